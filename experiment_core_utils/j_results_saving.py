@@ -46,7 +46,6 @@ from experiment_core_utils.records.setting_result import (
     SCHEMA_VERSION,
     TIME_NAMES,
     DecoderPart,
-    Drift,
     FixedLengthTime,
     SettingResult,
     SteadinessPart,
@@ -263,7 +262,6 @@ def setting_result(
     compute: ComputePart,
     energy: Energy | None,
     steadiness: SteadinessPart,
-    drift: Sequence[Drift],
     provenance: Provenance,
     *,
     is_reference: bool | None = None,
@@ -274,7 +272,6 @@ def setting_result(
     Args:
         scores: one for each of the merged samples, in their order.
         drawn: what was requested, of which `merged` contains those that ran and those that failed.
-        drift: for each process, what is known of the machine's speed by now.
         is_reference, in_grid: see `SettingResult`.
     """
     decoder = DecoderPart.of(
@@ -298,7 +295,6 @@ def setting_result(
         is_reference=is_reference,
         in_grid=in_grid,
         realised=None if merged.proof is None else realised_part(merged.proof),
-        drift=list(drift),
         energy=energy,
         T_fixed_length=FixedLengthTime.from_stats(stats, provenance.experimental_variables),
         aggregate_stats=stats,

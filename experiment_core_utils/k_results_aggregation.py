@@ -15,7 +15,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.journal import JournalContent, journal_path, own_journals, read_end
 from experiment_core_utils.records.result_files import local_energy_type, raw_result_path, read_json_object
-from experiment_core_utils.records.settings import ConditionsReading, MeasuredSetting, SettingLoad, WarmUp
+from experiment_core_utils.records.settings import ConditionsReading, MeasuredSetting, RoundsTrace, SettingLoad, WarmUp
 from experiment_core_utils.records.text import EnergyFigures, InferenceResults, PooledEnergy, SavedEnergy
 
 T = TypeVar("T")
@@ -49,6 +49,7 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
         conditions=content.every(ConditionsReading),
         energy=content.energy,
         loads=content.every(SettingLoad),
+        rounds=content.every(RoundsTrace),
     )
 
 
@@ -235,6 +236,7 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
         conditions=_of_all(part.conditions for part in parts),
         energy=_first_known(part.energy for part in parts),
         loads=_of_all(part.loads for part in parts),
+        rounds=_of_all(part.rounds for part in parts),
     )
 
 

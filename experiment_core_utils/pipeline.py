@@ -1,12 +1,13 @@
 """The knob run: from a configuration to one result file for each setting, and a CSV of all.
 
-By letters: a, b, c and f once; for each setting d and e, sample by sample, then k, g, h, i and j; l at the end.
+By letters: a, b, c and f once; e in rounds, each sample at every setting, and d around them; then k, g, h, i and j for
+each setting; l at the end.
 """
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from experiment_core_utils.primitives.collectives import (
 )
 from experiment_core_utils.primitives.csv_tables import check_table_format
 from experiment_core_utils.primitives.device import release_cached_memory
-from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, WorkerLost
+from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, Stopped, WorkerLost
 from experiment_core_utils.primitives.files import state_folder
 from experiment_core_utils.primitives.interruption import signals_stop
 from experiment_core_utils.primitives.progress import Progress
@@ -44,9 +45,7 @@ from experiment_core_utils.records.settings import MeasuredSetting, SettingFailu
 from experiment_core_utils.saved_results.eval_results import write_eval_results
 from experiment_core_utils.saved_results.trackers import check_tracker, log_settings
 from experiment_core_utils.sweep.batches import alone_caveats
-from experiment_core_utils.sweep.drift import fill_in_drift, wait_for_last_readings
 from experiment_core_utils.sweep.front_search import SearchRules, random_order
-from experiment_core_utils.sweep.measurer import RunContext, unseen_caveats
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
     agreed_fingerprint,
@@ -73,7 +72,8 @@ from experiment_core_utils.sweep.run import (
     load_bench,
     provenance_of_run,
 )
-from experiment_core_utils.sweep.search_rounds import FrontSearch, finished_search
+from experiment_core_utils.sweep.sample_runs import RunContext, unseen_caveats
+from experiment_core_utils.sweep.search_rounds import FrontSearch, finished_search, only
 from experiment_core_utils.sweep.steadiness import conditions_caveats, discarded_caveats, steadiness_part
 from experiment_core_utils.tasks.interface import answer_of
 from experiment_core_utils.tasks.sampling import few_samples_caveats
@@ -114,7 +114,7 @@ class RunReport:
 
 
 def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = None) -> RunReport:
-    """Find model and samples, plan, then measure and save setting by setting what has no result yet, and tabulate.
+    """Find model and samples, plan, then measure in rounds and save what has no result yet, and tabulate.
 
     Args:
         energy: what `--energy` measures with; None finds it on the machine.
@@ -225,41 +225,82 @@ def loaded_run(
 
 
 def measure_settings(run: ProfilingRun, settings: Sequence[Setting]) -> dict[str, SettingFailure]:
-    """Measure, pool, summarise and save each setting before the next; returns those that failed.
+    """Measure all settings in rounds, or in blocked order one after another; pool, summarise and save each.
+
+    Returns those that failed.
 
     Raises:
         Stopped, WorkerLost, ResultsNotSaved: with everything that was finished on the disk.
     """
     context, machine = run.context, run.config.machine
-    failed, device = {}, run.bench.model.device
+    failed, device, own_ids = {}, run.bench.model.device, context.own_ids
+    is_blocked = run.config.measuring.order == "blocked"
+    groups = [[setting] for setting in settings] if is_blocked else [list(settings)]
     with (
         run.bench.requests,
         signals_stop(context.stop),
-        Progress(len(settings), len(context.own_ids), shown=context.is_main) as progress,
+        Progress(len(groups), len(settings) * len(own_ids), shown=context.is_main) as progress,
+        ExitStack() as stack,
     ):
-        try:
-            with progress.step("warming up, measuring the control setting"):
-                run.drift.begin()
-            for place, setting in enumerate(settings):
-                context.stop.raise_if_requested()
-                # d opens and closes the windows of energy, e runs what is measured; each sample goes to the journal.
-                failure = run.measurer.measure_shard(setting, progress, settings[place + 1 :]).failure
-                run.drift.after(is_last=setting == settings[-1])
-                if context.is_main:
-                    failure = pool_and_save(run, setting)
+        stack.enter_context(unfinished_saved(run, settings))
+        for group in groups:
+            context.stop.raise_if_requested()
+            # d opens and closes the windows of energy, e runs what is measured; each sample goes to the journal.
+            done = run.measurer.measure(dict.fromkeys(group, own_ids), progress)
+            for setting in group:
+                failure = pool_and_save(run, setting) if context.is_main else done[setting.key].failure
                 if failure is not None:
                     failed[setting.key] = failure
-                if machine.enable_memory_optimization:
-                    release_cached_memory(device)
-            if context.is_main and run.drift.every:
-                others = range(1, context.num_processes)
-                wait_for_last_readings(
-                    machine.output_dir, others, context.experiment_id, machine.worker_timeout, context.stop
-                )
-        finally:
-            if context.is_main:
-                fill_in_drift(machine.output_dir, context.ledger, [setting.key for setting in settings])
+            if machine.enable_memory_optimization:
+                release_cached_memory(device)
     return failed
+
+
+@contextmanager
+def unfinished_saved(run: ProfilingRun, settings: Sequence[Setting]) -> Iterator[None]:
+    """A context that, where the run is stopped inside, saves results of the samples that all settings have by then.
+
+    They say that they are unfinished; the same command resumes, and replaces them.
+    """
+    try:
+        yield
+    except Stopped:
+        context = run.context
+        left = [setting for setting in settings if context.ledger.result(setting.key) is None]
+        if context.is_main and len(left) > 1:
+            save_unfinished(run, left)
+        raise
+
+
+def save_unfinished(run: ProfilingRun, settings: Sequence[Setting]) -> None:
+    """Main process only: results of these settings on the samples that every one of them has by now; of those that
+    have none, none are saved.
+    """
+    context = run.context
+    parts = {
+        setting: shared.parts_of(shared.own_journals())
+        for setting in settings
+        for shared in [context.shared_setting(setting.key, context.shards)]
+    }
+    finished = {setting: set[int]().union(*map(_finished_ids, own)) for setting, own in parts.items()}
+    begun = {setting: ids for setting, ids in finished.items() if ids}
+    common = set.intersection(*begun.values()) if len(begun) > 1 else set()
+    if not common:
+        return
+    for setting in begun:
+        merged = merge_parts([only(part, common) for part in parts[setting]], sorted(common))
+        if merged.samples:
+            summarise_and_save(run, setting, merged, is_stopped=True)
+    print(
+        f"stopped: {len(common)} samples of {len(begun)} settings are in {run.config.machine.output_dir}, as results "
+        "of an unfinished run",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _finished_ids(part: MeasuredSetting) -> set[int]:
+    return {each.sample_id for each in part.samples} | {each.sample_id for each in part.failures}
 
 
 def wait_for_main(context: RunContext, main_process: MainProcessWatch) -> None:
@@ -296,8 +337,14 @@ def pool_and_save(run: ProfilingRun, setting: Setting) -> SettingFailure | None:
     return failure
 
 
-def summarise_and_save(run: ProfilingRun, setting: Setting, merged: MeasuredSetting) -> str:
-    """Score all samples of a setting; g, h and i say what they come to, j saves the result; returns its file's name."""
+def summarise_and_save(
+    run: ProfilingRun, setting: Setting, merged: MeasuredSetting, *, is_stopped: bool = False
+) -> str:
+    """Score all samples of a setting; g, h and i say what they come to, j saves the result; returns its file's name.
+
+    Args:
+        is_stopped: whether the samples are those that a run had finished when it was stopped.
+    """
     requested, bench, ledger = run.requested, run.bench, run.context.ledger
     model, metric = bench.model, bench.metric
     config = run.config
@@ -309,7 +356,12 @@ def summarise_and_save(run: ProfilingRun, setting: Setting, merged: MeasuredSett
     compute = setting_compute(setting, merged, model, run.provenance.model.dtype)
     energy = with_correct_answers(energy_of(merged.energy), accuracy)
     steadiness = steadiness_part(
-        setting.key, requested.order, config.measuring.until_precision, merged, is_search=is_search
+        setting.key,
+        requested.order,
+        config.measuring.until_precision,
+        merged,
+        is_search=is_search,
+        is_stopped=is_stopped,
     )
     caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
     caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
@@ -331,14 +383,14 @@ def summarise_and_save(run: ProfilingRun, setting: Setting, merged: MeasuredSett
         compute,
         energy,
         steadiness,
-        run.drift.unfilled(),
         provenance,
         is_reference=setting == reference_setting(requested.source.limits),
         in_grid=setting != requested.beside,
     )
     name = setting_file_name(result)
     save_setting_result(result, config.machine.output_dir / name)
-    ledger.mark_done(setting.key, name)
+    if not is_stopped:
+        ledger.mark_done(setting.key, name)
     ledger.remove_others(name)
     return name
 

@@ -51,7 +51,7 @@ def asked(model: str, task: str, samples: int, folder: Path, **flags: Any) -> fl
     """The accuracy of the whole model."""
     given = {name: value for name, value in flags.items() if value is not None}
     results = kp.profile(
-        model=model, task=task, samples=samples, output_dir=folder, drift_check_every=0, max_repeats=0, **QUICK, **given
+        model=model, task=task, samples=samples, output_dir=folder, max_repeats=0, **QUICK, **given
     )
     return max(results.settings, key=lambda each: each.num_active_blocks).accuracy
 

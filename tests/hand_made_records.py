@@ -164,16 +164,13 @@ def result_of(
         ),
         with_correct_answers(energy_of(merged.energy), summary.accuracy),
         SteadinessPart(),
-        [],
         Provenance(task=TaskDescription(name=task, split="validation", metric="read_off")),
     )
 
 
 def stored_result(merged: MeasuredSetting, setting: Setting = SETTING, task: str = "signs") -> dict[str, Any]:
     """The content of the file of `result_of`."""
-    content = result_of(merged, setting, task).content()
-    del content["drift"]
-    return content
+    return result_of(merged, setting, task).content()
 
 
 def part(

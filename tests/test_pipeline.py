@@ -22,7 +22,7 @@ from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.saved_results.rescoring import rescore
 from experiment_core_utils.sweep.dry_run import describe_plan
-from experiment_core_utils.sweep.measurer import check_proof
+from experiment_core_utils.sweep.sample_runs import check_proof
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiments.core_exp.acc_lat_profiling import main
 from tests.given_flags import over
@@ -46,7 +46,7 @@ def tiny_config(checkpoint: Path, output_dir: Path, *more: str) -> ProfilingConf
     return parse_config(
         over(["--model_path", str(checkpoint), "--output_dir", str(output_dir), "--num_samples", "3",
               "--num_runs_per_sample", "2", "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
-              "--drift_check_every", "0",
+
               "--num_threads", "1", "--max_new_tokens", "4"], more)
     )  # fmt: skip
 
@@ -73,7 +73,7 @@ def results(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("results")
     config = tiny_config(
         tiny_checkpoint, folder, "--tier_list", "low", "medium", "--top_k_list", "2", "4",
-        "--num_active_blocks_list", "3", "4", "--drift_check_every", "4", "--max_warmup_runs", "1",
+        "--num_active_blocks_list", "3", "4", "--max_warmup_runs", "1",
     )  # fmt: skip
     report = run_profiling(config)
     assert not report.failed
@@ -221,9 +221,7 @@ def test_a_second_call_measures_nothing_again_and_a_lost_file_only_once(tiny_che
 
 def test_the_model_as_it_is_is_measured_beside_the_grid(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """MolmoE's official rule, all experts and blocks; a later run that requests it finds it measured."""
-    config = tiny_config(
-        tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "2", "--drift_check_every", "1"
-    )
+    config = tiny_config(tiny_checkpoint, tmp_path, "--tier_list", "low", "--top_k_list", "2")
     config = config.replaced(num_active_blocks_list=(3,), num_runs_per_sample=1, no_reference=False)
     low, own = run_profiling(config).results
     assert sorted(path.name for path in tmp_path.glob("*topk*.json")) == [
@@ -232,7 +230,6 @@ def test_the_model_as_it_is_is_measured_beside_the_grid(tiny_checkpoint: Path, t
     assert [(each.is_reference, each.in_grid) for each in (low, own)] == [(False, True), (True, False)]
     assert (own.tier, own.tier_range, own.max_crops, own.vision_tokens_target) == (None, None, None, None)
     assert (own.top_k, own.active_block_indices, low.sample_ids) == (4, [0, 1, 2, 3], own.sample_ids)
-    assert {each.control for each in own.drift} == {"tier-low_topk2_blocks3"}
     task, processor = load_task("reference_vqa"), MolmoeProcessor.from_pretrained(tiny_checkpoint)
     for sample in own.per_sample_results:
         given = task[sample.sample_id]
@@ -325,8 +322,8 @@ def test_results_that_other_flags_made_are_named_before_they_are_replaced(
     config = config.replaced(num_active_blocks_list=(4,), num_samples=1, num_runs_per_sample=1)
     run_profiling(config)
     assert "warning" not in capsys.readouterr().err
-    # The drift check changes no figure: the result counts.
-    run_profiling(config.replaced(drift_check_every=3))
+    # Retries change no figure: the result counts.
+    run_profiling(config.replaced(max_config_retries=1))
     assert "warning" not in capsys.readouterr().err
     more = config.replaced(num_active_blocks_list=(3, 4), num_runs_per_sample=2, precision="bfloat16")
     expected = (
@@ -455,7 +452,7 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, run_serve
         "--model_path", str(tiny_checkpoint), "--tier_list", "low", "--top_k_list", "4",
         "--num_active_blocks_list", "4",
         "--num_samples", "5", "--num_runs_per_sample", "1", "--max_new_tokens", "3", "--num_threads", "1",
-        "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference", "--drift_check_every", "0",
+        "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
     ]  # fmt: skip
     run_profiling(parse_config([*flags, "--output_dir", str(tmp_path / "one")]))
     two = run_two_ranks(run_server, tmp_path, *flags, "--num_processes", "2", "--output_dir", str(tmp_path / "two"))

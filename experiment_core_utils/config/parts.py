@@ -399,7 +399,9 @@ class MeasuringConfig(Part):
 
     num_runs_per_sample: Count = Field(default=3, description="measured runs of each sample")
     num_latency_samples: CountOrZero | None = Field(
-        default=None, description="samples drawn to be measured; the others are only answered (default: all)"
+        default=None,
+        description="samples drawn to be measured; the others are only answered (default: 100; all with "
+        "--until_precision or --pareto_search)",
     )
     accuracy_batch_size: CountInMemory = Field(
         default=8, description="largest number of samples answered together, of those that are not measured"
@@ -414,21 +416,25 @@ class MeasuringConfig(Part):
     )
     max_repeats: CountOrZero = Field(
         default=2,
-        description="times the runs of a sample are discarded and measured again where the GPU was throttled or other "
-        "processes used more than 10 % of the CPUs; 0: never",
+        description="times a round is discarded and measured again where the GPU was throttled or other processes used "
+        "more than 10 % of the CPUs; 0: never",
+    )
+    order: Literal["rounds", "blocked"] = Field(
+        default="rounds",
+        description="rounds: each sample at every setting, in a balanced order drawn by --seed, so that the machine's "
+        "speed is common to what is compared; blocked: setting after setting",
     )
     setting_order: Literal["shuffled", "planned"] = Field(
-        default="shuffled", description="shuffled: settings run in an order drawn by --seed; planned: as in the plan"
-    )
-    drift_check_every: CountOrZero = Field(
-        default=4, description="measure a control setting again after every N settings; 0: never"
+        default="shuffled",
+        description="shuffled: settings of blocked order, and warm-ups, come in an order drawn by --seed; planned: as "
+        "in the plan",
     )
     until_precision: float | None = Field(
         default=None,
         gt=0,
         lt=1,
         examples=[0.02],
-        description="end a setting once the 95 % interval of its mean T_total is within this fraction of it, "
+        description="end once the 95 % interval of the mean T_total of every setting is within this fraction of it, "
         "such as 0.02",
     )
     energy: Energy = "off"

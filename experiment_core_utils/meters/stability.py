@@ -1,11 +1,11 @@
-"""Rules of steady measurement: the order of settings, the end of warm-up and of sampling, drift, and outliers.
+"""Rules of steady measurement: the order of settings, the end of warm-up and of sampling, and outliers.
 
 Nothing here knows a clock, a device or a file.
 """
 
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeVar
@@ -28,8 +28,6 @@ OUTLIER_Z = 3.5
 QUARTILE_TO_STD = 2.21914
 OUTLIER_BEYOND = 0.05
 MIN_RUNS_FOR_OUTLIERS = 3
-# A control setting that is more than this fraction off its first reading shows that the machine has changed.
-DRIFT_LIMIT = 0.05
 
 
 def shuffled(items: Sequence[T], seed: int) -> tuple[T, ...]:
@@ -40,9 +38,14 @@ def shuffled(items: Sequence[T], seed: int) -> tuple[T, ...]:
     return tuple(items[int(place)] for place in np.random.RandomState(seed).permutation(len(items)))
 
 
-def measuring_order(keys: Sequence[str], how: str, seed: int) -> MeasuringOrder:
-    """The order of a plan's settings; it depends on the plan, `how` and `seed` only, so that a resumed run keeps it."""
-    if how == "planned":
+def measuring_order(keys: Sequence[str], how: str, setting_order: str, seed: int) -> MeasuringOrder:
+    """The order of a plan's settings; it depends on these arguments only, so that a resumed run keeps it.
+
+    Args:
+        how: `rounds` or `blocked`; in rounds it is that in which settings are warmed up.
+        setting_order: `shuffled` or `planned`.
+    """
+    if setting_order == "planned":
         return MeasuringOrder(how, None, tuple(keys))
     return MeasuringOrder(how, seed, shuffled(keys, seed))
 
@@ -70,15 +73,6 @@ def needs_another_run(totals_s: Sequence[float], least: int, most: int) -> bool:
     if least == 0 or len(totals_s) >= most:
         return False
     return len(totals_s) < least or not is_stable(totals_s)
-
-
-def drift_ratio(first_s: Mapping[int, float], now_s: Mapping[int, float]) -> float | None:
-    """Median over samples of the time now as a multiple of the first; None where no sample is in both.
-
-    The median of five lets two disturbed runs pass.
-    """
-    ratios = [now_s[sample_id] / first for sample_id, first in first_s.items() if sample_id in now_s]
-    return statistics.median(ratios) if ratios else None
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,12 @@ class StagedModel(Stages, Protocol):
     def fix_execution(self) -> None:
         """From now on a setting that cannot run as those before it is refused, and no longer decides for all."""
 
+    def samples_per_round(self, num_settings: int) -> int:
+        """How many samples each setting runs one after the other where so many settings take turns.
+
+        1 where everything that they need stays prepared; more where it has to be prepared again at each turn.
+        """
+
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """The greedy answer to one request as this model is run by its users, with a mark where a stage ends."""
 

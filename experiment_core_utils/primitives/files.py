@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import resource
 import stat
 import sys
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,23 @@ _REFUSED = {
     errno.ELOOP: "give a name that is not a link to itself",
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def allow_open_files(number: int) -> None:
+    """Let this process have so many files open at once, as far as the system's hard limit allows it.
+
+    Raises:
+        ConfigurationError: the hard limit is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= number:
+        return
+    if hard != resource.RLIM_INFINITY and hard < number:
+        raise ConfigurationError(
+            f"{number} files are needed at once, and this system allows {hard} (ulimit -Hn); raise that limit, or give "
+            "--order blocked or fewer settings"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
 
 
 def check_file_name_part(value: str, what: str) -> None:

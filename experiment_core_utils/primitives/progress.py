@@ -63,31 +63,32 @@ def sample_lines(work: str, samples: int, stream: TextIO | None = None) -> LogLi
 
 
 class Progress:
-    """Counts samples over all settings and names the setting at work.
+    """Counts samples over all parts of a run (settings, or rounds of several) and names the part at work.
 
-    On a terminal there is one bar for the whole run and below it one for the setting, elsewhere a line a minute.
+    On a terminal there is one bar for the whole run and below it one for the part, elsewhere a line a minute.
 
     Args:
+        num_samples: of all parts.
         shown: False in processes other than the main one.
     """
 
-    def __init__(self, num_settings: int, samples_per_setting: int, shown: bool, stream: TextIO | None = None) -> None:
+    def __init__(self, num_parts: int, num_samples: int, shown: bool, stream: TextIO | None = None) -> None:
         stream = stream or sys.stderr
-        self._num_settings, self._per_setting, self._started = num_settings, samples_per_setting, 0
-        watched, samples = stream.isatty(), num_settings * samples_per_setting
+        self._num_parts, self._started, self._before, self._own = num_parts, 0, 0, 0
+        watched = stream.isatty()
         self._watched, self._named = watched, ""
         self._run: tqdm | None = None
         if shown and watched:
-            self._run = tqdm(total=samples, unit="sample", position=0, file=stream, dynamic_ncols=True)
+            self._run = tqdm(total=num_samples, unit="sample", position=0, file=stream, dynamic_ncols=True)
         elif shown:
-            self._run = LogLines("", samples, UNWATCHED_INTERVAL_S, stream, delay_s=1e-9)
-        self._setting = tqdm(
-            total=samples_per_setting,
+            self._run = LogLines("", num_samples, UNWATCHED_INTERVAL_S, stream, delay_s=1e-9)
+        self._part = tqdm(
+            total=num_samples,
             unit="sample",
             position=1,
             leave=False,
             file=stream,
-            disable=not (shown and watched),
+            disable=not (shown and watched and num_parts > 1),
             dynamic_ncols=True,
         )
 
@@ -95,26 +96,27 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._setting.close()
+        self._part.close()
         if self._run is not None and self._started:
             self._run.close()
 
-    def start(self, key: str, already_done: int) -> None:
-        """The next setting begins, of which an earlier run has done that many samples.
+    def start(self, name: str, already_done: int, num_samples: int) -> None:
+        """The next part begins, of whose samples an earlier run has done that many.
 
-        What a setting that failed did not count is set right; neither counts for the time left.
+        What a part that failed did not count is set right; neither counts for the time left.
         """
         self._started += 1
+        self._before, self._own = self._before + self._own, num_samples
         if self._run is None:
             return
-        _skip(self._run, (self._started - 1) * self._per_setting - self._run.n + already_done)
-        self._named = f"setting {self._started}/{self._num_settings} {key}"
+        _skip(self._run, self._before - self._run.n + already_done)
+        self._named = name if self._num_parts == 1 else f"setting {self._started}/{self._num_parts} {name}"
         self._run.set_description(self._named, refresh=self._started == 1)
         self._run.update(0)
-        self._setting.reset(self._per_setting)
-        self._setting.initial = 0
-        _skip(self._setting, already_done)
-        self._setting.refresh()
+        self._part.reset(num_samples)
+        self._part.initial = 0
+        _skip(self._part, already_done)
+        self._part.refresh()
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -129,7 +131,7 @@ class Progress:
         """One sample is done."""
         if self._run is not None:
             self._run.update()
-            self._setting.update()
+            self._part.update()
 
 
 def _skip(bar: tqdm, samples: int) -> None:

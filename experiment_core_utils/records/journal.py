@@ -1,9 +1,9 @@
 """The journal of a process's samples of one setting, written line by line so that none is lost.
 
 One JSON object a line, of one key that says what it is: `header` (JournalHeader), `warmup` (WarmUp), `conditions`
-(ConditionsReading), `sample` (FinishedSample), `energy` (SettingEnergy), `load` (SettingLoad) or `end` (ShardDone). A
-line is on the disk before the next sample begins. A process that is killed while it writes leaves the beginning of a
-line; it is ignored when read, and cut off by the process that resumes.
+(ConditionsReading), `sample` (FinishedSample), `rounds` (RoundsTrace), `energy` (SettingEnergy), `load` (SettingLoad)
+or `end` (ShardDone). The lines of a sample are on the disk before the next one begins. A process that is killed while
+it writes leaves the beginning of a line; it is ignored when read, and cut off by the process that resumes.
 """
 
 import os
@@ -35,6 +35,7 @@ from experiment_core_utils.records.settings import (
     FinishedSample,
     JournalHeader,
     MeasuredSample,
+    RoundsTrace,
     SettingLoad,
     ShardDone,
     WarmUp,
@@ -44,13 +45,16 @@ JOURNAL_VERSION = 1
 LOCK_NAME = "lock"
 # Longer than any `end` line.
 _TAIL_BYTES = 1 << 16
-Line = JournalHeader | WarmUp | ConditionsReading | FinishedSample | SettingEnergy | SettingLoad | ShardDone
+Line = (
+    JournalHeader | WarmUp | ConditionsReading | FinishedSample | RoundsTrace | SettingEnergy | SettingLoad | ShardDone
+)
 L = TypeVar("L", bound=Line)
 LINE_KINDS = {
     "header": JournalHeader,
     "warmup": WarmUp,
     "conditions": ConditionsReading,
     "sample": FinishedSample,
+    "rounds": RoundsTrace,
     "energy": SettingEnergy,
     "load": SettingLoad,
     "end": ShardDone,

@@ -2,6 +2,7 @@
 what a front search found."""
 
 import os
+import re
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -77,6 +78,11 @@ def _result_bytes(path: Path) -> bytes:
         ) from error
 
 
+def _is_whole(content: bytes, fingerprint: str) -> bool:
+    """Whether a result file is of this fingerprint, and not of the samples that a run had finished when it stopped."""
+    return fingerprint.encode() in content and re.search(rb'"stopped_by":\s*"stopped"', content) is None
+
+
 _ENTRIES = TypeAdapter(dict[str, LedgerEntry])
 # In the results folder: journals, ledgers, and the plan of the last run.
 PARTS_FOLDER = ".parts"
@@ -87,7 +93,7 @@ class Ledger:
 
     A setting is done when its result file is there and carries this run's fingerprint; deleting the file, or
     overwriting it by another run, makes it due again. Result files of this fingerprint count also where the ledger
-    lacks them, such as in a copy without hidden folders.
+    lacks them, such as in a copy without hidden folders; those of a run that was stopped do not.
 
     Args:
         trackers: where earlier versions kept ledgers, which are read where the folder has none; None: in the checkout
@@ -105,7 +111,7 @@ class Ledger:
         self._unlisted = {
             key: name
             for name, (_, key) in result_files_in(self._output_dir).items()
-            if key not in self._entries and fingerprint.encode() in _result_bytes(self._output_dir / name)
+            if key not in self._entries and _is_whole(_result_bytes(self._output_dir / name), fingerprint)
         }
         self._entries |= {key: LedgerEntry(name, None) for key, name in self._unlisted.items()}
 

@@ -23,6 +23,8 @@ from experiment_core_utils.records.result_files import read_versioned_object
 from experiment_core_utils.records.sample_result import DecoderKnobs, FailedSample, SampleResult, TheoreticalGeometry
 
 SCHEMA_VERSION = 1
+# 1: setting after setting, beside a control setting; 2: in rounds (or blocked, on request), and figures over all runs.
+PROTOCOL_VERSION = 2
 ADVICE = "remove it or measure the setting again"
 # Published name of each distribution that is a time; these alone are converted to milliseconds.
 TIME_NAMES = {
@@ -142,7 +144,7 @@ class Precision(Record):
     #: pictures where samples share some; None if samples of fewer than 2 pictures
     reached: Number | None = None
     #: `num_samples`: every sample drawn was requested; `precision`: a process was precise enough before;
-    #: `pareto_search`: the search needed no more
+    #: `pareto_search`: the search needed no more; `stopped`: the run was stopped, and is not finished
     stopped_by: str | None = None
     num_processes_stopped: Count | None = None  #: how many processes had enough before their last sample
 

@@ -57,6 +57,8 @@ class MeasuredSample:
     #: the part of the prediction that is scored, without thinking; None where that is the prediction
     scored_answer: str | None = None
     thinking_tokens: int = 0  #: tokens up to the end of thinking; 0 without thinking
+    #: place of each run in its round, from 0; None without runs, and where one setting ran after another
+    round_places: tuple[int, ...] | None = None
 
     @property
     def run_place(self) -> int | None:
@@ -128,8 +130,8 @@ class JournalHeader:
 class MeasuringOrder:
     """In which order a run measures the settings of its plan."""
 
-    how: str  #: `shuffled` or `planned`
-    seed: int | None  #: of the shuffle; None where there was none
+    how: str  #: `rounds` or `blocked`
+    seed: int | None  #: of the shuffle; None for the order of the plan
     keys: tuple[str, ...]  #: `Setting.key` of every setting of the plan, done or due, in that order
 
 
@@ -199,21 +201,20 @@ class SettingLoad:
 
 
 @dataclass(frozen=True)
-class DriftReading:
-    """The control setting, measured once more by one process."""
+class RoundsTrace:
+    """The rounds in which one process measured several settings, and what they showed of the machine."""
 
     experiment_id: str
     rank: int
-    when: str  #: `start`, `between` or `end` of the run
-    num_settings_before: int  #: settings that the run had measured before
-    wall_time: str  #: UTC, when it was done
-    since_start_s: float  #: seconds since the run began to measure, by the monotonic clock
-    control: str  #: key of the control setting
-    sample_ids: tuple[int, ...]
-    total_s: tuple[float, ...]  #: of one run of each of `sample_ids`
-    #: median over samples of the time as a multiple of that at the run's first reading; None without times
-    ratio: float | None
-    reason: str | None  #: why there are no times
+    num_settings: int
+    num_rounds: int
+    seed: int  #: of the order of the settings in them
+    group_size: int  #: samples of a round
+    switch_s: float | None  #: median time that it took to put a setting in force; None for no rounds
+    #: lowest and highest common factor of a sample's further rounds, relative to its first; None for one round a sample
+    factors: tuple[float, float] | None
+    #: the same of the first sample's round, repeated after all others; None where it was not
+    closing_factor: float | None
 
 
 @dataclass(frozen=True)
@@ -270,6 +271,7 @@ class MeasuredSetting:
     conditions: tuple[ConditionsReading, ...] = ()
     energy: SettingEnergy | None = None  #: of one request's stages; None where it was not requested
     loads: tuple[SettingLoad, ...] = ()  #: of every window of every process
+    rounds: tuple[RoundsTrace, ...] = ()  #: of every process and run that measured several settings in turn
 
 
 @dataclass(frozen=True)

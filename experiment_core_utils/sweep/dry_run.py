@@ -16,7 +16,7 @@ import torch
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import ModelSource
-from experiment_core_utils.config.parts import MeasuringConfig, ModelConfig
+from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import energy_plan_lines
 from experiment_core_utils.f_experiment_info import describe_hardware
@@ -58,6 +58,7 @@ from experiment_core_utils.sweep.plan import (
     data_remarks,
     left_out_by,
     max_new_tokens_of,
+    num_timed,
     replaced_results_lines,
     requested_run,
 )
@@ -137,10 +138,10 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
         *block_lines(requested),
         *energy_plan_lines(measuring.energy, config.machine.device, accelerator.local_process_index),
-        *upper_bound_sentences(measuring, len(drawn), is_search=config.search.pareto_search),
+        *upper_bound_sentences(config, len(drawn)),
         *power_sentences(
             len(drawn),
-            len(drawn) if measuring.num_latency_samples is None else min(measuring.num_latency_samples, len(drawn)),
+            num_timed(config, len(drawn)),
             pair_spread(earlier.by_key),
             config.machine.detect,
             get_metric(task.metric).best,
@@ -181,18 +182,15 @@ def untried_sentences(source: ModelSource) -> list[str]:
     return [] if reason is None else [f"knobs: whether they can be set shows once the model is loaded ({reason})"]
 
 
-def upper_bound_sentences(config: MeasuringConfig, num_drawn: int, *, is_search: bool) -> list[str]:
+def upper_bound_sentences(config: ProfilingConfig, num_drawn: int) -> list[str]:
     """Why a run may take less than the estimate, which counts every sample drawn as measured at every setting."""
     reasons = []
-    if is_search:
+    if config.search.pareto_search:
         reasons.append("--pareto_search stops at a third of this model time")
-    if config.until_precision is not None:
-        reasons.append("--until_precision may end each setting before its last sample")
-    if config.num_latency_samples is not None and config.num_latency_samples < num_drawn:
-        reasons.append(
-            f"--num_latency_samples: {config.num_latency_samples} of {num_drawn} samples are measured, the others only "
-            "answered"
-        )
+    if config.measuring.until_precision is not None:
+        reasons.append("--until_precision may end the rounds before the last sample")
+    if (timed := num_timed(config, num_drawn)) < num_drawn:
+        reasons.append(f"--num_latency_samples: {timed} of {num_drawn} samples are measured, the others only answered")
     return [f"at most: {reason}" for reason in reasons]
 
 

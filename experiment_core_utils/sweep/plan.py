@@ -20,7 +20,7 @@ from experiment_core_utils.c_prompt_processing import (
     refuse_unfit_pictures,
     with_task_named,
 )
-from experiment_core_utils.config.parts import MeasuringConfig, TaskConfig
+from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import check_energy
 from experiment_core_utils.f_experiment_info import variables_of
@@ -45,8 +45,8 @@ from experiment_core_utils.primitives.texts import and_more, short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.journal import finished_samples, journals_in, read_journal, tidy_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Fingerprint, Ledger, RunPlan, read_plan
+from experiment_core_utils.records.setting_result import PROTOCOL_VERSION
 from experiment_core_utils.records.settings import MeasuringOrder
-from experiment_core_utils.sweep.drift import fill_in_drift
 from experiment_core_utils.sweep.search_rounds import check_searchable, finished_search
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
@@ -172,12 +172,8 @@ class RequestedRun:
     @property
     def order(self) -> MeasuringOrder:
         """Order in which the settings are measured."""
-        return measuring_order(self.keys, self.config.measuring.setting_order, self.config.task.seed)
-
-    @property
-    def control(self) -> Setting:
-        """The cheapest setting by the order of the knobs, which is measured again along the run."""
-        return min(self.settings, key=lambda setting: setting.order)
+        measuring, seed = self.config.measuring, self.config.task.seed
+        return measuring_order(self.keys, measuring.order, measuring.setting_order, seed)
 
 
 def requested_run(config: ProfilingConfig) -> RequestedRun:
@@ -297,7 +293,6 @@ def tidy_folder(folder: Path, ledger: Ledger, keys: Collection[str], due: Collec
     """
     remove_leftovers(folder)
     ledger.list_found()
-    fill_in_drift(folder, ledger, keys)
     tidy_journals(folder / PARTS_FOLDER, ledger.fingerprint, lambda key: key in keys and key not in due)
 
 
@@ -335,10 +330,12 @@ def plan_of(
 
 # Requested parameters that change no figure: results are recognised without them.
 NOT_IN_FINGERPRINT = {
-    "drift_check_every", "enable_memory_optimization", "max_config_retries", "sample_timeout_s", "sampling_strategy",
+    "enable_memory_optimization", "max_config_retries", "sample_timeout_s", "sampling_strategy",
 }  # fmt: skip
 
 
+# A P95 needs 86 pictures for a verdict, and 100 show a difference of 5 % in mean latency (`verdict_level`).
+TIMED_SAMPLES = 100
 # Of broken rows the first so many are named.
 _SHOWN_ROWS = 5
 
@@ -489,7 +486,7 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         measuring.num_runs_per_sample,
         *warm_up,
         measuring.until_precision,
-        answered_in_batches(measuring, len(sample_ids)),
+        answered_in_batches(config, len(sample_ids)),
         config.machine.device,
         config.machine.num_threads,
         model.precision,
@@ -499,6 +496,7 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         [(name, size) for name, size, _ in weights_stamp(source.folder)],
         data,
         most_processes_per_device(accelerator),
+        (PROTOCOL_VERSION, measuring.order),
         (measuring.profiler, measuring.use_profiler_on_all_samples),
         (search.pareto_margin, search.pareto_alpha) if search.pareto_search else None,
         environment_stamp(accelerator.device),
@@ -605,11 +603,22 @@ def most_processes_per_device(accelerator: Accelerator) -> int:
     return max(on_machines) if accelerator.device.type == "cpu" else 1
 
 
-def answered_in_batches(config: MeasuringConfig, num_samples: int) -> tuple[int, int] | None:
+def num_timed(config: ProfilingConfig, num_samples: int) -> int:
+    """How many of the samples are measured; the others are only answered.
+
+    Where a rule decides when there are enough, all may be.
+    """
+    measuring = config.measuring
+    if measuring.num_latency_samples is not None:
+        return min(measuring.num_latency_samples, num_samples)
+    is_decided = measuring.until_precision is not None or config.search.pareto_search
+    return num_samples if is_decided else min(TIMED_SAMPLES, num_samples)
+
+
+def answered_in_batches(config: ProfilingConfig, num_samples: int) -> tuple[int, int] | None:
     """How many samples are measured and how many of the others are answered together; None where all are measured."""
-    if config.num_latency_samples is None or config.num_latency_samples >= num_samples:
-        return None
-    return config.num_latency_samples, config.accuracy_batch_size
+    timed = num_timed(config, num_samples)
+    return None if timed >= num_samples else (timed, config.measuring.accuracy_batch_size)
 
 
 def max_new_tokens_of(config: TaskConfig, task: Task) -> int:

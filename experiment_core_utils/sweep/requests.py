@@ -11,7 +11,7 @@ import os
 import pickle
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -269,7 +269,7 @@ class RequestSource:
     """Gives prepared requests; a context manager, for its processes.
 
     Args:
-        own_ids: this process's samples, in the order in which each setting takes them.
+        own_ids: this process's samples, in the order in which they are taken.
         budget_bytes: memory for requests and pictures. Nothing is thrown out for what comes later (settings go through
             the samples in order, so that throwing out the oldest would throw out each one before its next use).
         num_workers: preparing processes; 0 to prepare in this one.
@@ -322,22 +322,16 @@ class RequestSource:
         """Memory of the requests that are kept in this process now."""
         return sum(request_bytes(ready) for ready in self._cached.values())
 
-    def announce(
-        self, crops: CropRange | None, sample_ids: Sequence[int], following: Sequence[CropRange | None]
-    ) -> None:
-        """What will be taken next: these samples with these crops, then all with those of `following`, in order.
-
-        Requests with other crops are let go.
-        """
-        for key in [key for key in self._cached if key.crops != crops and key.crops not in following]:
+    def announce(self, coming: Iterable[RequestKey]) -> None:
+        """What will be taken next, in that order; requests that are not among it are let go."""
+        keys = dict.fromkeys(coming)
+        for key in [key for key in self._cached if key not in keys]:
             self._free_bytes += request_bytes(self._cached.pop(key))
-        then = [RequestKey(sample_id, crops_) for crops_ in following[:1] for sample_id in self._own_ids]
-        coming = dict.fromkeys([*(RequestKey(sample_id, crops) for sample_id in sample_ids), *then])
         # Errors of an earlier attempt are not passed on to the next one.
         self._arrived = {
-            key: found for key, found in self._arrived.items() if key in coming and isinstance(found, PrefetchedRequest)
+            key: found for key, found in self._arrived.items() if key in keys and isinstance(found, PrefetchedRequest)
         }
-        self._upcoming = list(reversed(coming))
+        self._upcoming = list(reversed(keys))
         self._prefetch()
 
     def take(self, sample_id: int, crops: CropRange | None) -> tuple[Sample, PreparedRequest]:

@@ -24,18 +24,20 @@ from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import FinalPrompt, Provenance, TaskDescription
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.sweep.batches import Bench, batching_caveats
-from experiment_core_utils.sweep.drift import ControlRuns, DriftCheck
 from experiment_core_utils.sweep.execution import settle_execution
-from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer, split_by
+from experiment_core_utils.sweep.measurer import ShardMeasurer
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
     chosen_blocks,
     max_new_tokens_of,
+    num_timed,
     refuse_other_engines,
     stops_of,
 )
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.requests import RequestSource, num_preparation_workers, request_budget_bytes
+from experiment_core_utils.sweep.rounds import RoundOrder
+from experiment_core_utils.sweep.sample_runs import RunContext, split_by
 from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import few_samples_caveats, shards_of
 
@@ -66,7 +68,8 @@ def load_bench(
     model = load_staged_model(config.model, requested.source, device, is_profiled=config.measuring.profiler is not None)
     if requested.source.limits.untried_reason is not None:
         refuse_settings_as_loaded(model, requested.settings)
-    latency_ids = choose_latency_ids(requested.sample_ids, config.measuring.num_latency_samples, config.task.seed)
+    ids = requested.sample_ids
+    latency_ids = choose_latency_ids(ids, num_timed(config, len(ids)), config.task.seed)
     taken = [each for part in split_by(latency_ids, context.own_ids) for each in part]
     requests = RequestSource(
         task,
@@ -80,8 +83,8 @@ def load_bench(
     )
     limit = max_new_tokens_of(config.task, task)
     model.end_answers_at(stops_of(config.task, task), config.task.ignore_eos)
-    tried = dict.fromkeys([*settings, *([requested.control] if config.measuring.drift_check_every else [])])
-    proofs = settle_execution(model, requests, tuple(tried), taken, limit, config.measuring.sample_timeout, accelerator)
+    timeout = config.measuring.sample_timeout
+    proofs = settle_execution(model, requests, tuple(settings), taken, limit, timeout, accelerator)
     engines = model.describe()["execution_stages"]
     refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
     return Bench(model, requests, limit, get_metric(task.metric), latency_ids, engines, proofs)
@@ -128,11 +131,8 @@ class ProfilingRun:
             requested.keys,
             requested.sample_ids,
         )
-        self.measurer = ShardMeasurer(measuring, context, bench, profiles, energy=energy)
-        # A search measures its settings again in every round, and has no control setting beside them.
-        every = 0 if config.search.pareto_search else measuring.drift_check_every
-        control = ControlRuns(measuring, context, bench, requested.control)
-        self.drift = DriftCheck(folder, context, requested.control.key, every, control)
+        order = RoundOrder(requested.keys, config.task.seed)
+        self.measurer = ShardMeasurer(measuring, context, bench, order, profiles, energy=energy)
 
 
 def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> SettingFailure | None:
@@ -166,7 +166,7 @@ def provenance_of_run(
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
         *decoding_caveats(described.get("decoding", {}).get("left_out", {})),
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),
-        *batching_caveats(len(requested.drawn), config.measuring.num_latency_samples, described["dtype"]),
+        *batching_caveats(len(requested.drawn), num_timed(config, len(requested.drawn)), described["dtype"]),
         # In a search each setting has a number of samples, and so a caveat, of its own.
         *([] if config.search.pareto_search else few_samples_caveats(len(requested.settings), len(requested.drawn))),
     ]

@@ -46,7 +46,8 @@ from experiment_core_utils.sweep.front_search import (
     Survivor,
     run_search,
 )
-from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
+from experiment_core_utils.sweep.measurer import ShardMeasurer
+from experiment_core_utils.sweep.sample_runs import RunContext
 from experiment_core_utils.tasks.interface import Metric, answer_of, scores_of
 from experiment_core_utils.tasks.sampling import shards_of
 from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
@@ -144,19 +145,17 @@ class FrontSearch:
 
     def _measure_round(self, requested: Mapping[str, Sequence[int]]) -> dict[str, dict[int, Observation]]:
         context = self.context
-        most = max(len(ids) for ids in requested.values())
-        found = {}
-        with Progress(len(requested), -(-most // context.num_processes), shown=context.is_main) as progress:
-            keys = list(requested)
-            for place, (key, sample_ids) in enumerate(requested.items()):
+        shards = {key: shards_of(sample_ids, context.num_processes) for key, sample_ids in requested.items()}
+        own = {self._by_key[key]: of_key[context.rank] for key, of_key in shards.items()}
+        is_blocked = self.measuring.order == "blocked"
+        groups = [{setting: ids} for setting, ids in own.items()] if is_blocked else [own]
+        with Progress(len(groups), sum(map(len, own.values())), shown=context.is_main) as progress:
+            for group in groups:
                 context.stop.raise_if_requested()
-                shards = shards_of(sample_ids, context.num_processes)
-                others = [self._by_key[each] for each in keys[place + 1 :] + keys[:place]]
-                self.measurer.measure_shard(self._by_key[key], progress, others, shards[context.rank])
-                found[key] = self._collect(key, shards)
+                self.measurer.measure(group, progress)
                 if self.machine.enable_memory_optimization:
                     release_cached_memory(self.bench.model.device)
-        return found
+        return {key: self._collect(key, of_key) for key, of_key in shards.items()}
 
     def _measure_rest(self, key: str) -> None:
         """Measure a setting on all samples; nothing is decided by what is measured here."""

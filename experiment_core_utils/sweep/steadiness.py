@@ -28,14 +28,20 @@ SHORTEST_LOAD_S = 0.5
 
 
 def steadiness_part(
-    key: str, order: MeasuringOrder, until_precision: float | None, merged: MeasuredSetting, *, is_search: bool
+    key: str,
+    order: MeasuringOrder,
+    until_precision: float | None,
+    merged: MeasuredSetting,
+    *,
+    is_search: bool,
+    is_stopped: bool = False,
 ) -> SteadinessPart:
     """Order, warm-up, conditions and precision of a setting."""
     return SteadinessPart.model_construct(
         setting_order=order_of(key, order),
         warmup=[warmup_of(each) for each in merged.warmups],
         conditions=conditions_of(merged.conditions),
-        precision=precision_of(until_precision, merged, is_search=is_search),
+        precision=precision_of(until_precision, merged, is_search=is_search, is_stopped=is_stopped),
     )
 
 
@@ -58,13 +64,16 @@ def warmup_of(warmup: WarmUp) -> WarmUpRuns:
     )
 
 
-def precision_of(until_precision: float | None, merged: MeasuredSetting, *, is_search: bool = False) -> Precision:
+def precision_of(
+    until_precision: float | None, merged: MeasuredSetting, *, is_search: bool = False, is_stopped: bool = False
+) -> Precision:
     """How well the mean total time is known, and why no more samples were requested."""
+    of_samples = "precision" if merged.num_stopped_early else "num_samples"
     timed = [(sample.run.total_s, sample.image_id) for sample in merged.samples if sample.run is not None]
     return Precision.model_construct(
         asked=until_precision,
         reached=relative_half_width([total for total, _ in timed], [picture for _, picture in timed]),
-        stopped_by="pareto_search" if is_search else "precision" if merged.num_stopped_early else "num_samples",
+        stopped_by="stopped" if is_stopped else "pareto_search" if is_search else of_samples,
         num_processes_stopped=merged.num_stopped_early,
     )
 

@@ -27,10 +27,10 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.records.journal import Journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.setting_result import SettingResult
-from experiment_core_utils.sweep import measurer as measurement
 from experiment_core_utils.sweep import run as profiling_run
-from experiment_core_utils.sweep.measurer import ShardMeasurer
+from experiment_core_utils.sweep import sample_runs
 from experiment_core_utils.sweep.requests import RequestSource
+from experiment_core_utils.sweep.sample_runs import SampleRunner
 
 GRID = (
     "--tier_list", "low", "medium", "high", "--top_k_list", "4", "8", "--num_active_blocks_list", "12", "16",
@@ -41,10 +41,10 @@ RUNS = "measured runs"
 # Whose time is whose part; a step inside another counts to the outer one.
 STEPS: tuple[tuple[Any, str, str], ...] = (
     (profiling_run, "load_staged_model", LOAD),
-    (ShardMeasurer, "_warm_up", "warm-up and proof of each setting"),
-    (ShardMeasurer, "_warm_up_shape", "warm-up of each tiling"),
+    (SampleRunner, "_warm_up", "warm-up and proof of each setting"),
+    (SampleRunner, "_warm_up_shape", "warm-up of each tiling"),
     (RequestSource, "take", "preparation, or waiting for it"),
-    (measurement, "run_staged", RUNS),
+    (sample_runs, "run_staged", RUNS),
     (Journal, "append", "journal"),
     (pipeline, "pool_and_save", "merging, scoring, saving"),
     (pipeline, "write_tables", "CSV"),

@@ -160,7 +160,7 @@ class MeasuredGrid:
         if not whole.any():
             raise ResultsError(
                 f"no sample has a score and a time at all {len(self.choices)} settings; profile the whole grid, with "
-                "every sample measured (no --num_latency_samples)"
+                "every sample measured (--num_latency_samples of their number)"
             )
         return self.take(whole)
 

@@ -31,7 +31,7 @@ def test_the_published_defaults() -> None:
         6,
     )
     assert parse_config(["--num_warmup_runs", "11"]).measuring.max_warmup_runs == 11
-    assert (config.measuring.drift_check_every, config.measuring.until_precision) == (4, None)
+    assert (config.measuring.order, config.measuring.until_precision) == ("rounds", None)
     # The task is known with the model: reference_vqa for one with vision.
     assert (config.task.dataset_name, config.task.split, config.knobs.sampling_strategy) == (None, None, "balanced")
 
@@ -79,7 +79,7 @@ def test_the_models_own_is_a_tier_beside_the_published_ones() -> None:
         (["--worker_timeout", "inf"], "--worker_timeout inf is not possible; give a finite number"),
         (["--use_profiler", "--num_latency_samples", "0"], "--num_latency_samples 0 leaves none"),
         (["--setting_order", "random"], "invalid choice: 'random'"),
-        (["--drift_check_every", "-1"], "--drift_check_every -1 is not possible; give at least 0"),
+        (["--order", "random"], "invalid choice: 'random'"),
         (["--until_precision", "2"], "--until_precision 2 is not possible; give less than 1, such as 0.02"),
         (["--until_precision", "0"], "--until_precision 0 is not possible; give more than 0, such as 0.02"),
         (["--until_precision", "nan"], "--until_precision nan is not possible"),

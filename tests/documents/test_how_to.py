@@ -118,7 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["profile", "--tier_list", "low", "--top_k_list", "4", "8", "--num_active_blocks_list", "12", "16",
          "--num_samples", "8", "--max_new_tokens", "4", "--num_runs_per_sample", "1", "--num_warmup_runs", "0",
          "--max_repeats", "0", "--no_reference",
-         "--drift_check_every", "0", "--num_threads", "1", "--output_dir", str(mine)]
+         "--num_threads", "1", "--output_dir", str(mine)]
     )  # fmt: skip
     assert code == 0
     for name in ("before", "after", "float32", "bfloat16", "4bit", "quickstart"):
@@ -154,6 +154,6 @@ def test_the_tiny_llava_of_the_page_is_profiled(tmp_path: Path, monkeypatch: pyt
     code = knobprof(
         ["profile", "--model_path", "tiny_llava", "--random_weights", "--num_active_blocks_list", "2", "4",
          "--num_samples", "2", "--max_new_tokens", "2", "--num_runs_per_sample", "1", "--num_warmup_runs", "0",
-         "--max_repeats", "0", "--drift_check_every", "0", "--num_threads", "1", "--output_dir", "results"]
+         "--max_repeats", "0", "--num_threads", "1", "--output_dir", "results"]
     )  # fmt: skip
     assert code == 0 and len(list(Path("results").glob("*.json"))) == 2

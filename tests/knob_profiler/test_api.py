@@ -17,7 +17,7 @@ def results(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return kp.profile(
         tiny_checkpoint, "reference_vqa", tiers=["low"], top_k=[2, 4], active_blocks=[3], samples=2,
         output_dir=tmp_path_factory.mktemp("api") / "results", num_runs_per_sample=1, num_warmup_runs=0,
-        max_repeats=0, drift_check_every=0, max_new_tokens=2, num_threads=1, no_reference=True,
+        max_repeats=0, max_new_tokens=2, num_threads=1, no_reference=True,
     )  # fmt: skip
 
 

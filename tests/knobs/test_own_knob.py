@@ -24,7 +24,7 @@ MODULE = Path(__file__).with_name("head_fraction.py")
 PUBLISHED = {knob.name for knob in all_knobs()}
 OWN = ("--knob_module", str(MODULE))
 MORE = ("--num_samples", "4", "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--max_repeats", "0",
-        "--drift_check_every", "0", "--num_threads", "1", "--max_new_tokens", "4")  # fmt: skip
+        "--num_threads", "1", "--max_new_tokens", "4")  # fmt: skip
 KEYS = [f"own_blocks{blocks}{head}" for blocks in (2, 3) for head in ("", "_head0.25")]
 
 
@@ -121,7 +121,7 @@ def test_commands_read_it(run: RunReport, tmp_path: Path, capsys: pytest.Capture
 def test_python_measures_and_loads_it(folder: Path, tmp_path: Path) -> None:
     results = kp.profile(
         folder, active_blocks=[2], samples=2, output_dir=tmp_path, knob_module=MODULE, head_fraction_list=[0.5],
-        num_runs_per_sample=1, num_warmup_runs=0, max_repeats=0, drift_check_every=0, num_threads=1,
+        num_runs_per_sample=1, num_warmup_runs=0, max_repeats=0, num_threads=1,
         max_new_tokens=2, no_reference=True,
     )  # fmt: skip
     assert list(results.frame()["head_fraction"]) == [0.5]

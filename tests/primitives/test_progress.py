@@ -25,12 +25,12 @@ class Terminal(io.StringIO):
 
 def test_a_log_gets_a_whole_line_at_most_once_a_minute_and_one_at_the_end(now: list[float]) -> None:
     log = io.StringIO()
-    with Progress(2, 10, shown=True, stream=log) as progress:
-        progress.start("first", already_done=4)
+    with Progress(2, 20, shown=True, stream=log) as progress:
+        progress.start("first", 4, 10)
         for _ in range(6):  # 6 samples in 180 s: 30 s each
             now[0] += 30.0
             progress.advance()
-        progress.start("second", already_done=0)
+        progress.start("second", 0, 10)
         now[0] += 3600.0
         progress.advance()
     assert log.getvalue().splitlines() == [
@@ -47,10 +47,10 @@ def test_a_log_gets_a_whole_line_at_most_once_a_minute_and_one_at_the_end(now: l
 
 def test_a_person_sees_a_bar_for_the_run_and_one_for_the_setting() -> None:
     terminal = Terminal()
-    with Progress(2, 3, shown=True, stream=terminal) as progress:
-        progress.start("first", already_done=1)
+    with Progress(2, 6, shown=True, stream=terminal) as progress:
+        progress.start("first", 1, 3)
         progress.advance()
-        progress.start("second", already_done=0)  # one sample of the first was never counted: it failed
+        progress.start("second", 0, 3)  # one sample of the first was never counted: it failed
         for _ in range(3):
             progress.advance()
     shown = terminal.getvalue()
@@ -61,7 +61,7 @@ def test_a_person_sees_a_bar_for_the_run_and_one_for_the_setting() -> None:
 def test_the_time_left_counts_what_this_run_does(now: list[float]) -> None:
     terminal = Terminal()
     with Progress(1, 100, shown=True, stream=terminal) as progress:
-        progress.start("only", already_done=90)
+        progress.start("only", 90, 100)
         for _ in range(4):
             now[0] += 5.0
             progress.advance()
@@ -73,22 +73,22 @@ def test_what_is_done_before_samples_is_reported(now: list[float]) -> None:
     terminal, log = Terminal(), io.StringIO()
     for stream in (terminal, log):
         with Progress(1, 2, shown=True, stream=stream) as progress:
-            with progress.step("measuring the control setting"):
+            with progress.step("loading"):
                 pass
-            progress.start("only", already_done=0)
+            progress.start("only", 0, 2)
             with progress.step("warming up"):
                 pass
             progress.advance()
-    assert "measuring the control setting: " in terminal.getvalue()
-    assert "setting 1/1 only, warming up: " in terminal.getvalue()
+    assert "loading: " in terminal.getvalue()
+    assert "only, warming up: " in terminal.getvalue()
     # In a log only where a line is due.
     assert "warming up" not in log.getvalue() and len(log.getvalue().splitlines()) == 2
 
 
 def test_other_processes_say_nothing() -> None:
     for stream in (Terminal(), io.StringIO()):
-        with Progress(2, 3, shown=False, stream=stream) as progress:
-            progress.start("first", already_done=0)
+        with Progress(2, 6, shown=False, stream=stream) as progress:
+            progress.start("first", 0, 3)
             progress.advance()
         assert stream.getvalue() == ""
 

@@ -88,7 +88,7 @@ class Injection:
             "--num_samples", "2", "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--max_warmup_runs", "1",
             "--max_repeats", "0", "--no_reference",
             "--max_new_tokens", "2", "--num_threads", "1", "--config_retry_delay", "0",
-            "--drift_check_every", "0", "--device", "cpu",
+            "--device", "cpu",
         )  # fmt: skip
         self.parts = [
             Part("profile", "acc_lat_profiling.py", profile, _nothing, sweep_of),

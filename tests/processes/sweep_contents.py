@@ -15,7 +15,7 @@ NOT_COMPARED = {
     *("num_disturbed_samples", "disturbances"),
 }
 # What says by how many processes a result was measured.
-OF_THE_LAUNCH = {"num_processes", "caveats", "caveat_records", "fingerprint", "command", "drift_check_every"}
+OF_THE_LAUNCH = {"num_processes", "caveats", "caveat_records", "fingerprint", "command"}
 
 Contents = dict[str, Any]
 

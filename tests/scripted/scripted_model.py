@@ -85,6 +85,9 @@ class ScriptedModel:
         self.calls.append(f"apply {setting.key}")
         self.active_setting = (experts_of(setting), blocks_of(setting))
 
+    def samples_per_round(self, num_settings: int) -> int:
+        return 1
+
     def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
         return {}
 

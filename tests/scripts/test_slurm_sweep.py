@@ -119,7 +119,7 @@ def test_a_sweep_over_two_nodes_without_gpus_measures_everything(
     }  # fmt: skip
     flags = ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path / "out"), "--num_samples", "4",
              "--tier_list", "low", "--top_k_list", "4", "--num_active_blocks_list", "4", "--num_runs_per_sample", "1",
-             "--num_warmup_runs", "0", "--max_new_tokens", "2", "--drift_check_every", "0", "--max_repeats", "0",
+             "--num_warmup_runs", "0", "--max_new_tokens", "2", "--max_repeats", "0",
              "--no_reference",
              "--num_threads", "1"]  # fmt: skip
     done = subprocess.run(

@@ -280,7 +280,7 @@ def test_a_run_of_such_a_family_says_so(tmp_path: Path, capfd: Any, monkeypatch:
     """Two of five samples are measured; the other three have the answers that they have alone."""
     write_checkpoint("doge", tmp_path / "doge")
     argv = ["program", "--model_path", str(tmp_path / "doge"), "--device", "cpu", "--num_samples", "5"]
-    argv += ["--max_new_tokens", "6", "--num_threads", "1", "--drift_check_every", "0", "--top_k_list", "2"]
+    argv += ["--max_new_tokens", "6", "--num_threads", "1", "--top_k_list", "2"]
     results = {}
     for measured in ("2", "5"):
         out = tmp_path / measured

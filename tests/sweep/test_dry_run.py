@@ -19,7 +19,7 @@ from tests.given_flags import over
 
 def flags(checkpoint: Path, output_dir: Path, *more: str) -> list[str]:
     usual = ["--model_path", str(checkpoint), "--output_dir", str(output_dir), "--num_samples", "3",
-            "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--max_repeats", "0", "--drift_check_every", "0",
+            "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--max_repeats", "0",
             "--num_threads", "1", "--max_new_tokens", "4",
             "--tier_list", "low", "medium", "high", "--top_k_list", "1", "2", "3", "4"]  # fmt: skip
     return over(usual, more)

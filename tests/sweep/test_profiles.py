@@ -124,7 +124,7 @@ def test_a_run_with_profiles_has_the_same_results_and_as_many_runs(tiny_checkpoi
     config = parse_config(
         ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path / "bare"), "--ids", "3", "5", "8",
          "--num_runs_per_sample", "2", "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
-         "--drift_check_every", "0",
+
          "--num_threads", "1", "--max_new_tokens", "4",
          "--tier_list", "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "4", "--execution", "eager"]
     )  # fmt: skip

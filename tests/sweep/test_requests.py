@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,6 +29,11 @@ from tests.scripted.scripted_model import ScriptedModel
 
 LOW, HIGH = CropRange(1, 3), CropRange(9, 12)
 UNREADABLE, SLOW, HANGS, FATAL = 90, 91, 92, 93
+
+
+def keys(crops: CropRange, sample_ids: Sequence[int], following: Sequence[CropRange]) -> list[RequestKey]:
+    """These samples with these crops, then with those that follow."""
+    return [RequestKey(sample_id, each) for each in (crops, *following) for sample_id in sample_ids]
 
 
 class NotedTask:
@@ -109,7 +114,7 @@ def test_a_sample_that_has_changed_is_refused_wherever_it_is_prepared(task: Note
     model.task = task
     of_other_data = RequestSource(task, model, (3, 5), 0, num_workers, None, keep_pictures=True, digests={3: "f00d"})
     with of_other_data as requests:
-        requests.announce(LOW, (5, 3), ())
+        requests.announce(keys(LOW, (5, 3), ()))
         assert requests.take(5, LOW)[0].picture_sha256 is not None
         with pytest.raises(DataChanged, match="^sample 3 of noted has changed since this run began"):
             requests.take(3, LOW)
@@ -117,7 +122,7 @@ def test_a_sample_that_has_changed_is_refused_wherever_it_is_prepared(task: Note
 
 def test_a_request_is_the_same_from_wherever_it_comes(task: NotedTask, num_workers: int) -> None:
     with source(task, (3, 5), 10_000, num_workers) as requests:
-        requests.announce(LOW, (3, 5), ())
+        requests.announce(keys(LOW, (3, 5), ()))
         for _ in range(2):
             for sample_id in (3, 5):
                 sample, request = requests.take(sample_id, LOW)
@@ -136,7 +141,7 @@ def test_settings_with_the_same_crops_share_and_others_share_the_picture(task: N
     with source(task, ids, 100_000, num_workers) as requests:
         for place, crops in enumerate((LOW, LOW, HIGH, HIGH)):
             following = (LOW, LOW, HIGH, HIGH)[place + 1 :]
-            requests.announce(crops, ids, following)
+            requests.announce(keys(crops, ids, following))
             for sample_id in ids:
                 assert requests.take(sample_id, crops)[1].shape.text_tokens == sample_id + 1
     assert task.noted("request") == [f"request {each} of {most}" for each in ids for most in (12, 3)]
@@ -148,7 +153,7 @@ def test_what_is_not_needed_any_more_makes_room(task: NotedTask) -> None:
     ids = tuple(range(6))
     with source(task, ids, 100, 0) as requests:
         for crops, following in ((LOW, [LOW]), (LOW, [HIGH]), (HIGH, [])):
-            requests.announce(crops, ids, following)
+            requests.announce(keys(crops, ids, following))
             for sample_id in ids:
                 requests.take(sample_id, crops)
             assert requests.cached_bytes == 5 * 16
@@ -162,7 +167,7 @@ def test_without_memory_nothing_is_kept_and_nothing_piles_up(task: NotedTask, nu
     ids = tuple(range(10))
     with source(task, ids, 0, num_workers) as requests:
         for _ in range(2):
-            requests.announce(LOW, ids, [LOW])
+            requests.announce(keys(LOW, ids, [LOW]))
             for sample_id in ids:
                 assert requests.take(sample_id, LOW)[0].sample_id == sample_id
                 assert requests.cached_bytes == 0
@@ -174,7 +179,7 @@ def test_without_memory_nothing_is_kept_and_nothing_piles_up(task: NotedTask, nu
 def test_workers_run_ahead_of_what_is_taken(task: NotedTask) -> None:
     ids = tuple(range(20))
     with source(task, ids, 0, 2) as requests:
-        requests.announce(LOW, ids, ())
+        requests.announce(keys(LOW, ids, ()))
         requests.take(0, LOW)
         deadline = time.monotonic() + 20
         while len(task.noted("request")) < 3 and time.monotonic() < deadline:
@@ -187,7 +192,7 @@ def test_a_sample_that_fails_fails_alone_and_is_tried_again(task: NotedTask, num
     ids = (1, UNREADABLE, 2)
     with source(task, ids, 10_000, num_workers) as requests:
         for attempt in (1, 2):
-            requests.announce(LOW, ids, ())
+            requests.announce(keys(LOW, ids, ()))
             requests.take(1, LOW)
             with pytest.raises(SampleError, match=r"^sample 90: nothing there$"):
                 requests.take(UNREADABLE, LOW)
@@ -199,7 +204,7 @@ def test_a_sample_that_fails_fails_alone_and_is_tried_again(task: NotedTask, num
 def test_a_slow_preparation_is_out_of_time_and_the_others_go_on(task: NotedTask, which: int) -> None:
     ids = (1, 2, which, 3, 4)
     with source(task, ids, 10_000, 2, limit_s=0.5) as requests:
-        requests.announce(LOW, ids, ())
+        requests.announce(keys(LOW, ids, ()))
         for sample_id in ids:
             if sample_id == which:
                 with pytest.raises(SampleTimedOut, match=r"not done after 0\.5 s"), time_limit(0.5):
@@ -213,7 +218,7 @@ def test_a_slow_preparation_is_out_of_time_and_the_others_go_on(task: NotedTask,
 def test_a_process_that_dies_is_done_without(task: NotedTask) -> None:
     ids = (FATAL, 1, 2, 3)
     with source(task, ids, 10_000, 2) as requests:
-        requests.announce(LOW, ids, ())
+        requests.announce(keys(LOW, ids, ()))
         assert [requests.take(sample_id, LOW)[0].sample_id for sample_id in ids] == list(ids)
         assert len(requests._workers) == 0  # the second one died of the same sample, then it was made here
 
@@ -224,7 +229,7 @@ def test_no_process_outlives_the_one_that_asks(task: NotedTask, tmp_path: Path) 
     if not child:
         requests = source(task, (1, SLOW), 10_000, 2)
         requests.__enter__()
-        requests.announce(LOW, (1, SLOW), ())
+        requests.announce(keys(LOW, (1, SLOW), ()))
         requests.take(1, LOW)
         pids.write_text(" ".join(str(worker._process.pid) for worker in requests._workers))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -256,7 +261,7 @@ def test_bytes_are_those_of_tensors_and_pixels(task: NotedTask) -> None:
     sample = task[7]
     assert picture_bytes(sample) == 10 * 10 * 3
     with source(task, (7,), 1000, 0) as requests:
-        requests.announce(LOW, (7,), ())
+        requests.announce(keys(LOW, (7,), ()))
         requests.take(7, LOW)
         assert request_bytes(requests._cached[RequestKey(7, LOW)]) == 4 * 4
 

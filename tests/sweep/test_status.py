@@ -153,7 +153,7 @@ def test_a_real_run_leaves_a_plan_that_is_done(tiny_checkpoint: Path, tmp_path: 
         ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path), "--num_samples", "2", "--tier_list",
          "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "3", "--num_runs_per_sample", "1",
          "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
-         "--drift_check_every", "0", "--max_new_tokens", "2",
+         "--max_new_tokens", "2",
          "--num_threads", "1", "--setting_order", "planned"]
     )  # fmt: skip
     report = run_profiling(config)

@@ -42,7 +42,7 @@ FURTHER = (
     "knobprof controller evaluate results/mine --baselines --num_budgets 2 --output_dir evaluated",
     "knobprof compare results/before results/after",
     "python experiments/core_exp/collect_table.py collected.json --results_dir results/collected --model_path MODEL "
-    "--num_samples 2 --max_new_tokens 2 --max_repeats 0 --drift_check_every 0 --num_threads 1",
+    "--num_samples 2 --max_new_tokens 2 --max_repeats 0 --num_threads 1",
     "knobprof analyse knobs collected.json --num_draws 100 --output_dir collected",
     "knobprof blocks --model_path MODEL --method activation_change --num_samples 2 --output scores.json",
 )

@@ -28,7 +28,7 @@ from tests.scripted.simulated_energy import device_in_real_time, instruments_of
 Results = Mapping[str, Mapping[str, Any]]
 Written = Callable[[str], Path]
 NO_EXTRAS = ["--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
-"--drift_check_every", "0", "--num_threads", "1",
+"--num_threads", "1",
              "--max_new_tokens", "4"]  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def data_file(tmp_path: Path) -> Path:
 def config_for(checkpoint: Path, output_dir: Path, **more: object) -> ProfilingConfig:
     given = {
         "model_path": str(checkpoint), "output_dir": output_dir, "num_runs_per_sample": 1, "num_warmup_runs": 0,
-        "max_repeats": 0, "drift_check_every": 0, "num_threads": 1, "max_new_tokens": 4, "no_reference": True,
+        "max_repeats": 0, "num_threads": 1, "max_new_tokens": 4, "no_reference": True,
         "tier_list": ("low", "medium"), "top_k_list": (4,), "num_active_blocks_list": (4,),
     }  # fmt: skip
     return ProfilingConfig.of(**(given | more))

@@ -34,7 +34,7 @@ def config(chat_model: Path, tmp_path: Path) -> Flags:
     path.write_text("\n".join(map(json.dumps, rows)))
     usual = ["--model_path", str(chat_model), "--data_file", str(path), "--output_dir", str(tmp_path / "results"),
              "--device", "cpu", "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--max_repeats", "0",
-             "--drift_check_every", "0", "--num_threads", "1", "--max_new_tokens", "2",
+             "--num_threads", "1", "--max_new_tokens", "2",
              "--top_k_list", "2", "--num_active_blocks_list", "3"]  # fmt: skip
     return lambda *more: parse_config([*usual, *more])
 

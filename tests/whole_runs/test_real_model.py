@@ -26,7 +26,7 @@ REPLIES = Path(__file__).parents[1] / "data" / "real_model_replies.json"
 # Times are not looked at; accuracy is what every sample's answer has.
 QUICK = {
     "num_latency_samples": 1, "num_runs_per_sample": 1, "num_warmup_runs": 1, "max_warmup_runs": 1, "max_repeats": 0,
-    "drift_check_every": 0, "accuracy_batch_size": 15, "device": "cpu",
+    "accuracy_batch_size": 15, "device": "cpu",
 }  # fmt: skip
 
 

@@ -159,13 +159,13 @@ def test_a_dead_process_does_not_hold_up_the_other_and_both_go_on(sweep: Sweep) 
     """The second of two dies behind its first sample; then the first one. Two give what one gives."""
     seen: Seen = {}
     # Without the drift check's files the calls that follow are those of the journals.
-    waits = ("--worker_timeout", "4", "--drift_check_every", "0")
+    waits = ("--worker_timeout", "4")
     first, second = sweep.run_two(*waits, second={"kill_at_call": 7})
     assert (first.code, second.code) == (1, KILLED), sweep.log()
     assert first.seconds < 60
     assert re.search(r"no sample finished within 4 s by process 1 \(\d+ samples missing: ", sweep.log())
     remember(sweep.output_dir, seen)
-    first, second = sweep.run_two("--drift_check_every", "0", first={"kill_at_call": 18})
+    first, second = sweep.run_two(first={"kill_at_call": 18})
     assert (first.code, second.code) == (KILLED, 1), sweep.log(1)
     line = sweep.log(1).strip().splitlines()[-1]
     assert line.startswith("error: ") and "lock is not locked any more: process 0 of the run has ended; " in line
@@ -211,9 +211,7 @@ def test_what_is_removed_under_a_run_ends_it_with_a_line(sweep: Sweep, gone: str
     shutil.rmtree(sweep.output_dir.with_name("elsewhere"), ignore_errors=True)
     remover = threading.Thread(target=remove, daemon=True)
     remover.start()
-    (ended,) = sweep.server.run(
-        Run(over(sweep.arguments, ["--num_runs_per_sample", "40", "--drift_check_every", "0"]), sweep.log_path())
-    )
+    (ended,) = sweep.server.run(Run(over(sweep.arguments, ["--num_runs_per_sample", "40"]), sweep.log_path()))
     assert began.is_set() and ended.code == 1 and ended.seconds < 60, sweep.log()
     lines = [each for each in sweep.log().splitlines() if each.startswith("error: ")]
     assert len(lines) == 1 and " was removed or moved while this run writes it; " in lines[0], sweep.log()

@@ -13,7 +13,6 @@ from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.pipeline import measure_settings, run_profiling
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.sweep.drift import drift_path, read_drift
 from experiment_core_utils.sweep.plan import RequestedRun, plan_for
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Sample
@@ -25,7 +24,7 @@ def config_for(checkpoint: Path, folder: Path, *more: str) -> ProfilingConfig:
     return parse_config(
         over(["--model_path", str(checkpoint), "--output_dir", str(folder), "--num_samples", "2", "--tier_list", "low",
               "--top_k_list", "1", "2", "4", "--num_active_blocks_list", "4", "--num_runs_per_sample", "1",
-              "--num_warmup_runs", "1", "--max_warmup_runs", "3", "--drift_check_every", "2", "--num_threads", "1",
+              "--num_warmup_runs", "1", "--max_warmup_runs", "3", "--num_threads", "1",
               "--max_repeats", "0", "--no_reference", "--max_new_tokens", "2"], more)
     )  # fmt: skip
 
@@ -44,26 +43,15 @@ def test_settings_are_measured_shuffled_and_listed_as_planned(tiny_checkpoint: P
     for position, (path, top_k) in enumerate(zip(by_time, order, strict=True)):
         result = json.loads(path.read_text())
         assert result["top_k"] == top_k
-        assert result["setting_order"] == {"how": "shuffled", "seed": 1, "position": position, "num_settings": 3}
+        assert result["setting_order"] == {"how": "rounds", "seed": 1, "position": position, "num_settings": 3}
         (warmup,) = result["warmup"]
         assert warmup["rank"] == 0
         assert warmup["num_runs"] == len(warmup["T_total"]) == 3
         assert warmup["is_stable"] == (warmup["spread_of_last_3"] <= 0.05)
-        (drift,) = result["drift"]
-        assert drift["control"] == "tier-low_topk1_blocks4"
-        assert drift["before"] == 1.0 or position > 0
-        assert drift["after"] > 0 and drift["reason"] is None
-    readings = read_drift(drift_path(tmp_path, 0))
-    assert [(each.when, each.num_settings_before) for each in readings] == [("start", 0), ("between", 2), ("end", 3)]
-    assert len({each.sample_ids for each in readings}) == 1 and len(readings[0].total_s) == 2
     # One that is lost is measured again in its place.
     by_time[1].unlink()
     run_profiling(config)
     assert json.loads(by_time[1].read_text())["setting_order"]["position"] == 1
-    again = read_drift(drift_path(tmp_path, 0))
-    assert again[:3] == readings
-    assert (again[3].when, again[3].ratio) == ("start", 1.0)
-    assert [each.when for each in again[3:]] == ["start", "end"]
 
 
 @dataclass
@@ -89,9 +77,7 @@ def measure(config: ProfilingConfig, breaks_after: int, experiment_id: str) -> C
     source, task = find_model(config.model.model_path), CountingTask(breaks_after)
     ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir / "trackers")
     drawn = draw_samples(task, config.task, may_stop_early=True)
-    # The control setting's reads would count.
-    own = config.replaced(drift_check_every=0)
-    requested = RequestedRun(own, source, plan_for(config, source), task, drawn)
+    requested = RequestedRun(config, source, plan_for(config, source), task, drawn)
     run = run_alone(requested, ledger, experiment_id)
     measure_settings(run, [setting for setting in requested.settings if ledger.result(setting.key) is None])
     return task

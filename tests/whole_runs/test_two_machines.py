@@ -23,7 +23,7 @@ def test_two_machines_give_the_answers_of_one_process(tiny_checkpoint: Path, tmp
     flags = [
         "--model_path", str(tiny_checkpoint), "--tier_list", "low", "--top_k_list", "4", "--num_active_blocks_list",
         "4", "--num_samples", "5", "--num_runs_per_sample", "1", "--max_new_tokens", "3", "--num_threads", "1",
-        "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference", "--drift_check_every", "0",
+        "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
     ]  # fmt: skip
     (one,) = run_profiling(parse_config([*flags, "--output_dir", str(tmp_path / "one")])).results
     single = one.content()

@@ -218,6 +218,10 @@ class TransformersModel(HasEnds):
         if self._graphed is not None:
             self._graphed.is_fixed = True
 
+    def samples_per_round(self, num_settings: int) -> int:
+        """See `StagedModel.samples_per_round`."""
+        return 1 if self._graphed is None else self._graphed.samples_per_round(num_settings)
+
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """See `StagedModel.encode_image`; also None where pictures are encoded inside the prefill."""
         return self._stages.encode_image(inputs)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, engine_refused, refusal_of
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, engine_refused, refused_without_memory
 from experiment_core_utils.models.common.greedy import AsyncStages
 from experiment_core_utils.models.common.preferences import KEPT
 from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
@@ -20,12 +20,14 @@ from experiment_core_utils.models.hf.generate import GenerateStages, GenerationS
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode, cache_unsupported_reason
 from experiment_core_utils.primitives.device import release_cached_memory
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 
 # The length of a cache is a multiple of this, so that requests of similar length use the same graph.
 SLOT_STEP = 256
-# Settings whose graphs are kept; each has its own cache.
+# Settings whose graphs are kept where no more are requested; each has its own cache.
 MOST_SETTINGS = 8
+# Samples of a round where not all settings' graphs can be kept, so that each capture serves several runs.
+SAMPLES_WITHOUT_MEMORY = 8
 
 
 @dataclass
@@ -63,6 +65,8 @@ class GraphedGeneration:
         self.prefill_unsupported_reason: str | None = None
         self.is_fixed = False
         self._slot = RequestSlot[Hashable]("the cache of fixed size")
+        self._most_settings = MOST_SETTINGS
+        self._had_memory = True
 
     def decode_at(self, setting: Hashable) -> FixedCacheDecode:
         """The decode steps of a setting that is ready."""
@@ -86,13 +90,29 @@ class GraphedGeneration:
         if self.is_ready(setting, inputs, tokens + max_new_tokens):
             return
         self._slot.release()
-        reason = refusal_of(
-            lambda: self._capture(self._of_size(setting, tokens + max_new_tokens), inputs), tokens, max_new_tokens
-        )
-        if reason is not None:
+        while True:
+            try:
+                with refused_without_memory(tokens, max_new_tokens):
+                    self._capture(self._of_size(setting, tokens + max_new_tokens), inputs)
+                return
+            except ConfigurationError as error:
+                reason, lacks_memory = str(error), isinstance(error.__cause__, OutOfMemory)
+            # Not in the handler: until its end the error keeps what was half made.
             self._graphed_settings.pop(setting, None)
             release_cached_memory(self.device)
-            raise engine_refused(reason)
+            if not lacks_memory or not self._graphed_settings:
+                raise engine_refused(reason)
+            # Without the graphs of the settings that were not used for the longest time there may be memory.
+            for _ in range(-(-len(self._graphed_settings) // 2)):
+                self._graphed_settings.popitem(last=False)
+            self._most_settings, self._had_memory = len(self._graphed_settings) + 1, False
+            release_cached_memory(self.device)
+
+    def samples_per_round(self, num_settings: int) -> int:
+        """See `StagedModel.samples_per_round`; graphs of so many settings are kept from now on, if memory allows it."""
+        if self._had_memory:
+            self._most_settings = max(self._most_settings, num_settings)
+        return 1 if num_settings <= self._most_settings else SAMPLES_WITHOUT_MEMORY
 
     def is_ready(self, setting: Hashable, inputs: Mapping[str, Any], max_seq_len: int) -> bool:
         """Whether nothing is left to prepare for such a request, prompt and answer of `max_seq_len` tokens together."""
@@ -111,7 +131,7 @@ class GraphedGeneration:
             graphed = _Graphed(decode, self._new_prefill() if graphed is None else graphed.prefill)
             self._graphed_settings[setting] = graphed
         self._graphed_settings.move_to_end(setting)
-        while len(self._graphed_settings) > MOST_SETTINGS:
+        while len(self._graphed_settings) > self._most_settings:
             self._graphed_settings.popitem(last=False)
         return graphed
 

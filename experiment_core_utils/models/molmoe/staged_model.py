@@ -266,6 +266,10 @@ class MolmoeStagedModel(HasEnds):
         """Traces of the first blocks, by the same modules or engines as the whole requests."""
         return PromptTraces(self.model, self._engine_stages)
 
+    def samples_per_round(self, num_settings: int) -> int:
+        """See `StagedModel.samples_per_round`; all settings share one cache, and their graphs are small."""
+        return 1
+
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""
         return self._stages.encode_image(inputs)

@@ -18,7 +18,6 @@ from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.result_files import parsed_json, read_json
 from experiment_core_utils.records.setting_result import SettingResult, read_setting
 from experiment_core_utils.saved_results.tasks_command import main as tasks
-from experiment_core_utils.sweep.drift import read_drift
 from experiment_core_utils.sweep.search_rounds import wait_until_all_are_over
 from experiments.controller.evaluate_controller import main as evaluate_controller
 from experiments.core_exp.e1_stage_latency import main as e1
@@ -206,7 +205,6 @@ PLANTED: dict[str, tuple[str, Callable[[Path], Any], str]] = {
         lambda path: wait_until_all_are_over(path.parent, 1, "0002", 1.0, StopRequest()),
         "cannot be read",
     ),
-    "drift": ("drift/rank0.json", read_drift, "cannot be read"),
     "emissions": ("emissions_0002.csv", read_windows, "cannot be read"),
     "energy": ("energy_0002.json", read_energy_windows, "cannot be read"),
     "table": ("1_gpu/a/a_overall.csv", lambda path: list(status_lines(path.parents[2])), "cannot be read"),

@@ -53,7 +53,7 @@ def test_a_table_holds_what_the_results_hold(tiny_checkpoint: Path, tmp_path: Pa
             ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path), "--num_samples", "3", "--tier_list",
              "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "3", "--num_runs_per_sample", "2",
              "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
-             "--drift_check_every", "0", "--max_new_tokens", "2",
+             "--max_new_tokens", "2",
              "--num_threads", "1"]
         )
     )  # fmt: skip

@@ -173,7 +173,7 @@ def test_scored_and_profiled_questions_of_a_file_do_not_overlap(tmp_path: Path) 
     scored = json.loads(provenance_path(scores).read_text())["tasks"]["my"]
     assert len(scored["scored_ids"]) == len(set(scored["scored_sha256"])) == 4
     of_run = ["--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
-    "--drift_check_every", "0",
+
               "--max_new_tokens", "2", "--num_active_blocks_list", "2"]  # fmt: skip
     (result,) = run_profiling(
         parse_config([*shared, *of_run, "--num_samples", "7", "--output_dir", str(tmp_path / "results")])

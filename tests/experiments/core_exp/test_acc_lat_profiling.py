@@ -69,7 +69,7 @@ def config(tiny_checkpoint: Path, tmp_path: Path) -> ProfilingConfig:
         ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path / "results"), "--tier_list", "low",
          "--top_k_list", "4", "--num_active_blocks_list", "4", "--num_samples", "4", "--num_runs_per_sample", "1",
          "--num_warmup_runs", "0", "--max_new_tokens", "2", "--config_retry_delay", "0", "--max_config_retries", "2",
-         "--max_repeats", "0", "--no_reference", "--num_threads", "1", "--drift_check_every", "0"]
+         "--max_repeats", "0", "--no_reference", "--num_threads", "1"]
     )  # fmt: skip
 
 
@@ -209,6 +209,24 @@ def test_ctrl_c_ends_the_sample_and_then_the_run_and_a_second_one_ends_it_at_onc
     assert [sample["sample_id"] for sample in saved(ledger)["per_sample_results"]] == [0, 1, 2, 3]
 
 
+def test_a_stopped_run_leaves_unfinished_results_of_the_same_samples_which_the_next_one_replaces(
+    config: ProfilingConfig,
+) -> None:
+    config = config.replaced(top_k_list=(2, 4))
+    with pytest.raises(Stopped):
+        profile(config, ScriptedTask({2: [Acting(interrupt)]}))
+
+    def results() -> list[dict]:
+        return [json.loads(path.read_text()) for path in sorted(config.machine.output_dir.glob("*topk*.json"))]
+
+    ids = [[sample["sample_id"] for sample in each["per_sample_results"]] for each in results()]
+    assert ids == [[0, 1], [0, 1]]
+    assert {each["precision"]["stopped_by"] for each in results()} == {"stopped"}
+    failed, ledger = profile(config, ScriptedTask())
+    assert failed == {} and ledger.result(KEY) is not None
+    assert {(each["num_samples"], each["precision"]["stopped_by"]) for each in results()} == {(4, "num_samples")}
+
+
 def test_a_sample_that_takes_too_long_is_tried_again_and_then_recorded(config: ProfilingConfig) -> None:
     def sleep() -> None:
         time.sleep(60)
@@ -278,7 +296,7 @@ def arguments(checkpoint: Path, output_dir: Path, *tiers: str) -> list[str]:
         "acc_lat_profiling.py", "--model_path", str(checkpoint), "--output_dir", str(output_dir), "--tier_list", *tiers,
         "--top_k_list", "4", "--num_active_blocks_list", "4", "--num_samples", "2", "--num_runs_per_sample", "1",
         "--num_warmup_runs", "0", "--max_new_tokens", "2", "--max_config_retries", "1", "--config_retry_delay", "0",
-        "--max_repeats", "0", "--no_reference", "--drift_check_every", "0", "--num_threads", "1",
+        "--max_repeats", "0", "--no_reference", "--num_threads", "1",
     ]  # fmt: skip
 
 
@@ -323,7 +341,7 @@ def test_a_run_in_which_every_setting_failed_prints_no_table(
 def test_the_shipped_model_on_every_family(name: str, tmp_path: Path) -> None:
     argv = ["--dataset_name", name, "--output_dir", str(tmp_path), "--num_samples", "4", "--tier_list", "low",
             "--top_k_list", "8", "--num_active_blocks_list", "16", "--num_runs_per_sample", "1",
-            "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference", "--drift_check_every", "0",
+            "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
             "--num_threads", "1"]  # fmt: skip
     assert not run_profiling(parse_config(argv)).failed
     (path,) = tmp_path.glob("*blocks16.json")

@@ -11,7 +11,7 @@ from experiments.core_exp import collect_table
 from tests.models.tiny_checkpoints import write_checkpoint
 
 NO_EXTRAS = ["--max_new_tokens", "2", "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
-"--drift_check_every", "0",
+
              "--num_threads", "1"]  # fmt: skip
 
 

@@ -45,7 +45,7 @@ def config_for(checkpoint: Path, folder: Path, *more: str) -> ProfilingConfig:
         over(["--model_path", str(checkpoint), "--output_dir", str(folder), "--num_samples", "2", "--tier_list", "low",
               "--top_k_list", "2", "--num_active_blocks_list", "3", "--num_runs_per_sample", "3",
               "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
-              "--drift_check_every", "0", "--num_threads", "1",
+              "--num_threads", "1",
               "--max_new_tokens", "3"], more)
     )  # fmt: skip
 
@@ -250,7 +250,7 @@ def test_a_settings_energy_is_measured_once_however_often_it_is_taken_up(tiny_ch
         ids = run.context.own_ids
         with run.bench.requests, Progress(1, 2, shown=False) as progress:
             for share in (ids[:1], ids):
-                run.measurer.measure_shard(setting, progress, sample_ids=share)
+                run.measurer.measure({setting: share}, progress)
     (path,) = (tmp_path / ".parts").glob("*.rank0.jsonl")
     kinds = [next(iter(json.loads(line))) for line in path.read_text().splitlines()]
     assert (kinds.count("energy"), kinds.count("sample")) == (1, 2)

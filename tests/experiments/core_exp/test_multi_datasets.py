@@ -34,7 +34,7 @@ from experiments.core_exp.multi_datasets import (
 FOLDER = REPOSITORY / "experiments" / "core_exp"
 PUBLISHED = ["coco_2014_vqa", "text_vqa", "okvqa", "science_qa_img", "st_qa", "doc_qa", "tally_qa", "coco_caption"]
 QUICK = ("--tier_list", "low", "--top_k_list", "4", "--num_active_blocks_list", "4", "--num_runs_per_sample", "1",
-         "--num_warmup_runs", "0", "--max_new_tokens", "2", "--drift_check_every", "0", "--max_repeats", "0",
+         "--num_warmup_runs", "0", "--max_new_tokens", "2", "--max_repeats", "0",
          "--no_reference",
          "--num_threads", "1")  # fmt: skip
 

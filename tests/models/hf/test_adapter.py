@@ -26,7 +26,7 @@ from experiment_core_utils.models.hf.loader import skeleton_of
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
 from experiment_core_utils.records.requests import RequestShape
-from experiment_core_utils.sweep.measurer import check_proof
+from experiment_core_utils.sweep.sample_runs import check_proof
 from experiment_core_utils.tasks.interface import Sample
 from tests.models.depth_families import LISTED, built
 from tests.models.knob_families import TEXT_FAMILIES

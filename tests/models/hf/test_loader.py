@@ -113,7 +113,7 @@ def test_limits_that_need_values_are_left_to_the_loaded_model(folder_of: Written
     assert source.limits.default_top_k == 2 and "top_k" not in source.limits.unsupported
     assert loaded(folder_of("jetmoe")).knobs.top_k_unsupported_reason is not None
     flags = ["--top_k_list", "1", "--num_active_blocks_list", "2", "--num_samples", "2", "--output_dir", str(tmp_path)]
-    config = requested(folder_of("jetmoe"), *flags, "--drift_check_every", "0", "--num_warmup_runs", "0")
+    config = requested(folder_of("jetmoe"), *flags, "--num_warmup_runs", "0")
     assert "knobs: whether they can be set shows once the model is loaded" in "\n".join(untried_sentences(source))
     with pytest.raises(ConfigurationError, match="topk1.* shows to be impossible now .*: its routers do not show"):
         run_profiling(config)

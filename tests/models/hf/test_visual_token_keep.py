@@ -18,7 +18,7 @@ from experiment_core_utils.models.common.cuda_graphs import Reruns
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.visual_token_keep import FAMILIES
 from experiment_core_utils.primitives.errors import KnobDidNotAct
-from experiment_core_utils.sweep.measurer import check_proof
+from experiment_core_utils.sweep.sample_runs import check_proof
 from tests.models.hf.test_batch import SAMPLES, sample
 from tests.models.hf.test_graphed_stages import endless, read
 from tests.models.tiny_checkpoints import write_checkpoint

@@ -25,7 +25,7 @@ from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import EngineRefused
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.records.requests import RequestShape
-from experiment_core_utils.sweep.measurer import check_proof
+from experiment_core_utils.sweep.sample_runs import check_proof
 from tests.conftest import tiny_config
 from tests.models.mixtures import Mixture
 from tests.same_floats import assert_same_floats

@@ -16,7 +16,7 @@ from experiment_core_utils.knobs.visual_token_keep import KeptTokens
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import NoMarks
-from experiment_core_utils.sweep.measurer import check_proof
+from experiment_core_utils.sweep.sample_runs import check_proof
 from experiment_core_utils.tasks.registry import load_task
 from tests.models.molmoe.executions import eager_and_graph
 

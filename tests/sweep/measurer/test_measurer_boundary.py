@@ -30,8 +30,10 @@ from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.settings import CpuReading, FinishedSample, ShardDone
 from experiment_core_utils.sweep.batches import Bench
-from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
+from experiment_core_utils.sweep.measurer import ShardMeasurer
 from experiment_core_utils.sweep.requests import RequestSource
+from experiment_core_utils.sweep.rounds import RoundOrder
+from experiment_core_utils.sweep.sample_runs import RunContext
 from experiment_core_utils.tasks.interface import Sample
 from tests.hand_made_records import ReadOff
 from tests.scripted.scripted_model import ScriptedModel
@@ -145,7 +147,8 @@ def measured(
     idle = CpuReading(0.0, 0.0, 0.0, None)
     meter = ConditionsMeter("0001", 0, lambda: GPU, None, lambda: idle, lambda: next(reading))
     with Progress(1, len(ids), shown=False) as progress:
-        done = ShardMeasurer(config.measuring, context, bench, conditions=meter).measure_shard(SETTING, progress)
+        measurer = ShardMeasurer(config.measuring, context, bench, RoundOrder((SETTING.key,), 0), conditions=meter)
+        done = measurer.measure({SETTING: ids}, progress)[SETTING.key]
     (path,) = (folder / "parts").glob("*.jsonl")
     content = read_journal(path)
     assert content is not None

@@ -22,8 +22,10 @@ from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.settings import CpuReading, FinishedSample, GpuReading, MeasuredSample
 from experiment_core_utils.sweep import measurer
 from experiment_core_utils.sweep.batches import Bench
-from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
+from experiment_core_utils.sweep.measurer import ShardMeasurer
 from experiment_core_utils.sweep.requests import RequestSource
+from experiment_core_utils.sweep.rounds import RoundOrder
+from experiment_core_utils.sweep.sample_runs import RunContext
 from experiment_core_utils.sweep.steadiness import discarded_caveats, disturbances
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from tests.given_flags import over
@@ -35,7 +37,7 @@ HOT = replace(GPU, throttle_reasons=("hw_thermal_slowdown",))
 
 
 def played_meter(gpus: Sequence[GpuReading]) -> ConditionsMeter:
-    """A second passes between readings. The first is of the opening window; two are around the runs of a sample."""
+    """A second passes between readings. The first is of the opening window; two are around each round."""
     played: Iterator[GpuReading] = chain([GPU], gpus, repeat(GPU))
     seconds = count()
     idle = CpuReading(0.0, 0.0, 0.0, None)
@@ -59,7 +61,8 @@ def measured(
     bench = Bench(model, requests, 4, get_metric(task.metric), frozenset(IDS))
     setting = Setting.of(vision=tier_target("low"), top_k=1, num_active_blocks=RunningBlocks.of((0, 1)))
     with Progress(1, len(IDS), shown=False) as progress:
-        ShardMeasurer(config.measuring, context, bench, conditions=played_meter(gpus)).measure_shard(setting, progress)
+        order, meter = RoundOrder((setting.key,), 0), played_meter(gpus)
+        ShardMeasurer(config.measuring, context, bench, order, conditions=meter).measure({setting: IDS}, progress)
     (path,) = folder.glob("*.jsonl")
     content = read_journal(path)
     assert content is not None
@@ -69,20 +72,21 @@ def measured(
 def test_throttled_runs_are_discarded_counted_and_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Hot after the first runs, cool around their repeat.
+    # Hot after the first round, cool around its repeat and the second one.
     first, second = measured(tmp_path, [GPU, HOT, GPU, GPU], monkeypatch)
-    assert (first.num_discarded_runs, first.disturbances, len(first.runs)) == (2, (), 2)
+    assert (first.num_discarded_runs, first.disturbances, len(first.runs)) == (1, (), 2)
     assert (second.num_discarded_runs, second.disturbances, len(second.runs)) == (0, (), 2)
     (caveat,) = discarded_caveats([first, second])
-    assert caveat.sentence == "discarded: 2 disturbed runs were measured again; 0 samples are disturbed still"
+    assert caveat.sentence == "discarded: 1 disturbed runs were measured again; 0 samples are disturbed still"
     assert discarded_caveats([second]) == []
 
 
 def test_repeats_are_bounded_and_the_last_runs_are_kept_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = measured(tmp_path, [HOT] * 6, monkeypatch)
-    assert (first.num_discarded_runs, first.disturbances) == (4, ("hw_thermal_slowdown",))
+    # Three times the first round, and once the second one.
+    first, second = measured(tmp_path, [HOT] * 7, monkeypatch)
+    assert (first.num_discarded_runs, first.disturbances) == (3, ("hw_thermal_slowdown",))
     assert (second.num_discarded_runs, second.disturbances) == (0, ())
 
 

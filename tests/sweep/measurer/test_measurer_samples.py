@@ -19,8 +19,10 @@ from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape, VisionGeometry
 from experiment_core_utils.records.settings import FinishedSample, JournalHeader, ShardDone
 from experiment_core_utils.sweep.batches import Bench
-from experiment_core_utils.sweep.measurer import RunContext, ShardMeasurer
+from experiment_core_utils.sweep.measurer import ShardMeasurer
 from experiment_core_utils.sweep.requests import RequestSource
+from experiment_core_utils.sweep.rounds import RoundOrder
+from experiment_core_utils.sweep.sample_runs import RunContext
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from tests.hand_made_records import measured_sample, staged_run
@@ -60,7 +62,8 @@ def measure(
     )
     bench = Bench(model, requests, 4, get_metric(task.metric), frozenset(ids))
     with Progress(1, len(ids), shown=False) as progress:
-        done = ShardMeasurer(config.measuring, context, bench).measure_shard(SETTING, progress)
+        measurer = ShardMeasurer(config.measuring, context, bench, RoundOrder((SETTING.key,), 0))
+        done = measurer.measure({SETTING: ids}, progress)[SETTING.key]
     (path,) = folder.glob("*.jsonl")
     content = read_journal(path)
     assert content is not None
@@ -79,13 +82,13 @@ def leave_journal(folder: Path, ids: Sequence[int], finished: Sequence[int]) -> 
 def test_each_layout_runs_once_unmeasured_before_its_first_sample(tmp_path: Path) -> None:
     model = PicturesModel(geometries={0: WIDE, 10: HIGH, 20: WIDE, 30: WIDER, 40: HIGH})
     measure(tmp_path, model, (0, 10, 20, 30, 40, 50))
-    # 1 to warm up and 1 measured run of the first; of the others 1 more where tiling or size are new, or no picture is.
+    # The first warms up, then it is measured; of the others 1 more where tiling or size are new, or no picture is.
     places = [at for at, call in enumerate(model.calls) if "sample" in call]
     counts = [
         model.calls[place:end].count("encode_image")
         for place, end in zip(places, [*places[1:], len(model.calls)], strict=True)
     ]
-    assert counts == [2, 2, 1, 2, 1, 2]
+    assert counts == [1, 1, 2, 1, 2, 1, 2]
 
 
 def test_without_warm_ups_no_layout_is_run_before(tmp_path: Path) -> None:

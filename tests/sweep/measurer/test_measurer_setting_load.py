@@ -11,7 +11,7 @@ from experiment_core_utils.primitives.errors import OutOfMemory, Stopped
 from experiment_core_utils.records.compute import LoadSample, LoadTrace
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, read_journal
 from experiment_core_utils.records.settings import JournalHeader, SettingLoad
-from experiment_core_utils.sweep.measurer import load_noted
+from experiment_core_utils.sweep.sample_runs import load_noted
 from tests.scripted.simulated_meters import ScriptedClock
 
 ORIGIN = JournalHeader(

@@ -3,7 +3,7 @@
 from experiment_core_utils.meters.stability import PrecisionGoal
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.records.settings import FinishedSample
-from experiment_core_utils.sweep.measurer import Shard
+from experiment_core_utils.sweep.sample_runs import Shard
 from tests.hand_made_records import failed_sample, measured_sample, staged_run
 
 MEMORY = MemoryReading(None, None, 9, "cpu")
@@ -16,14 +16,18 @@ def finished(sample_id: int, total_s: float = 1.0) -> FinishedSample:
     return FinishedSample(measured_sample(sample_id, run, has_picture=False), None, MEMORY)
 
 
+def is_done(shard: Shard) -> bool:
+    return shard.has_first(shard.num_requested)
+
+
 def measure(shard: Shard, seconds: dict[int, float], most: int = 1000) -> list[int]:
     """Ids in the order in which they are measured, at most so many before a kill."""
     done: list[int] = []
-    for sample_id in shard.until_enough():
-        if sample_id in shard.finished:
-            continue
-        if len(done) == most:
+    for place, sample_id in enumerate(shard.sample_ids):
+        if shard.is_enough(place) or len(done) == most:
             break
+        if not shard.lacks(sample_id):
+            continue
         done.append(sample_id)
         shard.add(finished(sample_id, seconds.get(sample_id, 1.0)))
     return done
@@ -31,21 +35,21 @@ def measure(shard: Shard, seconds: dict[int, float], most: int = 1000) -> list[i
 
 def test_without_a_goal_every_sample_is_requested() -> None:
     shard = Shard(IDS, {50: finished(50), 999: finished(999)}, None)
-    assert (shard.num_requested, shard.num_finished, shard.is_done) == (50, 1, False)
+    assert (shard.num_requested, shard.num_finished, is_done(shard)) == (50, 1, False)
     assert measure(shard, {}) == list(IDS[1:])
-    assert shard.is_done
+    assert is_done(shard)
 
 
 def test_it_ends_as_soon_as_there_are_enough() -> None:
     shard = Shard(IDS, {}, GOAL)
     assert measure(shard, {}) == list(IDS[:10])
-    assert (shard.num_requested, shard.is_done) == (10, True)
+    assert (shard.num_requested, is_done(shard)) == (10, True)
 
 
 def test_a_shard_that_never_gets_precise_is_measured_to_its_end() -> None:
     shard = Shard(IDS, {}, GOAL)
     assert measure(shard, {each: 1.0 + each % 2 for each in IDS}) == list(IDS)
-    assert shard.is_done and shard.num_requested == 50
+    assert is_done(shard) and shard.num_requested == 50
 
 
 def test_a_killed_shard_resumes_and_ends_at_the_same_place() -> None:
@@ -59,14 +63,14 @@ def test_a_killed_shard_resumes_and_ends_at_the_same_place() -> None:
         interrupted = measure(first, seconds, kill_after)
         second = Shard(IDS, first.finished, GOAL)
         assert interrupted + measure(second, seconds) == at_once
-        assert second.is_done and second.num_requested == len(at_once)
+        assert is_done(second) and second.num_requested == len(at_once)
 
 
 def test_a_beginning_can_be_extended_to_more() -> None:
     first = Shard(IDS[:5], {}, None)
     measure(first, {})
     longer = Shard(IDS[:8], first.finished, None)
-    assert not longer.is_done
+    assert not is_done(longer)
     assert measure(longer, {}) == list(IDS[5:8])
 
 
@@ -74,7 +78,7 @@ def test_samples_that_failed_are_done_but_have_no_times() -> None:
     failed = {each: FinishedSample(None, failed_sample(each, "x"), MEMORY) for each in IDS[:3]}
     shard = Shard(IDS, failed, GOAL)
     assert measure(shard, {}) == list(IDS[3:13])
-    assert shard.is_done
+    assert is_done(shard)
     # One that failed for now is tried again before the share is done.
     hole = Shard(IDS, {each: finished(each) for each in IDS[1:12]}, GOAL)
-    assert not hole.is_done
+    assert not is_done(hole)

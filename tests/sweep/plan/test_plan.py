@@ -50,15 +50,6 @@ def test_settings_are_shuffled_by_the_seed_or_measured_as_planned(folder: Path) 
     assert (planned.order.keys, planned.order.seed) == (KEYS, None)
 
 
-@pytest.mark.parametrize("order", ["shuffled", "planned"])
-def test_the_control_setting_has_the_fewest_crops_then_blocks_then_experts(folder: Path, order: str) -> None:
-    run = requested(folder, "--setting_order", order, "--tier_list", "high", "low", "--top_k_list", "4", "1", "2")
-    assert run.control.key == "tier-low_topk1_blocks2"
-    # How large the model's own pictures are is not known before.
-    assert requested(folder, "--tier_list", "own", "high").control.key == "tier-high_topk4_blocks2"
-    assert requested(folder, "--tier_list", "own").control.key == "own_topk4_blocks2"
-
-
 def test_a_table_that_cannot_be_written_is_refused_before_anything_is_measured(folder: Path, tmp_path: Path) -> None:
     results = tmp_path / "results"
     run = requested(folder, "--output_dir", str(results), "--num_samples", "2")

@@ -66,6 +66,7 @@ FINGERPRINTED = {
     "max_repeats": ["--max_repeats", "3"],
     "until_precision": ["--until_precision", "0.1"],
     "energy": ["--energy", "optional"],
+    "order": ["--order", "blocked"],
     "num_latency_samples": ["--num_latency_samples", "1"],
     "accuracy_batch_size": ["--num_latency_samples", "1", "--accuracy_batch_size", "3"],
     "precision": ["--precision", "bfloat16"],
@@ -78,7 +79,6 @@ FINGERPRINTED = {
     "use_profiler_on_all_samples": ["--use_profiler_on_all_samples"],
 }
 NOT_FINGERPRINTED = {
-    "drift_check_every": ["--drift_check_every", "0"],
     "sampling_strategy": ["--sampling_strategy", "full"],
     "enable_memory_optimization": ["--enable_memory_optimization"],
     "max_config_retries": ["--max_config_retries", "5"],
@@ -88,7 +88,7 @@ NOT_FINGERPRINTED = {
 OTHERWISE = {
     "num_samples", "sample_by", "seed", "ids", "dataset_revision", "prompt_template", "importance_scores_file",
     "block_sets_file", "batch_size", "decoding", "first_block_top_k_rule", "columns", "text_only", "system_prompt",
-    "no_chat_template", "knob_flags",
+    "no_chat_template", "knob_flags", "drift_check_every",
 }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def test_a_published_folder_is_profiled_like_any_other(published: Path, tmp_path
     config = parse_config(
         ["--model_path", str(published), "--output_dir", str(tmp_path), "--num_samples", "1", "--tier_list", "low",
          "--top_k_list", "4", "--num_active_blocks_list", "2", "--num_runs_per_sample", "1", "--num_warmup_runs", "0",
-         "--max_repeats", "0", "--no_reference", "--drift_check_every", "0", "--max_new_tokens", "3", "--device", "cpu",
+         "--max_repeats", "0", "--no_reference", "--max_new_tokens", "3", "--device", "cpu",
          "--num_threads", "1"]
     )  # fmt: skip
     report = run_profiling(config)
