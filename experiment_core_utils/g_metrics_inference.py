@@ -16,7 +16,6 @@ from experiment_core_utils.primitives.statistics import (
     rate,
 )
 from experiment_core_utils.records.caveats import Caveat, caveat
-from experiment_core_utils.records.requests import StagedRun
 from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, TypeScores
 from experiment_core_utils.records.settings import MeasuredSample, SettingSummary
 from experiment_core_utils.records.text import InferenceMetrics, InferenceResults
@@ -26,18 +25,19 @@ from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
 MOST_UNREADABLE = 0.05
 
 
-def _of_run(quantity: Callable[[StagedRun], float | None]) -> Callable[[MeasuredSample], float | None]:
-    """A time of a sample's published run; None for a sample that was answered without measuring."""
-    return lambda sample: None if sample.run is None else quantity(sample.run)
-
-
-QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
-    "vision_s": _of_run(lambda run: run.vision_s),
-    "prefill_s": _of_run(lambda run: run.prefill_s),
-    "decode_s": _of_run(lambda run: run.decode_s),
-    "e2e_s": _of_run(lambda run: run.total_s),
-    "tpot_s": _of_run(lambda run: run.tpot_s),
-    "ttft_s": _of_run(lambda run: run.ttft_s),
+# Of each run of a sample.
+RUN_QUANTITIES: Mapping[str, Callable[[MeasuredSample, int], float | None]] = {
+    "vision_s": lambda sample, place: sample.runs[place].vision_s,
+    "prefill_s": lambda sample, place: sample.runs[place].prefill_s,
+    "decode_s": lambda sample, place: sample.runs[place].decode_s,
+    "e2e_s": lambda sample, place: sample.runs[place].total_s,
+    "tpot_s": lambda sample, place: sample.runs[place].tpot_s,
+    "ttft_s": lambda sample, place: sample.runs[place].ttft_s,
+    "thinking_s": MeasuredSample.thinking_s_of,
+    "energy_j": lambda sample, place: None if sample.energy is None else sample.energy.joules[place],
+}
+# Of a sample, whatever its runs.
+SAMPLE_QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "preprocess_s": lambda sample: sample.shape.preprocess_s,
     "transfer_s": lambda sample: sample.transfer_s,
     "vision_tokens": lambda sample: sample.shape.vision_tokens,
@@ -46,11 +46,9 @@ QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "prompt_tokens": lambda sample: sample.shape.prompt_tokens,
     "output_tokens": lambda sample: sample.output_tokens,
     "thinking_tokens": lambda sample: sample.thinking_tokens,
-    "thinking_s": lambda sample: sample.thinking_s,
     "vision_flops": lambda sample: sample.flops.vision_flops if sample.flops else None,
     "prefill_flops": lambda sample: sample.flops.prefill_flops if sample.flops else None,
     "decode_flops_per_token": lambda sample: sample.flops.decode_flops_per_token if sample.flops else None,
-    "energy_j": lambda sample: sample.energy_j,
 }
 
 
@@ -61,6 +59,7 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_fai
         num_failed: samples that could not be run.
     """
     outliers = find_outliers([[run.total_s for run in sample.runs] for sample in samples])
+    num_discarded = sum(sample.num_discarded_runs for sample in samples)
     counts = CountsPart.model_construct(
         num_samples=len(samples),
         num_failed_samples=num_failed,
@@ -70,10 +69,11 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_fai
         share_failed=fraction_of(num_failed, len(samples) + num_failed),
         share_outlier_runs=outliers.share,
         share_outlier_runs_reason=outliers.reason,
-        num_discarded_runs=sum(sample.num_discarded_runs for sample in samples),
+        num_discarded_runs=num_discarded,
+        share_discarded_runs=fraction_of(num_discarded, num_discarded + sum(len(sample.runs) for sample in samples)),
         num_disturbed_samples=sum(bool(sample.disturbances) for sample in samples),
     )
-    return SettingSummary(accuracy, counts, distributions(samples), outliers.by_sample)
+    return SettingSummary(accuracy, counts, distributions(samples), typical_distributions(samples), outliers.by_sample)
 
 
 def _is_cut_short(sample: MeasuredSample) -> bool:
@@ -159,14 +159,46 @@ def answer_caveats(accuracy: AccuracyPart, num_answers: int, share_one_token: fl
 
 
 def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
-    """The spread of every quantity that at least one sample has; intervals are over pictures."""
+    """The spread of every quantity that at least one sample has; intervals of means are over pictures.
+
+    Those of `RUN_QUANTITIES` are over all measured runs; a sample's runs together count as one sample.
+    """
+    of_runs = {
+        name: [[quantity(each, place) for place in range(len(each.runs))] for each in samples]
+        for name, quantity in RUN_QUANTITIES.items()
+    }
+    of_samples = {name: [[quantity(each)] for each in samples] for name, quantity in SAMPLE_QUANTITIES.items()}
+    found = _spreads(samples, of_runs | of_samples)
+    # Of a model that does not think it would say nothing.
+    if "thinking_tokens" in found and found["thinking_tokens"].max == 0:
+        del found["thinking_tokens"]
+    return found
+
+
+def typical_distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
+    """The spread of `RUN_QUANTITIES` over samples, each with its published run alone, so without its slow runs."""
+    published = [[] if each.run_place is None else [each.run_place] for each in samples]
+    values = {
+        name: [[quantity(each, place) for place in places] for each, places in zip(samples, published, strict=True)]
+        for name, quantity in RUN_QUANTITIES.items()
+    }
+    return _spreads(samples, values)
+
+
+def _spreads(
+    samples: Sequence[MeasuredSample], values: Mapping[str, Sequence[Sequence[float | None]]]
+) -> dict[str, Distribution]:
+    """The spread of each quantity, from its values of each sample; all that a sample has together weigh 1."""
     spreads: dict[str, Distribution] = {}
-    for name, quantity in QUANTITIES.items():
-        found = [(quantity(sample), sample.image_id) for sample in samples]
-        known = [(value, picture) for value, picture in found if value is not None]
-        spread = describe([value for value, _ in known], [picture for _, picture in known])
-        # Of a model that does not think it would say nothing.
-        if spread is not None and not (name == "thinking_tokens" and spread.max == 0):
+    for name, of_samples in values.items():
+        known = [
+            (value, sample.image_id, 1 / len(own))
+            for sample, found in zip(samples, of_samples, strict=True)
+            if (own := [value for value in found if value is not None])
+            for value in own
+        ]
+        spread = describe(*zip(*known, strict=True)) if known else None
+        if spread is not None:
             spreads[name] = spread
     return spreads
 

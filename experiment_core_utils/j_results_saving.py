@@ -43,6 +43,7 @@ from experiment_core_utils.records.sample_result import (
     TheoreticalGeometry,
 )
 from experiment_core_utils.records.setting_result import (
+    PROTOCOL_VERSION,
     SCHEMA_VERSION,
     TIME_NAMES,
     DecoderPart,
@@ -202,6 +203,7 @@ def sample_result(
         outlier_runs: indices of runs that stand out; None where they were not checked.
     """
     run, answer, flops = sample.run, sample.answer, sample.flops
+    places = sample.round_places or (None,) * len(sample.runs)
     return SampleResult.of(
         request_part(sample, setting),
         theoretical_part(sample.shape.theoretical),
@@ -230,11 +232,13 @@ def sample_result(
         accuracy_batch_limit=answer.batch_limit if answer else None,
         num_discarded_runs=None if answer else sample.num_discarded_runs,
         disturbances=None if answer else list(sample.disturbances),
-        runs=[
-            RunTimes.of(times_part(each), T_inter_token=[milliseconds(gap) for gap in each.inter_token_s])
-            for each in sample.runs
-        ],
+        runs=[_run_times(each, place) for each, place in zip(sample.runs, places, strict=True)],
     )
+
+
+def _run_times(run: StagedRun, place: int | None) -> RunTimes:
+    gaps = [milliseconds(gap) for gap in run.inter_token_s]
+    return RunTimes.of(times_part(run), T_inter_token=gaps, place_in_round=place)
 
 
 def sample_metadata(sample: MeasuredSample) -> Metadata:
@@ -279,7 +283,8 @@ def setting_result(
         num_total_blocks=num_total_blocks,
         active_block_indices=list(blocks_of(setting)),
     )
-    stats = aggregate_stats(summary.distributions)
+    typical = {f"{name}_typical": value for name, value in aggregate_stats(summary.typical).items()}
+    stats = aggregate_stats(summary.distributions) | typical
     return SettingResult.of(
         vision_part(vision_of(setting), merged.samples),
         decoder,
@@ -288,6 +293,7 @@ def setting_result(
         compute,
         steadiness,
         schema_version=SCHEMA_VERSION,
+        protocol_version=PROTOCOL_VERSION,
         fingerprint=merged.fingerprint,
         sampling=asdict(drawn.sampling),
         sample_ids=sorted(drawn.sample_ids) if merged.requested_ids is None else list(merged.requested_ids),

@@ -166,10 +166,13 @@ STAT_COLUMNS = (
     "thinking_tokens_mean",
     "T_thinking_mean",
 )
+# Of the samples' published runs, beside those of all runs.
+TYPICAL_COLUMNS = ("T_total_mean_typical", "T_total_p95_typical", "T_total_p99_typical")
 # At the end of a row, so that the columns before them keep their places.
 SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
 ANSWER_COLUMNS = ("share_empty", "share_one_token")
 STEADINESS_COLUMNS = ("share_outlier_runs",)
+PROTOCOL_COLUMNS = ("share_discarded_runs", "protocol_version")
 LATENCY_COLUMNS = ("num_latency_samples",)
 UTILISATION_COLUMNS = ("mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode")
 # Columns by the keys of `energy.summary`.
@@ -210,8 +213,8 @@ ORIGIN_COLUMNS = {
     "file": "name of the JSON file of the setting",
 }
 RATE_COLUMNS = {
-    "tokens_per_second": "output tokens / `T_total`, over the measured samples, one request at a time",
-    "requests_per_second": "measured samples / `T_total`, one request at a time",
+    "tokens_per_second": "output tokens / mean time of a sample's runs, over the measured samples, one at a time",
+    "requests_per_second": "measured samples / mean time of a sample's runs, one request at a time",
     **{
         f"counted_{part}_bytes": f"`memory.counted_{part}_bytes`"
         for part in ("memory", "weights", "kv_cache", "activation")
@@ -281,8 +284,8 @@ def in_reading_order(names: Sequence[str]) -> list[str]:
 
 def _identity_and_rates(result: SettingResult) -> dict[str, Any]:
     made = result.provenance
-    measured = [sample for sample in result.per_sample_results if sample.T_total is not None]
-    total_s = sum(sample.T_total or 0.0 for sample in measured) / 1000
+    measured = [sample for sample in result.per_sample_results if sample.mean_total is not None]
+    total_s = sum(sample.mean_total or 0.0 for sample in measured) / 1000
     return {
         "task": made.task.name,
         "setting": setting_key(result),
@@ -447,5 +450,7 @@ def _setting_row(result: SettingResult, further: Sequence[Knob[Any]]) -> dict[st
     row |= {name: getattr(result.hardware_utilisation, name, None) for name in UTILISATION_COLUMNS}
     row |= {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
     row |= {name: getattr(result, name) for name in REFERENCE_COLUMNS}
+    row |= {f"{name}_ms": stats.get(name) for name in TYPICAL_COLUMNS}
+    row |= {name: getattr(result, name) for name in PROTOCOL_COLUMNS}
     setting = setting_of(result)
     return row | {knob.name: setting.level(knob.name) for knob in further}

@@ -15,8 +15,10 @@ from experiment_core_utils.g_metrics_inference import (
     summarise,
     summarise_accuracy,
     text_answer_caveats,
+    typical_distributions,
 )
 from experiment_core_utils.models.common.text_generation import results_of_records
+from experiment_core_utils.records.energy import RunsEnergy
 from experiment_core_utils.records.provenance import Variables
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.setting_result import FixedLengthTime, TypeScores
@@ -87,14 +89,76 @@ def test_a_sample_without_a_quantity_does_not_enter_it() -> None:
     assert one_token.shape.vision_tokens_difference is None
 
 
-def test_the_times_are_those_of_the_run_with_the_median_total() -> None:
+def test_typical_times_are_those_of_the_run_with_the_median_total() -> None:
     stages = ((0.25, 8.0), (0.75, 1.0), (4.0, 2.0))
     runs = [staged_run(prefill_s=prefill, vision_s=vision) for prefill, vision in stages]
     sample = measured_sample(0, *runs)  # totals 8.5, 2.0, 6.25
-    found = distributions([sample])
+    found = typical_distributions([sample])
     assert (found["vision_s"].mean, found["prefill_s"].mean, found["e2e_s"].mean) == (2.0, 4.0, 6.25)
     of_two = measured_sample(0, *runs[:2])
-    assert distributions([of_two])["e2e_s"].mean == 2.0  # the lower one
+    assert typical_distributions([of_two])["e2e_s"].mean == 2.0  # the lower one
+    assert "output_tokens" not in found and typical_distributions([answered_sample(1)]) == {}
+
+
+def test_slow_runs_are_in_the_percentiles_and_not_in_the_typical_ones() -> None:
+    """20 samples x 3 runs of 1 s, of which 6 of the 60 take 2 s, each in another sample: a tenth of the requests."""
+    usual, slow = staged_run(), staged_run(vision_s=1.5)
+    samples = [measured_sample(at, usual, slow if at < 6 else usual, usual) for at in range(20)]
+    found, typical = distributions(samples)["e2e_s"], typical_distributions(samples)["e2e_s"]
+    assert (found.n, found.p50, found.p95, found.p99, found.max) == (60, 1.0, 2.0, 2.0, 2.0)
+    assert found.mean == pytest.approx((54 * 1 + 6 * 2) / 60)
+    assert (typical.n, typical.p95, typical.p99, typical.max, typical.mean) == (20, 1.0, 1.0, 1.0, 1.0)
+
+
+def test_five_percent_of_slow_runs_are_seen_by_the_95th_percentile() -> None:
+    """5 of 100 runs take 2 s: rank 0.95 * 99 = 94.05 of runs from 0, of which those up to 94 take 1 s."""
+    usual, slow = staged_run(), staged_run(vision_s=1.5)
+    samples = [measured_sample(at, usual, slow if at < 5 else usual) for at in range(50)]
+    found, typical = distributions(samples)["e2e_s"], typical_distributions(samples)["e2e_s"]
+    assert (found.p95, found.p99) == (pytest.approx(1.05), 2.0)
+    # Of two runs the lower is published: nothing is left of them.
+    assert (typical.p95, typical.p99, typical.mean) == (1.0, 1.0, 1.0)
+
+
+def test_a_sample_with_more_runs_weighs_as_much_as_one_with_one() -> None:
+    """Runs of 1 s and 3 s of one picture, which weigh 1/2 each, and one of 4 s of another."""
+    one, three, four = (staged_run(vision_s=s) for s in (0.5, 2.5, 3.5))
+    samples = [measured_sample(0, one, three, image_id="a"), measured_sample(1, four, image_id="b")]
+    found = distributions(samples)["e2e_s"]
+    assert (found.n, found.min, found.max) == (3, 1.0, 4.0)
+    assert found.mean == pytest.approx((2.0 + 4.0) / 2)
+    # Steps between the sorted runs are (1/2 + 1/2) / 2 and (1/2 + 1) / 2: 3 s is at 0.5 / 1.25 = 40 %.
+    assert found.p50 == pytest.approx(3 + (0.5 - 0.4) / 0.6)
+    # Squares 4 * 1/2 + 0 + 1 over the weights' sum, 2; times 3 / 2.
+    assert found.std == pytest.approx(math.sqrt((2 + 0 + 1) / 2 * 3 / 2))
+    # Clusters with sums 2 and 4 of one sample each: 2 / 1 * (1 + 1) / 2^2 = 1.
+    assert (found.ci_low, found.ci_high) == (pytest.approx(3 - 12.706205), pytest.approx(3 + 12.706205))
+
+
+def test_means_of_stages_add_up_to_that_of_the_total() -> None:
+    runs = [staged_run(vision_s=0.1 * at, prefill_s=0.3 / at, inter_token_s=(0.05 * at,)) for at in (1, 2, 3, 4, 5)]
+    samples = [measured_sample(0, *runs[:2]), measured_sample(1, *runs[2:])]
+    for found in (distributions(samples), typical_distributions(samples)):
+        stages = sum(found[name].mean for name in ("vision_s", "prefill_s", "decode_s"))
+        assert stages == pytest.approx(found["e2e_s"].mean)
+        assert found["ttft_s"].mean == pytest.approx(found["vision_s"].mean + found["prefill_s"].mean)
+
+
+def test_energy_is_of_every_run() -> None:
+    """Runs of 2 J and 6 J: their mean; the lower run is published. None of the second sample was read."""
+    read = RunsEnergy((2.0, 6.0), (0.1, 0.1), "power_integral", "instant_power", None)
+    sample = replace(measured_sample(0, staged_run(), staged_run(vision_s=1.5)), energy=read)
+    unread = replace(measured_sample(1), energy=RunsEnergy((None,), (None,), None, None, "no power reading"))
+    assert distributions([sample, unread])["energy_j"].mean == 4.0
+    assert typical_distributions([sample, unread])["energy_j"].mean == 2.0
+
+
+def test_discarded_runs_are_a_fraction_of_all() -> None:
+    """2 discarded beside 3 and 1 that are kept."""
+    samples = [replace(measured_sample(0, *[staged_run()] * 3), num_discarded_runs=2), measured_sample(1)]
+    counts = summary_of(samples).counts
+    assert (counts.num_discarded_runs, counts.share_discarded_runs) == (2, pytest.approx(2 / 6))
+    assert summary_of([answered_sample(1)]).counts.share_discarded_runs is None
 
 
 def test_accuracy_and_its_spread() -> None:

@@ -51,7 +51,9 @@ def highest_of(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def describe(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Distribution | None:
+def describe(
+    values: Sequence[float], clusters: Sequence[Hashable] | None = None, weights: Sequence[float] | None = None
+) -> Distribution | None:
     """Spread of `values`; None where there are none.
 
     The standard deviation is the sample's (n - 1), whatever the clusters. The interval is Student's t for the mean
@@ -59,6 +61,7 @@ def describe(values: Sequence[float], clusters: Sequence[Hashable] | None = None
 
     Args:
         clusters: the cluster of each value; None where each value is one of its own.
+        weights: how much each value counts; None where all count the same. Minimum and maximum are of all values.
 
     Raises:
         ValueError: a value is not finite.
@@ -68,14 +71,42 @@ def describe(values: Sequence[float], clusters: Sequence[Hashable] | None = None
     numbers = np.asarray(values, dtype=np.float64)
     if not np.isfinite(numbers).all():
         raise ValueError("cannot describe values that are not finite")
-    mean = float(numbers.mean())
-    p50, p95, p99 = (float(np.percentile(numbers, percent)) for percent in (50, 95, 99))
-    std = float(numbers.std(ddof=1)) if len(numbers) > 1 else None
-    half = _half_width(*cluster_totals(numbers, clusters), mean)
+    shares = np.ones(len(numbers)) if weights is None else np.asarray(weights, dtype=np.float64)
+    mean = float(np.average(numbers, weights=shares))
+    p50, p95, p99 = percentiles(numbers, (50, 95, 99), shares)
+    variance = float(np.average((numbers - mean) ** 2, weights=shares))
+    std = math.sqrt(variance * len(numbers) / (len(numbers) - 1)) if len(numbers) > 1 else None
+    half = _half_width(*cluster_totals(numbers, clusters, shares), mean)
     ci_low, ci_high = (None, None) if half is None else (mean - half, mean + half)
     return Distribution(
         len(numbers), mean, std, p50, p95, p99, float(numbers.min()), float(numbers.max()), ci_low, ci_high
     )
+
+
+def percentiles(values: np.ndarray, percents: Sequence[float], weights: np.ndarray) -> list[float]:
+    """Percentiles of values [n], at least one, of which each counts by its weight [n], above 0.
+
+    Between two neighbouring values the percentile is interpolated; a value is at the middle of its weight, the smallest
+    at 0 % and the largest at 100 %. With equal weights these are numpy's.
+    """
+    order = np.argsort(values, kind="stable")
+    ordered, shares = values[order], weights[order]
+    # Steps between neighbours are the means of their weights.
+    places = np.concatenate([[0.0], np.cumsum(shares[:-1] + shares[1:])])
+    return [float(np.interp(percent / 100 * places[-1], places, ordered)) for percent in percents]
+
+
+def percentiles_over_runs(runs: np.ndarray, percents: Sequence[float]) -> list[float]:
+    """`percentiles` of the known values of [R, N], at least one; the runs of a column together count as one value."""
+    known = np.isfinite(runs)
+    weights = known / np.maximum(known.sum(axis=0), 1)
+    return percentiles(runs[known], percents, weights[known])
+
+
+def fraction_above(runs: np.ndarray, limit: float | np.ndarray) -> np.ndarray:
+    """The fraction [...] of the known values of [R, ...] that are above a limit; nan where none is known."""
+    number = np.isfinite(runs).sum(axis=0)
+    return np.asarray(np.where(number > 0, (runs > limit).sum(axis=0) / np.maximum(number, 1), np.nan))
 
 
 def bounded_mean_interval(
@@ -253,16 +284,25 @@ def ratio_interval(
 
 
 def cluster_totals(
-    values: Sequence[float] | np.ndarray, clusters: Sequence[Hashable] | None
+    values: Sequence[float] | np.ndarray,
+    clusters: Sequence[Hashable] | None,
+    weights: Sequence[float] | np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sum and number of the values of each cluster, [G] and [G], in the order in which clusters are met."""
+    """Sum and number of the values of each cluster, [G] and [G], in the order in which clusters are met.
+
+    Args:
+        weights: how many values each one counts as; None where each is one.
+    """
+    shares = np.ones(len(values)) if weights is None else np.asarray(weights, dtype=np.float64)
+    weighted = np.asarray(values, dtype=np.float64) * shares
     if clusters is None:
-        return np.asarray(values, dtype=np.float64), np.ones(len(values))
-    members: dict[Hashable, list[float]] = defaultdict(list)
-    for value, cluster in zip(values, clusters, strict=True):
-        members[cluster].append(float(value))
-    groups = members.values()
-    return np.array([sum(group) for group in groups]), np.array([float(len(group)) for group in groups])
+        return weighted, shares
+    sums: dict[Hashable, float] = defaultdict(float)
+    counts: dict[Hashable, float] = defaultdict(float)
+    for value, share, cluster in zip(weighted.tolist(), shares.tolist(), clusters, strict=True):
+        sums[cluster] += value
+        counts[cluster] += share
+    return np.array([*sums.values()]), np.array([*counts.values()])
 
 
 def relative_half_width(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> float | None:

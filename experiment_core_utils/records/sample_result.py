@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.primitives.errors import LibraryFault, SampleError
+from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.records.json_record import (
     Count,
     Delay,
@@ -96,6 +97,8 @@ class RunTimes(StageTimes):
     T_LLM_prefill: Time  #: as above, of this run
     T_total: Time  #: as above, of this run
     T_inter_token: list[Delay]  #: list of the times between neighbouring tokens; `[]` for one token
+    #: how many settings ran this sample before in the same round; None if measured outside rounds
+    place_in_round: Count | None = None
 
 
 class SampleEnergy(Record):
@@ -153,6 +156,25 @@ class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, S
     #: `[]` for nothing; None if answered in a batch
     disturbances: list[str] | None = None
     runs: list[RunTimes]  #: every measured run, in order, `[]` where answered in a batch
+
+    @property
+    def run_totals(self) -> tuple[float, ...]:
+        """`T_total` of every measured run in ms, in order: what a request may take; () where answered in a batch.
+
+        Run r of a sample at two settings is of one round, where they were measured in rounds.
+        """
+        return tuple(run.T_total for run in self.runs)
+
+    @property
+    def mean_total(self) -> float | None:
+        """Mean of `run_totals`; `T_total_mean` is its mean over samples. None where answered in a batch."""
+        return mean_of(self.run_totals)
+
+    @property
+    def round_places(self) -> tuple[int, ...] | None:
+        """`place_in_round` of every run; None where the sample was measured outside rounds."""
+        places = [run.place_in_round for run in self.runs]
+        return tuple(place for place in places if place is not None) if places and None not in places else None
 
 
 def is_same_question(one: SampleResult, other: SampleResult) -> bool:

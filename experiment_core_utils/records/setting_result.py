@@ -41,7 +41,8 @@ TIME_NAMES = {
 # The work may be none; a request takes time.
 _MAY_BE_ZERO = ("T_vision_total", "T_preprocess", "T_transfer", "T_thinking")
 _ABOVE_ZERO = re.compile(
-    rf"(?:{'|'.join(name for name in TIME_NAMES.values() if name not in _MAY_BE_ZERO)})_(?:mean|p50|p95|p99|min|max)"
+    rf"(?:{'|'.join(name for name in TIME_NAMES.values() if name not in _MAY_BE_ZERO)})"
+    "_(?:mean|p50|p95|p99|min|max)(?:_typical)?"
 )
 
 
@@ -53,7 +54,7 @@ class FixedLengthTime(Record):
     """The time of an answer whose length is the same at every setting."""
 
     num_tokens: Count  #: n, 16 or the limit of tokens where that is less; with `--ignore_eos` the limit
-    mean: Time  #: mean over samples, in ms
+    mean: Time  #: mean, in ms, of the same runs as those of the means that it is made of
     #: `computed`: `T_first_token_mean` + (n - 1) x `T_decode_per_token_mean`; `measured`: `T_total_mean` of a run with
     #: `--ignore_eos`
     how: Literal["computed", "measured"]
@@ -150,12 +151,39 @@ class Precision(Record):
 
 
 class Order(Record):
-    """The place of a setting in the plan: how it was ordered, by which seed, which position from 0, of how many."""
+    """The order in which a run measured its settings, and the place of one among them."""
 
+    #: `rounds`: for each sample, all settings in turn; `blocked`: one setting after another; older files, which are
+    #: blocked too, say `shuffled` or `planned`
     how: str | None = None
-    seed: int | None = None
-    position: Count | None
-    num_settings: Count | None = None
+    seed: int | None = None  #: what the order was drawn by; None if it is that of the plan
+    position: Count | None  #: place of this setting in the plan's order, from 0; None if not measured
+    num_settings: Count | None = None  #: settings of the plan
+
+
+class CommonFactor(Record):
+    """How the machine's speed changed between rounds, by the times that the settings of a round have in common.
+
+    The factor of a round is the geometric mean over its settings of a run's time / the mean time of all runs of the
+    same sample at the same setting. It is common to the settings of a round, so that no comparison contains it.
+    """
+
+    #: lowest factor of a round, which is the geometric mean over its settings of a run's time / the mean time of the
+    #: same sample's runs there, and is in no comparison of two settings
+    min: Ratio
+    max: Ratio  #: highest factor of a round
+    last_over_first: Ratio  #: mean factor of the last tenth of the rounds / that of the first tenth
+
+
+class Rounds(Record):
+    """The rounds in which the settings of a run were measured: each is one sample, once at every setting."""
+
+    num_rounds: Count  #: rounds that were finished, each sample counted once for each of its runs
+    seed: int | None = None  #: what the orders of the settings were drawn by; None if not drawn
+    #: object of `min`, `max` and `last_over_first`: changes of the machine's speed, as information; None if one round,
+    #: or one setting
+    common_factor: CommonFactor | None = None
+    switch_ms: Amount | None = None  #: median time of a change of settings, in ms; None if one setting
 
 
 class TypeScores(Record):
@@ -212,7 +240,8 @@ class AccuracyPart(Record):
     accuracy_std: Amount | None = None  #: standard deviation of single scores (n - 1); None if fewer than 2 samples
     #: [low, high], 95 % interval of the mean, inside [0, `metric_best`]; below; None if as `accuracy`
     accuracy_ci95: Annotated[list[Amount], Field(min_length=2, max_length=2)] | None
-    accuracy_by_type: dict[str, TypeScores] = {}  #: question type -> object of `accuracy` and `num_samples`
+    #: question type -> object of its `accuracy`, null where no sample has a score, and `num_samples`
+    accuracy_by_type: dict[str, TypeScores] = {}
     #: answers of samples that ran that could not be read as an answer at all, such as an empty one or one that names no
     #: option
     num_unparsed: Count | None = None
@@ -241,16 +270,18 @@ class CountsPart(Record):
     share_outlier_runs: Share | None = None
     share_outlier_runs_reason: str | None = None  #: why there is no share; None if there is one
     num_discarded_runs: Count | None = None  #: sum of that of the samples
+    #: fraction of all runs that were discarded, and so are missing in means and percentiles; None if no runs, or in
+    #: older files
+    share_discarded_runs: Share | None = None
     num_disturbed_samples: Count | None = None  #: samples of which `disturbances` names something
 
 
 class SteadinessPart(Record):
     """How steady a setting's numbers are."""
 
-    #: in which order the run measured its settings: object of `how` (`shuffled` or `planned`), `seed` (null for
-    #: `planned`), `position` (place of this setting, from 0) and `num_settings`; None if the setting was measured
-    #: outside a plan
+    #: in which order the run measured its settings, [below](#order-and-rounds); None if measured outside a plan
     setting_order: Order | None = None
+    rounds: Rounds | None = None  #: the rounds of the run, [below](#order-and-rounds); None if measured in blocks
     warmup: list[WarmUpRuns] = []  #: list of the warm-ups, [below](#warm-up), `[]` where no sample could be read
     conditions: list[Conditions] = []  #: list of the conditions of the device and the host, [below](#conditions)
     #: how well the mean `T_total` is known, and why no more samples were requested, [below](#precision)
@@ -261,6 +292,9 @@ class ResultOrigin(Record):
     """Which schema a result follows, and what it may be compared with."""
 
     schema_version: Literal[1]  #: 1; see the end of this page
+    #: 2: settings in rounds, or in blocks by request, and `aggregate_stats` of all runs; 1, also where it is absent:
+    #: settings in blocks, and `aggregate_stats` of the samples' median runs
+    protocol_version: Literal[1, 2] = 1
     #: digest of everything but the knobs that makes results comparable; see
     #: [profiling.md](profiling.md#stopping-and-resuming)
     fingerprint: str
@@ -290,7 +324,10 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     energy: Energy | None = None  #: energy of the stages of one request, [below](#energy); None if `--energy off`
     #: time of an answer of fixed length, [below](#fixed-length); None if no decode step was measured, or in older files
     T_fixed_length: FixedLengthTime | None = None
-    aggregate_stats: dict[str, Number | None]  #: spread of every quantity over samples, may be `{}`
+    #: spread of every quantity, [below](#aggregate-stats), may be `{}`: of energy and the model's times over all runs,
+    #: where the n runs of a sample weigh 1/n each, so that means of stages add up to that of `T_total`; of others over
+    #: samples. With `protocol_version` 1 all are over samples, each with its median run
+    aggregate_stats: dict[str, Number | None]
     per_sample_results: list[SampleResult]  #: a list, in order of `sample_id`
     failed_samples: list[FailedSample]  #: a list, in order of `sample_id`
     provenance: Provenance  #: how the run was made

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from experiment_core_utils.primitives.statistics import Distribution
+from experiment_core_utils.primitives.statistics import Distribution, mean_of
 from experiment_core_utils.records.compute import LoadTrace
 from experiment_core_utils.records.energy import RunsEnergy, SettingEnergy
 from experiment_core_utils.records.requests import (
@@ -57,8 +57,7 @@ class MeasuredSample:
     #: the part of the prediction that is scored, without thinking; None where that is the prediction
     scored_answer: str | None = None
     thinking_tokens: int = 0  #: tokens up to the end of thinking; 0 without thinking
-    #: place of each run in its round, from 0; None without runs, and where one setting ran after another
-    round_places: tuple[int, ...] | None = None
+    round_places: tuple[int, ...] | None = None  #: place of each run in its round, from 0; None outside rounds
 
     @property
     def run_place(self) -> int | None:
@@ -75,6 +74,11 @@ class MeasuredSample:
         return None if place is None else self.runs[place]
 
     @property
+    def mean_total_s(self) -> float | None:
+        """Mean total time of its runs; `T_total_mean` is its mean over samples. None without runs."""
+        return mean_of([run.total_s for run in self.runs])
+
+    @property
     def energy_j(self) -> float | None:
         """Energy of the measured run."""
         place = self.run_place
@@ -87,12 +91,14 @@ class MeasuredSample:
         assert answer is not None
         return len(answer.token_ids)
 
+    def thinking_s_of(self, place: int) -> float | None:
+        """Decode time of the thinking tokens after the first in the run at `place`; None without such tokens."""
+        return sum(self.runs[place].inter_token_s[: self.thinking_tokens - 1]) if self.thinking_tokens > 1 else None
+
     @property
     def thinking_s(self) -> float | None:
-        """Decode time of the thinking tokens after the first; None without such tokens, and without runs."""
-        if self.run is None or self.thinking_tokens < 2:
-            return None
-        return sum(self.run.inter_token_s[: self.thinking_tokens - 1])
+        """`thinking_s_of` of `run`; None without runs."""
+        return None if self.run_place is None else self.thinking_s_of(self.run_place)
 
     @property
     def ended(self) -> bool:
@@ -290,7 +296,8 @@ class SettingSummary:
 
     accuracy: AccuracyPart
     counts: CountsPart
-    #: over samples, by quantity: stage times in seconds, token counts as they are
+    #: by quantity: stage times in seconds, over all runs; token counts as they are, over samples
     distributions: Mapping[str, Distribution]
+    typical: Mapping[str, Distribution]  #: of quantities of runs, over samples, each with its published run alone
     #: for each sample the indices of its runs that stand out, None where it has too few runs for that
     outlier_runs: tuple[tuple[int, ...] | None, ...]

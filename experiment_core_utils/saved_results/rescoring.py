@@ -218,6 +218,9 @@ def other_conditions(results: Sequence[SettingResult]) -> tuple[str, ...]:
         values = sorted({json.dumps(_at(result.provenance, path)) for result in results})
         if len(values) > 1:
             found.append(f"{name} ({', '.join(values)})")
+    versions = sorted({str(result.protocol_version) for result in results})
+    if len(versions) > 1:
+        found.append(f"protocol_version ({', '.join(versions)}), so the order of the runs and what mean times are of")
     return tuple(found)
 
 

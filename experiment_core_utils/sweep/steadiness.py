@@ -39,6 +39,7 @@ def steadiness_part(
     """Order, warm-up, conditions and precision of a setting."""
     return SteadinessPart.model_construct(
         setting_order=order_of(key, order),
+        rounds=None,
         warmup=[warmup_of(each) for each in merged.warmups],
         conditions=conditions_of(merged.conditions),
         precision=precision_of(until_precision, merged, is_search=is_search, is_stopped=is_stopped),

@@ -23,6 +23,14 @@ class AnalysisCaveat(Caveat):
             "note",
             lambda found: "sweeps ran one after the other: a latency may differ between them because the machine did",
         ),
+        "protocols_differ": CaveatKind(
+            "warning",
+            lambda found: (
+                f"sweeps of protocol versions {' and '.join(map(str, found['versions']))}: those of version 1 measured "
+                "one setting after another"
+            ),
+            "do not compare latencies across them",
+        ),
         "drift_not_measured": CaveatKind(
             "warning", "{task}: drift was not measured and may be why a latency is lower".format_map
         ),

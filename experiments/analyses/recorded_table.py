@@ -21,15 +21,16 @@ class RecordedTable:
     sample_ids: tuple[int, ...]
     pictures: tuple[str, ...]  #: of each sample; one without a picture stands for itself
     #: scores, seconds, costs: [settings, samples]; seconds and costs are nan where a sample failed, scores also where
-    #: the metric has none. `costs` is the time of all measured runs together.
+    #: the metric has none. `seconds` is the mean of the measured runs, `costs` the time of all together.
     scores: np.ndarray
     seconds: np.ndarray
     costs: np.ndarray
     best: float  #: the metric's highest score
-    origin: Mapping[str, Any]  #: where it was measured and what its times are not
+    origin: Mapping[str, Any]  #: where and by which protocol it was measured, and what its times are not
     prompts: tuple[str, ...] = ()  #: of each sample; empty in a table from before they were kept
     reference: str | None = None  #: the setting that is the model as it is; None where it was not measured
     reference_in_grid: bool = True  #: whether the requested values of the knobs make it
+    runs: np.ndarray | None = None  #: [R, settings, samples] seconds of each run, nan where fewer; None if only one
 
 
 def named_picture(sample_id: int, image_id: object) -> str:
@@ -39,21 +40,22 @@ def named_picture(sample_id: int, image_id: object) -> str:
 
 def table_of(results: Sequence[SettingResult]) -> RecordedTable:
     """The table of a run's results; raises ResultsError where they do not belong to one run."""
-    if len({result.fingerprint for result in results}) != 1:
+    if len({(result.fingerprint, result.protocol_version) for result in results}) != 1:
         raise ResultsError("these are results of several runs, or none; give those of one")
     first = results[0]
     ids = tuple(first.sample_ids)
     place = {sample_id: at for at, sample_id in enumerate(ids)}
     pictures, prompts = [""] * len(ids), [""] * len(ids)
-    scores, seconds, costs = (np.full((len(results), len(ids)), np.nan) for _ in range(3))
+    scores = np.full((len(results), len(ids)), np.nan)
+    most = max((len(sample.runs) for result in results for sample in result.per_sample_results), default=0)
+    runs = np.full((max(most, 1), len(results), len(ids)), np.nan)
     for row, result in enumerate(results):
         for sample in result.per_sample_results:
             at = place[sample.sample_id]
             pictures[at] = named_picture(sample.sample_id, sample.metadata.image_id)
             prompts[at] = sample.metadata.prompt or sample.metadata.question
             scores[row, at] = np.nan if sample.accuracy is None else sample.accuracy
-            seconds[row, at] = (sample.T_total or np.nan) / 1000
-            costs[row, at] = sum(run.T_total for run in sample.runs) / 1000
+            runs[: len(sample.runs), row, at] = np.array(sample.run_totals) / 1000
     provenance = first.provenance
     origin = {
         "model": Path(str(provenance.model.name)).name,
@@ -65,33 +67,38 @@ def table_of(results: Sequence[SettingResult]) -> RecordedTable:
         "precision": provenance.experimental_variables.precision,
         "num_threads": provenance.experimental_variables.num_threads,
         "caveats": provenance.caveats,
+        "protocol_version": first.protocol_version,
     }
+    number = np.isfinite(runs).sum(axis=0)
+    costs = np.where(number > 0, np.nansum(runs, axis=0), np.nan)
     keys = tuple(setting_key(result) for result in results)
     best = first.metric_best
     own = reference_of(results)
     return RecordedTable(
-        keys, ids, tuple(pictures), scores, seconds, costs, best, origin, tuple(prompts),
-        None if own is None else setting_key(own), own is None or own.in_grid,
+        keys, ids, tuple(pictures), scores, costs / np.maximum(number, 1), costs, best, origin, tuple(prompts),
+        None if own is None else setting_key(own), own is None or own.in_grid, runs if most > 1 else None,
     )  # fmt: skip
 
 
 def write_table(table: RecordedTable, path: Path) -> None:
-    """One line a setting; milliseconds with one decimal, null where a sample failed."""
+    """One line a setting; milliseconds with one decimal, null where a sample failed; of each run, where it has more."""
     head = {"origin": table.origin, "best": table.best, "sample_ids": table.sample_ids, "pictures": table.pictures}
     if table.prompts:
         head["prompts"] = table.prompts
     if table.reference is not None:
         head |= {"reference": table.reference, "reference_in_grid": table.reference_in_grid}
+    has_one_run = np.array_equal(table.seconds, table.costs, equal_nan=True)
     lines = [
         json.dumps(key) + ": " + json.dumps(
             {
-                "scores": [None if np.isnan(each) else round(float(each), 4) for each in scores],
-                "milliseconds": _milliseconds(seconds),
-                "cost_milliseconds": None if np.array_equal(seconds, costs, equal_nan=True) else _milliseconds(costs),
+                "scores": [None if np.isnan(each) else round(float(each), 4) for each in table.scores[row]],
+                "milliseconds": _milliseconds(table.seconds[row]),
+                "cost_milliseconds": None if has_one_run else _milliseconds(table.costs[row]),
+                **({} if table.runs is None else {"run_milliseconds": list(map(_milliseconds, table.runs[:, row]))}),
             },
             separators=(",", ":"),
         )
-        for key, scores, seconds, costs in zip(table.settings, table.scores, table.seconds, table.costs, strict=True)
+        for row, key in enumerate(table.settings)
     ]  # fmt: skip
     text = json.dumps(head, separators=(",", ":"))[:-1] + ',"settings":{\n' + ",\n".join(lines) + "\n}}\n"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,9 +121,14 @@ def read_table(path: Path) -> RecordedTable:
         ids = tuple(content["sample_ids"])
         pictures = tuple(map(named_picture, ids, content["pictures"]))
         prompts = tuple(content.get("prompts", ()))
+        runs = None
+        if all("run_milliseconds" in row for row in rows.values()):
+            runs = np.array([row["run_milliseconds"] for row in rows.values()], dtype=float).swapaxes(0, 1) / 1000
+        # Tables from before the key was there were measured by the first protocol.
+        origin = {"protocol_version": 1} | content["origin"]
         return RecordedTable(
-            tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"], prompts,
-            content.get("reference"), content.get("reference_in_grid", True),
+            tuple(rows), ids, pictures, scores, seconds, costs, content["best"], origin, prompts,
+            content.get("reference"), content.get("reference_in_grid", True), runs,
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ResultsError(f"{path} is not a table of collect_table.py ({error}); give one that it wrote") from error

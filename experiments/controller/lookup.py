@@ -23,6 +23,7 @@ from experiment_core_utils.config.command_line import OneLineParser, add_knob_mo
 from experiment_core_utils.knobs.setting import Setting, setting_of
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
+from experiment_core_utils.primitives.statistics import fraction_above, percentiles_over_runs
 from experiment_core_utils.primitives.units import check_at_least, check_fraction, milliseconds
 from experiment_core_utils.records.json_record import Amount, Count, Knob, Share, Time
 from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
@@ -48,17 +49,19 @@ class LookupEntry(VisionKnob, DecoderKnobs):
 
     accuracy: Share  #: mean of score / best score over the samples that have a score
     num_scored: Count
-    #: latency_mean_ms, latency_median_ms: of `T_total` over the samples that were measured
+    #: latency_mean_ms, latency_median_ms: of `T_total` over all runs of the samples that were measured
     latency_mean_ms: Time
     latency_median_ms: Time
     num_measured: Count
-    #: latencies_ms, scores: of each sample of the table, `T_total` and score / best score; None where a sample has
-    #: none. Both are empty in a file from before they were kept.
+    #: latencies_ms, scores: of each sample of the table, mean `T_total` of its runs and score / best score; None where
+    #: it has none. Both are empty in a file from before they were kept.
     latencies_ms: tuple[Time | None, ...] = ()
     scores: tuple[Share | None, ...] = ()
     vision_tokens_target: Knob | None = None  #: see `VisionKnob`; not in older files
     #: see `SettingResult.knobs`
     knobs: dict[str, str | int | float] = Field(default_factory=dict)
+    #: the `latencies_ms` of each run; () for one run, or not kept
+    runs_ms: tuple[tuple[Time | None, ...], ...] = ()
 
     @cached_property
     def choice(self) -> Setting:
@@ -89,14 +92,14 @@ class LookupOptions:
 
     `aggregation_method` is what a setting's latency is, which has to be at most budget x (1 + tolerance):
 
-    - `mean` over its samples, `p50` (or `median`), `p95`, `p99`: percentiles over them,
+    - `mean` over its samples, `p50` (or `median`), `p95`, `p99`: percentiles over all of their runs,
     - `max_accuracy`: the smaller of mean and median, so that the most accurate setting that fits by either is taken.
 
     Of those that fit the most accurate one is taken, of equally accurate ones the one of the lowest latency. Where none
     fits, the fastest, which is the nearest to the budget.
 
-    - `in_time` takes the setting of the highest mean score where a late answer counts 0, of equal ones the one of the
-      lowest mean latency. A setting fits where it has any sample in time.
+    - `in_time` takes the setting of the highest mean score where a late run counts 0, of equal ones the one of the
+      lowest mean latency. A setting fits where it has any run in time.
     - `stream` lets requests share the budget: their mean latency has to be within it, or, with `max_late`, no more than
       that fraction may be late. Each takes the setting with the highest accuracy less a price of its expected cost; at
       most two such prices are mixed, so that the samples of the table cost the limit.
@@ -107,8 +110,8 @@ class LookupOptions:
 
     aggregation_method: Aggregation = DEFAULT_AGGREGATION
     tolerance: float = 0.0  #: fraction of the budget by which a latency may be above it; 0.05 is five percent
-    #: a setting fits only where the chance that a request is late is at most this, with the `confidence`: the one-sided
-    #: upper limit of Clopper and Pearson for the late samples among the measured ones; None asks for nothing
+    #: a setting fits only where the chance that a request is late is at most this, with the `confidence`; None asks for
+    #: nothing; see `late_limit`
     max_late: float | None = None
     confidence: float = CONFIDENCE
     #: fraction of the samples, those with the prompts most like the request's, that a request's table is made of, and
@@ -195,11 +198,10 @@ class Lookup:
         return _means(self._scores[:, places]), -_means(-self._costs(budget_ms)[:, places])
 
     def _costs(self, budget_ms: float) -> np.ndarray:
-        """Milliseconds [S, N]; with `max_late` 1 for a late sample and 0 for one in time."""
+        """Milliseconds [S, N]; with `max_late` the fraction of each sample's runs that are late."""
         if self.options.max_late is None:
             return self._latencies
-        late = self._latencies > self._limit_ms(budget_ms)
-        return np.where(np.isfinite(self._latencies), late, np.nan)
+        return fraction_above(self._runs, self._limit_ms(budget_ms))
 
     def _price(self, budget_ms: float) -> Price:
         if budget_ms not in self._prices:
@@ -222,25 +224,28 @@ class Lookup:
     def at(self, budget_ms: float, prompt: str | None = None) -> _Table:
         """The figures of all settings at a budget, for a prompt where there is a neighbourhood."""
         limit_ms, options = self._limit_ms(budget_ms), self.options
-        latencies, scores, latency_ms, accuracy = self._latencies, self._scores, self._latency_ms, self._accuracy
+        runs, scores, latency_ms, accuracy = self._runs, self._scores, self._latency_ms, self._accuracy
         if options.neighbourhood is not None:
             places = self._places(prompt)
-            latencies, scores = latencies[:, places], scores[:, places]
-            latency_ms, accuracy = _over_rows(latencies, self.options.aggregation_method), _means(scores)
-        fits = np.asarray(latency_ms <= limit_ms)
+            runs, scores = runs[:, :, places], scores[:, places]
+            latency_ms, accuracy = _over_rows(runs, self.options.aggregation_method), _means(scores)
+        fits, late = np.asarray(latency_ms <= limit_ms), fraction_above(runs, limit_ms)
         if self.options.aggregation_method == "in_time":
-            in_time = latencies <= limit_ms
-            accuracy = _means(np.where(np.isfinite(latencies), np.where(in_time, scores, 0.0 * scores), np.nan))
-            fits = np.asarray(in_time.any(axis=1))
+            accuracy, fits = _means(scores * (1 - late)), np.asarray((late < 1).any(axis=1))
         if options.max_late is not None:
-            late = (latencies > limit_ms).sum(axis=1)
-            limits = late_limit(late, np.isfinite(latencies).sum(axis=1), options.confidence)
+            limits = late_limit(np.nansum(late, axis=1), np.isfinite(late).sum(axis=1), options.confidence)
             fits = np.asarray(fits & (limits <= options.max_late))
         return _Table(accuracy, latency_ms, fits)
 
     @cached_property
     def _latencies(self) -> np.ndarray:
         return np.array([entry.latencies_ms for entry in self.entries], dtype=float)
+
+    @cached_property
+    def _runs(self) -> np.ndarray:
+        """The latencies [R, S, N] of every run."""
+        runs = [entry.runs_ms or (entry.latencies_ms,) for entry in self.entries]
+        return np.array(runs, dtype=float).swapaxes(0, 1)
 
     @cached_property
     def _scores(self) -> np.ndarray:
@@ -259,7 +264,7 @@ class Lookup:
         method = self.options.aggregation_method
         if method in ("median", "max_accuracy"):
             return medians if method == "median" else np.minimum(means, medians)
-        return _over_rows(self._latencies, method) if method in PERCENTS else means
+        return _over_rows(self._runs, method) if method in PERCENTS else means
 
     @cached_property
     def _words(self) -> PromptWords:
@@ -274,21 +279,26 @@ def _means(values: np.ndarray) -> np.ndarray:
     )
 
 
-def _over_rows(latencies: np.ndarray, method: Aggregation) -> np.ndarray:
-    """The latency [S] by a method of [S, N]; infinite where a setting has none."""
-    has = np.isfinite(latencies).any(axis=1)
-    found, rows = np.full(len(latencies), np.inf), latencies[has]
-    if method in PERCENTS:
-        found[has] = np.nanpercentile(rows, PERCENTS[method], axis=1)
-    else:
-        found[has] = np.nanmean(rows, axis=1)
-    return np.minimum(found, _over_rows(latencies, "median")) if method == "max_accuracy" else found
+def _over_rows(runs: np.ndarray, method: Aggregation) -> np.ndarray:
+    """The latency [S] by a method of [R, S, N]; infinite where a setting has none."""
+    found = np.full(runs.shape[1], np.inf)
+    for row in np.flatnonzero(np.isfinite(runs).any(axis=(0, 2))):
+        if method in PERCENTS:
+            (found[row],) = percentiles_over_runs(runs[:, row], (PERCENTS[method],))
+        else:
+            known = np.isfinite(runs[:, row]).any(axis=0)
+            found[row] = np.nanmean(runs[:, row, known], axis=0).mean()
+    return np.minimum(found, _over_rows(runs, "median")) if method == "max_accuracy" else found
 
 
 def late_limit(late: np.ndarray, measured: np.ndarray, confidence: float) -> np.ndarray:
-    """The upper limit of the chance to be late, of `late` among `measured` requests, by Clopper and Pearson (1934)."""
+    """The upper limit of the chance to be late, of `late` among `measured` requests, by Clopper and Pearson (1934).
+
+    A request of which a part of the runs is late counts as that part. The limit is then that of a beta distribution,
+    which has the mean and more spread than the distribution that Gaffke's bound is of (`bounded_mean_interval`).
+    """
     in_time = measured - late
-    return np.where(in_time > 0, betaincinv(late + 1.0, np.maximum(in_time, 1), confidence), 1.0)
+    return np.where(in_time > 0, betaincinv(late + 1.0, np.maximum(in_time, 1e-9), confidence), 1.0)
 
 
 def build(
@@ -308,24 +318,24 @@ def build(
             and no prompts.
     """
     options = LookupOptions(aggregation_method, tolerance, max_late, confidence, neighbourhood)
-    fractions, total_ms = grid.shares, 1000 * grid.total_s
+    fractions, total_ms, runs_ms = grid.shares, 1000 * grid.total_s, 1000 * grid.times_s
     entries = []
     for row, choice in enumerate(grid.choices):
         scored, measured = np.isfinite(fractions[row]), np.isfinite(total_ms[row])
         needs_both = aggregation_method in ("in_time", "stream")
         if scored.any() and measured.any() and (not needs_both or (scored & measured).any()):
-            own = total_ms[row][measured]
             entries.append(
                 LookupEntry(
                     **choice.published_fields,
                     accuracy=float(fractions[row][scored].mean()),
                     num_scored=int(scored.sum()),
-                    latency_mean_ms=float(own.mean()),
-                    latency_median_ms=float(np.median(own)),
+                    latency_mean_ms=float(total_ms[row][measured].mean()),
+                    latency_median_ms=percentiles_over_runs(runs_ms[:, row], (50,))[0],
                     num_measured=int(measured.sum()),
                     latencies_ms=_known(total_ms[row]),
                     scores=_known(fractions[row]),
                     knobs=choice.levels,
+                    runs_ms=() if len(runs_ms) < 2 else tuple(map(_known, runs_ms[:, row])),
                 )
             )
     if not entries:
@@ -407,10 +417,12 @@ def _check_samples(lookup: Lookup, path: Path) -> None:
     number = sum(len(ids) for ids in lookup.sample_ids.values())
     options = lookup.options
     is_old = options.aggregation_method in ("mean", "median", "max_accuracy") and options.max_late is None
-    sizes = {len(each) for entry in lookup.entries for each in (entry.latencies_ms, entry.scores)}
+    sizes = {len(own) for each in lookup.entries for own in (each.latencies_ms, each.scores, *each.runs_ms)}
     if options.neighbourhood is not None:
         sizes.add(len(lookup.prompts))
         is_old = False
+    if len({len(each.runs_ms) for each in lookup.entries}) > 1:
+        raise ResultsError(f"{path} is broken: entries have different numbers of runs; build it again")
     if sizes - {number} and not (is_old and sizes == {0}):
         raise ResultsError(f"{path} is broken: entries have {sorted(sizes)} samples, not {number}; build it again")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from experiment_core_utils.knobs.registry import knob_named
 from experiment_core_utils.knobs.setting import Setting, setting_of
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.statistics import fraction_above
 from experiment_core_utils.primitives.units import check_fraction
 from experiments.analyses.charts.style import joined_caption, tasks_named
 from experiments.analyses.knobs.grid import TaskGrid, load_study
@@ -36,7 +38,7 @@ class MeasuredGrid:
     pictures: tuple[str, ...]
     scores: np.ndarray  #: [S, N], by each task's metric; nan where there is none
     best: np.ndarray  #: [N], the highest score of the request's metric
-    total_s: np.ndarray  #: [S, N], `T_total`; nan for a sample that was not measured there
+    total_s: np.ndarray  #: [S, N], mean `T_total` of the runs; nan for a sample that was not measured there
     #: [N], what a policy may see; None where the results do not contain it (a recorded table)
     requests: tuple[RequestFeatures, ...] | None
     metrics: Mapping[str, str]  #: task -> its metric
@@ -49,7 +51,8 @@ class MeasuredGrid:
     prompts: tuple[str | None, ...] | None = None  #: [N], the texts of the prompts; None where there are none
     reference: Setting | None = None  #: the model as it is; None where not every task measured it
     reference_in_grid: bool = True  #: whether the requested values of the knobs make it
-    reference_s: np.ndarray | None = None  #: [N], its `T_total`, also where it is no choice; None without `reference`
+    reference_s: np.ndarray | None = None  #: [N], its `total_s`, also where it is no choice; None without `reference`
+    runs_s: np.ndarray | None = None  #: [R, S, N], `T_total` of each run, nan where there are fewer; None if only one
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -85,6 +88,26 @@ class MeasuredGrid:
         return joined_caption([*self.setup, counted, tasks_named(dict.fromkeys(self.tasks))])
 
     @property
+    def times_s(self) -> np.ndarray:
+        """The time [R, S, N] of every run: what a request may take."""
+        return self.total_s[None] if self.runs_s is None else self.runs_s
+
+    def late(self, budget_s: float) -> np.ndarray:
+        """The fraction [S, N] of each request's runs that exceed a budget; nan where it was not measured."""
+        return fraction_above(self.times_s, budget_s)
+
+    def in_time(self, budget_s: float) -> np.ndarray:
+        """Scores [S, N] as fractions of the best one, of which a late run has 0."""
+        return np.asarray(self.shares * (1 - self.late(budget_s)))
+
+    def rows(self, kept: Sequence[int] | np.ndarray) -> "MeasuredGrid":
+        """The part of the grid with the choices at these rows."""
+        return replace(
+            self, choices=tuple(self.choices[row] for row in kept), scores=self.scores[kept],
+            total_s=self.total_s[kept], runs_s=None if self.runs_s is None else self.runs_s[:, kept],
+        )  # fmt: skip
+
+    @property
     def shares(self) -> np.ndarray:
         """Scores [S, N] as fractions of the best one, so that tasks of different metrics can be combined."""
         return np.asarray(self.scores / self.best)
@@ -108,7 +131,8 @@ class MeasuredGrid:
         }
         return replace(
             self, scores=self.scores[:, places], best=self.best[places], total_s=self.total_s[:, places],
-            reference_s=None if self.reference_s is None else self.reference_s[places], **taken,
+            reference_s=None if self.reference_s is None else self.reference_s[places],
+            runs_s=None if self.runs_s is None else self.runs_s[:, :, places], **taken,
         )  # fmt: skip
 
     def with_all_knobs(self) -> "MeasuredGrid":
@@ -125,13 +149,7 @@ class MeasuredGrid:
                 "--tier_list, --top_k_list and --num_active_blocks_list"
             )
         others = tuple(choice.key for choice in self.choices if not has_all_knobs(choice))
-        return replace(
-            self,
-            choices=tuple(self.choices[row] for row in kept),
-            scores=self.scores[kept],
-            total_s=self.total_s[kept],
-            left_out=(*self.left_out, *others),
-        )
+        return replace(self.rows(kept), left_out=(*self.left_out, *others))
 
     @property
     def unchosen(self) -> list[ControllerCaveat]:
@@ -182,6 +200,8 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
     own = {point.key: point for point in grids[0].points if point.is_reference}
     reference = next((choice for choice in choices if choice.key in own), None)
     total_s = _side_by_side(grids, choices, lambda grid: grid.total_ms) / 1000
+    most = max(1 if grid.runs_ms is None else len(grid.runs_ms) for grid in grids)
+    runs = [_side_by_side(grids, choices, partial(_run_ms, run=run)) / 1000 for run in range(most)]
     made = MeasuredGrid(
         choices=choices,
         tasks=tuple(grid.task for grid in grids for _ in grid.sample_ids),
@@ -202,6 +222,7 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
         reference=reference,
         reference_in_grid=reference is None or own[reference.key].in_grid,
         reference_s=None if reference is None else total_s[choices.index(reference)],
+        runs_s=np.stack(runs) if most > 1 else None,
     )
     return _with_features(made, study.sweeps[0]) if study.sweeps else made
 
@@ -211,6 +232,12 @@ def _with_features(grid: MeasuredGrid, sweep: Sweep) -> MeasuredGrid:
     features = _features_of(sweep)
     splits = {each.task: each.result.provenance.task.split for each in sweep.settings}
     return replace(grid, requests=tuple(features[key] for key in grid.keys), splits=splits)
+
+
+def _run_ms(grid: TaskGrid, run: int) -> np.ndarray:
+    """The times [S, N] of one run of each sample; nan where there are fewer."""
+    times = grid.total_ms[None] if grid.runs_ms is None else grid.runs_ms
+    return np.asarray(times[run] if run < len(times) else np.full(times.shape[1:], np.nan))
 
 
 def _prompts(grids: Sequence[TaskGrid]) -> tuple[str | None, ...] | None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from experiment_core_utils.config.profiling import build_parser, parse_config, parts_of_flags
 from experiment_core_utils.config.text import TextConfig
-from experiment_core_utils.g_metrics_inference import QUANTITIES
+from experiment_core_utils.g_metrics_inference import RUN_QUANTITIES, SAMPLE_QUANTITIES
 from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
 from experiment_core_utils.meters.energy_files import ENERGY_VERSION
 from experiment_core_utils.pipeline import run_profiling
@@ -34,7 +34,14 @@ from experiment_core_utils.records.energy import (
 )
 from experiment_core_utils.records.ledger import Ledger, RunPlan
 from experiment_core_utils.records.sample_result import FailedSample
-from experiment_core_utils.records.setting_result import SCHEMA_VERSION, TIME_NAMES, AccuracyPart
+from experiment_core_utils.records.setting_result import (
+    PROTOCOL_VERSION,
+    SCHEMA_VERSION,
+    TIME_NAMES,
+    AccuracyPart,
+    CommonFactor,
+    Rounds,
+)
 from experiment_core_utils.records.text import (
     AllocatedEnergy,
     ComputeMetrics,
@@ -105,6 +112,9 @@ def test_every_key_of_a_result_is_documented_and_no_other(run: tuple[dict[str, A
     assert set(result["conditions"][0]) == first_cells("Conditions")
     assert set(result["drift"][0]) == first_cells("Drift")
     assert set(result["precision"]) == first_cells("Precision")
+    of_rounds = {*Rounds.model_fields, *CommonFactor.model_fields}
+    assert set(result["setting_order"]) | of_rounds == first_cells("Order and rounds")
+    assert result["protocol_version"] == PROTOCOL_VERSION
     assert dotted(result["provenance"]) == first_cells("Provenance")
     assert set(FailedSample.model_fields) == first_cells("Failed samples")
     for key in (
@@ -163,13 +173,14 @@ def test_every_key_of_the_metrics_of_a_text_experiment_is_documented_and_no_othe
 
 
 def test_every_aggregate_is_documented(run: tuple[dict[str, Any], pd.DataFrame, Ledger]) -> None:
-    names = {TIME_NAMES.get(quantity, quantity) for quantity in QUANTITIES}
+    names = {TIME_NAMES.get(quantity, quantity) for quantity in (*RUN_QUANTITIES, *SAMPLE_QUANTITIES)}
     section = SCHEMA.partition("## Aggregate stats\n")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
     assert names == {name for cell in cells for name in re.findall("`([^`]+)`", cell) if not name.startswith("_")}
     endings = sorted(set(re.findall(r"`(_[a-z0-9_]+)`", SCHEMA)), key=len, reverse=True)
     found = set()
     for key in run[0]["aggregate_stats"]:
+        key = key.removesuffix("_typical")
         ending = next(ending for ending in endings if key.endswith(ending))
         assert key.removesuffix(ending) in names
         found.add(ending)

@@ -66,6 +66,7 @@ def test_every_key_of_a_setting() -> None:
     assert 0.0 <= interval[0] <= 0.5 <= interval[1] <= 1.0
     assert content == {
         "schema_version": 1,
+        "protocol_version": 2,
         "knobs": {"vision": "low", "top_k": 2, "num_active_blocks": 3},
         "fingerprint": "f00d",
         "tier": "low",
@@ -101,6 +102,7 @@ def test_every_key_of_a_setting() -> None:
         "share_outlier_runs": None,
         "share_outlier_runs_reason": "no sample has 3 runs",
         "num_discarded_runs": 0,
+        "share_discarded_runs": 0.0,
         "num_disturbed_samples": 0,
         "is_reference": None,
         "in_grid": True,
@@ -139,6 +141,7 @@ def test_every_key_of_a_setting() -> None:
     }
     assert [entry["sample_id"] for entry in per_sample] == [3, 5, 8]
     assert (stats["T_total_mean"], stats["T_total_n"], stats["prefill_flops_n"]) == (1000.0, 3, 1)
+    assert (stats["T_total_p95_typical"], "prefill_flops_n_typical" in stats) == (1000.0, False)
 
 
 def test_runs_that_stand_out_are_marked_and_stay_in_the_statistics() -> None:
@@ -161,7 +164,7 @@ def test_the_ids_are_the_requested_ones() -> None:
 def test_every_key_of_a_sample() -> None:
     slow = staged_run(vision_s=2.0)
     sample = replace(measured_sample(3, staged_run(), flops=FLOPS), runs=(staged_run(), slow))
-    sample = replace(sample, data_sha256="d0", picture_sha256="b1")
+    sample = replace(sample, data_sha256="d0", picture_sha256="b1", round_places=(4, 0))
     result = sample_result(sample, Score(0.75, True, "letter", {"half": 0.375}), SETTING).content()
     # Seconds 0.5 + 0.25 + 2 * 0.125 become milliseconds.
     times = {
@@ -222,8 +225,14 @@ def test_every_key_of_a_sample() -> None:
         "num_discarded_runs": 0,
         "disturbances": [],
         "runs": [
-            {**times, "T_inter_token": [125.0, 125.0]},
-            {**times, "T_vision_total": 2000.0, "T_total": 2500.0, "T_inter_token": [125.0, 125.0]},
+            {**times, "T_inter_token": [125.0, 125.0], "place_in_round": 4},
+            {
+                **times,
+                "T_vision_total": 2000.0,
+                "T_total": 2500.0,
+                "T_inter_token": [125.0, 125.0],
+                "place_in_round": 0,
+            },
         ],
     }
 

@@ -11,9 +11,12 @@ from experiment_core_utils.primitives import statistics
 from experiment_core_utils.primitives.statistics import (
     bounded_mean_interval,
     describe,
+    fraction_above,
     fraction_of,
     highest_of,
     mean_of,
+    percentiles,
+    percentiles_over_runs,
     ratio_interval,
 )
 
@@ -36,6 +39,24 @@ def test_four_numbers_by_hand() -> None:
     half = 3.182446 * math.sqrt(14 / 3) / 2
     assert spread.ci_low == pytest.approx(3 - half, rel=1e-6)
     assert spread.ci_high == pytest.approx(3 + half, rel=1e-6)
+
+
+def test_weighted_percentiles_are_numpys_where_weights_are_equal() -> None:
+    values = np.random.default_rng(3).lognormal(size=37)
+    found = percentiles(values, (0, 5, 50, 95, 100), np.full(37, 0.25))
+    assert found == pytest.approx(np.percentile(values, (0, 5, 50, 95, 100)).tolist())
+    # 1 and 5 of weight 1, 2 of weight 2: steps of 1.5 and 1.5, so that half way is 2; 5 of weight 4: 1.5 and 3.
+    assert percentiles(np.array([2.0, 1.0, 5.0]), (50,), np.array([2.0, 1.0, 1.0])) == [2.0]
+    assert percentiles(np.array([2.0, 1.0, 5.0]), (50,), np.array([2.0, 1.0, 4.0])) == [pytest.approx(2 + 3 * 0.75 / 3)]
+    assert percentiles(np.array([7.0]), (1, 99), np.array([0.5])) == [7.0, 7.0]
+
+
+def test_the_runs_of_a_column_weigh_as_much_as_one_value() -> None:
+    """1 and 3 weigh 1/2 each, 4 weighs 1: the median is 3 + (0.625 - 0.5) / 0.75."""
+    runs = np.array([[3.0, 4.0, np.nan], [1.0, np.nan, np.nan]])
+    assert percentiles_over_runs(runs, (50,)) == [pytest.approx(3 + 0.125 / 0.75)]
+    late = fraction_above(runs, 2.0)
+    assert late[:2].tolist() == [0.5, 1.0] and np.isnan(late[2])
 
 
 def test_values_of_one_cluster_are_one_for_the_interval_alone() -> None:

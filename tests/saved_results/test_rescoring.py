@@ -228,6 +228,11 @@ def test_what_differs_beside_the_knobs_is_reported(results: Path) -> None:
     (results / SMALL_FILE).write_text(json.dumps(content))
     (found,) = compare_folder(results, None)
     assert found.other_conditions == ("max_new_tokens (3, null)",)
+    del content["protocol_version"], content["provenance"]["experimental_variables"]
+    (results / SMALL_FILE).write_text(json.dumps(content))
+    (found,) = compare_folder(results, None)
+    expected = "protocol_version (1, 2), so the order of the runs and what mean times are of"
+    assert found.other_conditions == (expected,)
 
 
 def test_a_file_without_provenance_is_one_line(results: Path) -> None:

@@ -172,9 +172,9 @@ def guardrail_chart(curve: Sequence[GuardrailCounts]) -> Chart:
         texts = [
             (
                 f"margin {100 * each.margin:+.0f} %",
-                f"{each.violations} of {each.admitted} admitted were over budget"
+                f"{each.violations:g} of {each.admitted} admitted were over budget"
                 if violations
-                else f"{each.false_rejections} of {each.fitting} that fit were rejected",
+                else f"{each.false_rejections:g} of {each.fitting:g} that fit were rejected",
                 f"{100 * rate:.1f} %",
             )
             for each, rate in known

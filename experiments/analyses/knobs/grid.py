@@ -65,7 +65,7 @@ class TaskGrid:
     sample_ids: tuple[int, ...]
     pictures: tuple[str, ...]  #: of each sample; samples of one picture are not independent
     scores: np.ndarray  #: [S, N], from 0 to `best`
-    total_ms: np.ndarray  #: [S, N], `T_total`; samples that were answered in batches have none
+    total_ms: np.ndarray  #: [S, N], mean `T_total` of the runs; samples that were answered in batches have none
     energy_j: np.ndarray  #: [S, N], of the run whose time it is, idle power included
     flops: np.ndarray  #: [S, N], of vision, prefill and all decode steps of the request
     #: largest change of the control setting's time around any of the settings, as a fraction (0.1: a tenth longer, or
@@ -74,6 +74,8 @@ class TaskGrid:
     prompts: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
     #: `unreadable_fraction` of each setting's answers; empty where it is not known
     unreadable: tuple[float, ...] = ()
+    runs_ms: np.ndarray | None = None  #: [R, S, N], `T_total` of each run, nan where there are fewer; None if only one
+    protocol_versions: tuple[int, ...] = (1,)  #: of the results, ascending
 
 
 def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[Level, ...]:
@@ -131,12 +133,14 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         sample_ids=tuple(ids),
         pictures=tuple(pictures[sample_id] for sample_id in ids),
         scores=_matrix(rows, ids, lambda sample: sample.accuracy),
-        total_ms=_matrix(rows, ids, lambda sample: sample.T_total),
+        total_ms=_matrix(rows, ids, lambda sample: sample.mean_total),
         energy_j=_matrix(rows, ids, lambda sample: sample.energy_j),
         flops=_matrix(rows, ids, request_flops),
         drift=largest_drift(settings),
         prompts=tuple(metadata[sample_id].prompt or metadata[sample_id].question for sample_id in ids),
         unreadable=tuple(unreadable_fraction(each.result) for each in settings),
+        runs_ms=_runs_ms(rows, ids),
+        protocol_versions=tuple(sorted({each.result.protocol_version for each in settings})),
     )
 
 
@@ -209,6 +213,18 @@ def _matrix(
     return matrix
 
 
+def _runs_ms(rows: Sequence[SamplesById], ids: Sequence[int]) -> np.ndarray | None:
+    most = max((len(sample.runs) for row in rows for sample in row.values()), default=0)
+    if most < 2:
+        return None
+    runs = np.full((most, len(rows), len(ids)), np.nan)
+    places = {sample_id: at for at, sample_id in enumerate(ids)}
+    for at, row in enumerate(rows):
+        for sample_id, sample in row.items():
+            runs[: len(sample.runs), at, places[sample_id]] = sample.run_totals
+    return runs
+
+
 @dataclass(frozen=True)
 class Study:
     """The data that E2 analyses."""
@@ -254,7 +270,7 @@ def _check_one_sweep(tables: Sequence[RecordedTable]) -> None:
     tasks = [table.origin["task"] for table in tables]
     if len(set(tasks)) < len(tasks):
         raise ResultsError(f"several tables are of the same task ({', '.join(tasks)}); give one for each task")
-    for key in ("model", "split", "hardware", "versions", "precision", "num_threads"):
+    for key in ("model", "split", "hardware", "versions", "precision", "num_threads", "protocol_version"):
         if any(table.origin.get(key) != tables[0].origin.get(key) for table in tables):
             raise ResultsError(f"these tables differ in {key}; give tables of one model, measured in one way")
 
@@ -275,6 +291,8 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
         flops=absent,
         drift=None,
         prompts=table.prompts,
+        runs_ms=None if table.runs is None else 1000 * table.runs,
+        protocol_versions=(table.origin["protocol_version"],),
     )
 
 

@@ -55,6 +55,9 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[A
     found = [caveat("no_drift_in_intervals"), *[caveat("random_weights")] * random_weights]
     if any(point.sweep for analysis in analyses for point in analysis.grid.points):
         found.append(caveat("sweeps_one_after_the_other"))
+    versions = sorted({version for analysis in analyses for version in analysis.grid.protocol_versions})
+    if len(versions) > 1:
+        found.append(caveat("protocols_differ", versions=versions))
     for analysis in analyses:
         task, drift = analysis.grid.task, analysis.grid.drift
         found.append(

@@ -43,7 +43,7 @@ def analyse_latency(sweep: Sweep, samples: pd.DataFrame, level: float = LEVEL) -
     timed, left_out = of_fewer_settings(timed_samples(samples, runs_frame(sweep)))
     estimator = LatencyEstimator(level).fit(timed)
     validation = validate(timed, level)
-    curve = guardrail_curve(validation.totals["expected"], timed.times["T_total"])
+    curve = guardrail_curve(validation.totals["expected"], timed.run_totals)
     drift = control_drift([each.result for each in sweep.settings])
     caveats = [*estimator.fitted.caveat_records, *([] if left_out is None else [left_out])]
     return LatencyModel(timed, estimator, validation, curve, drift, caveats)

@@ -122,6 +122,11 @@ class TimedSamples:
         return len(self.requests)
 
     @property
+    def run_totals(self) -> np.ndarray:
+        """`T_total` [R, S] of every run, NaN where a sample has fewer; of the sample where its runs are not known."""
+        return self.runs["T_total"] if self.runs else self.times["T_total"][None]
+
+    @property
     def knobs(self) -> np.ndarray:
         """The setting [S] of each sample without the task; samples of one setting are left out of a fit together."""
         return np.array([str(each).partition(" ")[2] for each in self.settings])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.statistics import fraction_of
+from experiment_core_utils.primitives.statistics import fraction_above, fraction_of, percentiles_over_runs
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.analyses.latency.features import RequestSetting
 
@@ -62,14 +62,17 @@ def is_admitted(predicted_ms: np.ndarray, budget_ms: float, margin: float) -> np
 
 @dataclass(frozen=True)
 class GuardrailCounts:
-    """The effects of a margin, summed over budgets; a case is a sample at a budget."""
+    """The effects of a margin, summed over budgets; a case is a sample at a budget.
+
+    A case of which a part of the runs took longer than the budget is a violation by that part, and fits by the rest.
+    """
 
     margin: float
     cases: int
     admitted: int  #: cases
-    violations: int  #: cases that were admitted and took longer than the budget
-    fitting: int  #: cases that were within the budget as measured
-    false_rejections: int  #: cases of these that were not admitted
+    violations: float  #: cases that were admitted and took longer than the budget
+    fitting: float  #: cases that were within the budget as measured
+    false_rejections: float  #: cases of these that were not admitted
     violation_rate: float | None  #: violations / admitted; None where none was admitted
     false_rejection_rate: float | None  #: false_rejections / fitting; None where none fits
 
@@ -77,11 +80,11 @@ class GuardrailCounts:
 def guardrail_counts(
     predicted_ms: np.ndarray, measured_ms: np.ndarray, budgets_ms: Sequence[float], margin: float
 ) -> GuardrailCounts:
-    """The counts of the guardrail, of samples [S] at every budget."""
+    """The counts of the guardrail, of predictions [S] and the runs [R, S] of these samples, at every budget."""
     admitted = np.stack([is_admitted(predicted_ms, budget, margin) for budget in budgets_ms])
-    fits = np.stack([measured_ms <= budget for budget in budgets_ms])
-    num_admitted, num_fitting = int(admitted.sum()), int(fits.sum())
-    violations, rejected = int((admitted & ~fits).sum()), int((~admitted & fits).sum())
+    late = np.stack([fraction_above(measured_ms, budget) for budget in budgets_ms])
+    num_admitted, num_fitting = int(admitted.sum()), float((1 - late).sum())
+    violations, rejected = float(late[admitted].sum()), float((1 - late)[~admitted].sum())
     return GuardrailCounts(
         margin=margin,
         cases=admitted.size,
@@ -95,6 +98,6 @@ def guardrail_counts(
 
 
 def guardrail_curve(predicted_ms: np.ndarray, measured_ms: np.ndarray) -> list[GuardrailCounts]:
-    """The guardrail's figures for each of MARGINS, at budgets that are percentiles of what was measured."""
-    budgets = [float(budget) for budget in np.percentile(measured_ms, BUDGET_PERCENTILES)]
+    """The guardrail's figures for each of MARGINS, at budgets that are percentiles of all runs [R, S]."""
+    budgets = percentiles_over_runs(measured_ms, BUDGET_PERCENTILES)
     return [guardrail_counts(predicted_ms, measured_ms, budgets, margin) for margin in MARGINS]

@@ -57,7 +57,7 @@ def _validation_fields(sweep: Sweep, found: LatencyModel, studies: Sequence[Reca
             "budget_percentiles": list(BUDGET_PERCENTILES),
             "margins": [asdict(each) for each in found.curve],
             "by_length": {
-                length: [asdict(each) for each in guardrail_curve(total, samples.times["T_total"])]
+                length: [asdict(each) for each in guardrail_curve(total, samples.run_totals)]
                 for length, total in validation.totals.items()
             },
         },

@@ -1,7 +1,8 @@
 """Accuracy, latency and violations of what policies chose for the same requests at the same budgets.
 
 A request is in time where its latency is at most the budget. `accuracy_in_time` counts the score of a request that is
-not in time as 0, so that exceeding the budget never pays and the per-sample oracle is an upper bound.
+not in time as 0, so that exceeding the budget never pays and the per-sample oracle is an upper bound. Of a request that
+was measured in several runs, the fraction of them that is late counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.primitives.statistics import bounded_mean_interval, cluster_totals
+from experiment_core_utils.primitives.statistics import (
+    bounded_mean_interval,
+    cluster_totals,
+    fraction_above,
+    percentiles_over_runs,
+)
 from experiments.fitting.held_out import mean_of
 from experiments.fitting.intervals import ratio_intervals
 
@@ -32,8 +38,14 @@ class Outcomes:
     name: str
     choices: tuple[tuple[Setting, ...], ...]  #: [B][N]
     scores: np.ndarray  #: [B, N], by each task's metric; nan where it has none
-    latency_s: np.ndarray  #: [B, N], what is compared with the budget
+    latency_s: np.ndarray  #: [B, N], the mean of the request's runs
     overhead_s: np.ndarray  #: [B, N], time that choosing took
+    runs_s: np.ndarray | None = None  #: [R, B, N], of each run, nan where there are fewer; None for one run
+
+    @property
+    def times_s(self) -> np.ndarray:
+        """The time [R, B, N] of every run, which is compared with the budget."""
+        return self.latency_s[None] if self.runs_s is None else self.runs_s
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,7 @@ class BudgetFigures:
     latency_p50_s: float
     latency_p95_s: float
     latency_p99_s: float
-    violation_rate: float  #: fraction of requests that went over it
+    violation_rate: float  #: fraction of requests, by their runs, that went over it
     #: the same among requests that some choice would have kept within it; None where there are none, or where it is not
     #: known (only a full grid shows it)
     violation_rate_possible: float | None
@@ -85,8 +97,8 @@ def score_fractions(outcomes: Outcomes, requests: AnsweredRequests) -> np.ndarra
 
 
 def late(outcomes: Outcomes, budgets_s: Sequence[float]) -> np.ndarray:
-    """Whether each request exceeded its budget, [B, N]."""
-    return np.asarray(outcomes.latency_s > np.asarray(budgets_s)[:, None])
+    """The fraction [B, N] of each request's runs that exceeded its budget."""
+    return fraction_above(outcomes.times_s, np.asarray(budgets_s)[:, None])
 
 
 def figures_at(
@@ -104,17 +116,17 @@ def figures_at(
     names = [choice.key for choice in outcomes.choices[at]]
     counts = {name: names.count(name) for name in sorted(set(names))}
     could = None if possible is None or not possible[at].any() else possible[at]
-    p50, p95, p99 = np.percentile(latency_s, (50, 95, 99))
+    p50, p95, p99 = percentiles_over_runs(outcomes.times_s[:, at], (50, 95, 99))
     return BudgetFigures(
         accuracy_by_task={
             task: mean_of(outcomes.scores[at][scored & (tasks == task)]) for task in dict.fromkeys(requests.tasks)
         },
         accuracy=mean_of(fractions[scored]),
-        accuracy_in_time=mean_of(np.where(over, 0.0, fractions)[scored]),
+        accuracy_in_time=mean_of((fractions * (1 - over))[scored]),
         latency_mean_s=float(latency_s.mean()),
-        latency_p50_s=float(p50),
-        latency_p95_s=float(p95),
-        latency_p99_s=float(p99),
+        latency_p50_s=p50,
+        latency_p95_s=p95,
+        latency_p99_s=p99,
         violation_rate=float(over.mean()),
         violation_rate_possible=None if could is None else float(over[could].mean()),
         overhead_p50_s=float(np.percentile(overhead_s, 50)),
@@ -148,7 +160,7 @@ def paired(
     if not at:
         raise ValueError("no budgets to compare at")
     rows = list(at)
-    over = [late(each, budgets_s)[rows].astype(float) for each in (policy, baseline)]
+    over = [late(each, budgets_s)[rows] for each in (policy, baseline)]
     fractions = [score_fractions(each, requests)[rows] for each in (policy, baseline)]
     in_time = [share * (1 - gone) for share, gone in zip(fractions, over, strict=True)]
     seconds = (policy.latency_s[rows] - baseline.latency_s[rows]).mean(axis=0)

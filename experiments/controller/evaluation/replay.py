@@ -9,6 +9,7 @@ import numpy as np
 
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiment_core_utils.primitives.statistics import fraction_above, percentiles_over_runs
 from experiment_core_utils.primitives.units import check_above, shown
 from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
 from experiments.controller.measured_grid import MeasuredGrid
@@ -26,8 +27,8 @@ BUDGET_SHARES = tuple(percent / 100 for percent in range(35, 101, 5))
 class PerSampleOracle:
     """A policy that knows what every request scores and takes at every choice, which no controller can.
 
-    Of the choices that keep the request within the budget the one of the highest score, of equal scores the fastest;
-    where none keeps it, the fastest of all.
+    The choice of the highest score, of which its late runs have 0, of equal scores the fastest; where none is in time,
+    the fastest of all.
     """
 
     grid: MeasuredGrid
@@ -49,12 +50,11 @@ class PerSampleOracle:
 
     def best_row(self, place: int, budget_s: float) -> int:
         """The row of the best choice for the request at `place`."""
-        total_s, scores = self.grid.total_s[:, place], self.grid.scores[:, place]
-        fits = total_s <= budget_s
-        if not fits.any():
+        total_s, late = self.grid.total_s[:, place], fraction_above(self.grid.times_s[:, :, place], budget_s)
+        if not (late < 1).any():
             return int(np.argmin(total_s))
-        ranked = np.lexsort((total_s, -np.where(fits, scores, -np.inf)))
-        return int(ranked[0])
+        in_time = np.where(late < 1, self.grid.scores[:, place] * (1 - late), -np.inf)
+        return int(np.lexsort((total_s, -in_time))[0])
 
 
 def requests_in(grid: MeasuredGrid) -> AnsweredRequests:
@@ -97,6 +97,7 @@ def outcomes_of(name: str, grid: MeasuredGrid, picked: np.ndarray, overhead_s: n
         choices=tuple(tuple(grid.choices[row] for row in rows) for rows in picked),
         scores=grid.scores[picked, places],
         latency_s=grid.total_s[picked, places],
+        runs_s=grid.times_s[:, picked, places],
         overhead_s=overhead_s,
     )
 
@@ -108,19 +109,19 @@ def best_static(grid: MeasuredGrid, budgets_s: Sequence[float]) -> Outcomes:
     """
     picked = np.zeros((len(budgets_s), len(grid)), dtype=np.int64)
     for at, budget_s in enumerate(budgets_s):
-        in_time = np.where(grid.total_s <= budget_s, grid.shares, 0.0).mean(axis=1)
+        in_time = grid.in_time(budget_s).mean(axis=1)
         picked[at] = np.lexsort((grid.total_s.mean(axis=1), -in_time))[0]
     return outcomes_of("best_static", grid, picked, np.zeros(picked.shape))
 
 
 def possible(grid: MeasuredGrid, budgets_s: Sequence[float]) -> np.ndarray:
-    """Whether some choice meets the budget of each request, [B, N]."""
-    return np.asarray(grid.total_s.min(axis=0) <= np.asarray(budgets_s)[:, None])
+    """Whether some choice meets the budget of each request in all of its runs, [B, N]."""
+    return np.stack([(grid.late(budget) == 0).any(axis=0) for budget in budgets_s])
 
 
 def meetable(grid: MeasuredGrid, budgets_s: Sequence[float]) -> list[bool]:
     """Whether some setting meets each budget for at least 95 % of the requests."""
-    return [bool(((grid.total_s > budget).mean(axis=1) <= VIOLATIONS_ALLOWED).any()) for budget in budgets_s]
+    return [bool((grid.late(budget).mean(axis=1) <= VIOLATIONS_ALLOWED).any()) for budget in budgets_s]
 
 
 def spread_budgets(grid: MeasuredGrid, number: int) -> tuple[float, ...]:
@@ -136,7 +137,7 @@ def spread_budgets(grid: MeasuredGrid, number: int) -> tuple[float, ...]:
     if number < 2:
         raise ConfigurationError(f"{number} budgets do not span a range; give at least 2, or name them in ms")
     low = float(np.median(grid.total_s, axis=1).min())
-    high = float(np.percentile(grid.total_s, 95, axis=1).max())
+    high = max(percentiles_over_runs(grid.times_s[:, row], (95,))[0] for row in range(len(grid.choices)))
     return tuple(float(budget) for budget in np.geomspace(low, high, number))
 
 

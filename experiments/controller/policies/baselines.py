@@ -44,8 +44,8 @@ class Renamed:
 class InTimeRegression:
     """The setting of the highest predicted score in time: a ridge regression on the words of the prompt, per budget.
 
-    A request's target at a setting is score / best score, 0 where it was late there: cost-sensitive classification with
-    all costs known. The penalty is chosen by leave-one-out errors among `PENALTIES`.
+    A request's target at a setting is score / best score, 0 for runs that were late there: cost-sensitive
+    classification with all costs known. The penalty is chosen by leave-one-out errors among `PENALTIES`.
 
     Args:
         grid: of complete requests with prompts.
@@ -71,8 +71,7 @@ class InTimeRegression:
     def _fit(self, budget_s: float) -> Any:
         from sklearn.linear_model import RidgeCV
 
-        in_time = np.where(self._grid.total_s <= budget_s, self._grid.shares, 0.0)
-        return RidgeCV(PENALTIES).fit(self._inputs, in_time.T)
+        return RidgeCV(PENALTIES).fit(self._inputs, self._grid.in_time(budget_s).T)
 
 
 def tables(calibration: MeasuredGrid) -> list[Lookup]:
@@ -121,7 +120,7 @@ def chosen_table(calibration: MeasuredGrid, budgets_s: Sequence[float]) -> Polic
         validation = known.take(left_out)
         for table in tables(known.take(~left_out)):
             found = replay(table, validation, budgets_s)
-            in_time = np.where(late(found, budgets_s), 0, found.scores / validation.best)
+            in_time = found.scores / validation.best * (1 - late(found, budgets_s))
             totals[table.name] = totals.get(table.name, 0.0) + float(in_time.sum())
     best = max(totals, key=lambda name: totals[name])
     return Renamed(CHOSEN_TABLE, next(table for table in tables(calibration) if table.name == best))

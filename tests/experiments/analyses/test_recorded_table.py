@@ -12,6 +12,7 @@ from experiment_core_utils.records.setting_result import SettingResult
 from experiments.analyses.knobs.grid import grid_of_table
 from experiments.analyses.recorded_table import RecordedTable, read_table, table_of, write_table
 from tests.experiments.hand_made_sweep import reference, result, setting
+from tests.hand_made_records import answered_sample, measured_sample, staged_run
 
 
 def two_settings() -> RecordedTable:
@@ -32,6 +33,30 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ResultsError, match="not a table of collect_table.py"):
         read_table(tmp_path / "other.json")
+
+
+def test_a_table_keeps_every_run(tmp_path: Path) -> None:
+    """Runs of 1 s and 2 s of one sample, and a single one of 1 s of another; none of one that was not measured."""
+    samples = [measured_sample(0, staged_run(), staged_run(vision_s=1.5)), measured_sample(1), answered_sample(2)]
+    write_table(table_of([SettingResult.from_content(result(setting(), samples), "a file")]), tmp_path / "table.json")
+    table = read_table(tmp_path / "table.json")
+    assert table.runs is not None
+    np.testing.assert_allclose(table.runs[:, 0], [[1.0, 1.0, np.nan], [2.0, np.nan, np.nan]])
+    np.testing.assert_allclose(table.seconds[0], [1.5, 1.0, np.nan])
+    np.testing.assert_allclose(table.costs[0], [3.0, 1.0, np.nan])
+    grid = grid_of_table(table)
+    assert grid.runs_ms is not None and grid.runs_ms[1, 0, 0] == 2000
+    assert (grid.total_ms[0, 0], grid.protocol_versions) == (1500, (2,))
+
+
+def test_a_table_that_does_not_say_its_protocol_is_of_the_first(tmp_path: Path) -> None:
+    write_table(two_settings(), tmp_path / "table.json")
+    again = read_table(tmp_path / "table.json")
+    assert (again.origin["protocol_version"], again.runs) == (1, None)
+    older = {key: value for key, value in result(setting("high")).items() if key != "protocol_version"}
+    mixed = [SettingResult.from_content(each, "a file") for each in (result(setting()), older)]
+    with pytest.raises(ResultsError, match="several runs, or none"):
+        table_of(mixed)
 
 
 @pytest.mark.parametrize("in_grid", [False, True])
@@ -62,8 +87,10 @@ def test_a_table_holds_what_the_results_hold(tiny_checkpoint: Path, tmp_path: Pa
     sample = report.results[1].content()["per_sample_results"][2]
     assert table.sample_ids[2] == sample["sample_id"]
     assert table.pictures[2] == sample["metadata"]["image_id"]
-    assert table.seconds[1, 2] == pytest.approx(sample["T_total"] / 1000)
-    assert table.costs[1, 2] == pytest.approx(sum(run["T_total"] for run in sample["runs"]) / 1000)
-    assert table.origin["caveats"]
+    totals = [run["T_total"] / 1000 for run in sample["runs"]]
+    assert table.seconds[1, 2] == pytest.approx(sum(totals) / 2)
+    assert table.costs[1, 2] == pytest.approx(sum(totals))
+    assert table.runs is not None and table.runs[:, 1, 2].tolist() == pytest.approx(totals)
+    assert table.origin["caveats"] and table.origin["protocol_version"] == 2
     with pytest.raises(ResultsError, match="several runs, or none"):
         table_of([])

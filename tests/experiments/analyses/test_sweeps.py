@@ -81,6 +81,19 @@ def test_results_of_two_sweeps_are_refused(tmp_path: Path, change: dict[str, Any
     assert "tier-low" in str(caught.value) and "tier-high" in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_results_of_two_protocols_are_not_pooled(tmp_path: Path) -> None:
+    """A file without the key is of the first protocol: settings one after another, and times of median runs."""
+    older = {key: value for key, value in result(setting("low")).items() if key != "protocol_version"}
+    newer = result(setting("high"))
+    with pytest.raises(ResultsError, match="were measured by protocols 1 and 2 .*measure all settings again") as caught:
+        load_sweep(write(tmp_path / "mixed", older, newer))
+    assert "tier-low" in str(caught.value) and "tier-high" in str(caught.value) and "\n" not in str(caught.value)
+    sweeps = load_sweeps(write(tmp_path / "older", older), write(tmp_path / "newer", newer))
+    assert [(each.label, each.provenance.protocol_version) for each in sweeps] == [("protocol 1", 1), ("protocol 2", 2)]
+    with pytest.raises(ResultsError, match="protocol_version is 3"):
+        load_sweep(write(tmp_path / "later", newer | {"protocol_version": 3}))
+
+
 def test_the_same_setting_twice_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "first", result(setting()))
     write(tmp_path / "second", result(setting()))

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.controller.knob_choices import choice_of
 from experiments.controller.lookup import build, late_limit, load, main, predict, save
+from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies.baselines import one_knob_tables
 from experiments.controller.policies.guarded_lookup import GuardedLookup
 from tests.experiments.controller.hand_made_knobs import volume_knob
@@ -270,6 +272,45 @@ def test_few_late_requests_are_not_enough_where_the_latency_itself_is_above_the_
     lookup = build(replace(made, total_s=total_s), "mean", max_late=0.8)
     # One late of four is at most 75.1 % with confidence.
     assert [predict(lookup, budget).choice for budget in (574, 576)] == [FAST, SLOW]
+
+
+def with_runs() -> MeasuredGrid:
+    """The middle choice takes 0.2 s in three of four runs of every request, and 0.6 s in the fourth."""
+    made = grid()
+    runs = np.repeat(made.total_s[None], 4, axis=0)
+    runs[:, 1] = np.array([0.2, 0.2, 0.2, 0.6])[:, None]
+    return replace(made, total_s=runs.mean(axis=0), runs_s=runs)
+
+
+def test_slow_runs_count_in_lateness_and_percentiles(tmp_path: Path) -> None:
+    lookup = build(with_runs(), "in_time")
+    # Right on two of four, each in time in three of four runs: 0.5 * 0.75; the fast choice is always in time.
+    assert lookup.at(250).accuracy.tolist() == pytest.approx([0.5, 0.375, 0.0])
+    assert lookup.at(600).accuracy.tolist() == pytest.approx([0.5, 0.5, 0.75])
+    # Of 16 runs 12 take 200 ms: the 95th percentile is at place 14.25.
+    assert build(with_runs(), "p95").at(250).latency_ms[1] == pytest.approx(600)
+    assert lookup.entries[1].latency_median_ms == pytest.approx(200)
+    assert lookup.entries[1].latency_mean_ms == pytest.approx(300)
+    # One late request in four is at most 75.1 % with confidence.
+    kept = build(with_runs(), "mean", max_late=0.752)
+    save(kept, tmp_path / "lookup.json")
+    again = load(tmp_path / "lookup.json")
+    for each in (kept, again):
+        assert each.at(550).fits.tolist() == [True, True, False]
+        assert build(with_runs(), "mean", max_late=0.75).at(550).fits.tolist() == [True, False, False]
+    assert again.entries == kept.entries
+    stream = build(with_runs(), "stream", max_late=0.2)
+    assert stream._costs(250)[1].tolist() == [0.25] * 4
+
+
+def test_parts_of_late_requests_have_a_limit_no_lower_than_gaffkes() -> None:
+    """Of whole answers it is the same, of parts the beta distribution is wider."""
+    generator = np.random.default_rng(5)
+    some = (generator.integers(0, 4, 40) / 3).tolist()
+    for parts in ([1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.5], some):
+        (limit,) = late_limit(np.array([sum(parts)]), np.array([len(parts)]), 0.95)
+        gaffke = bounded_mean_interval(parts, tail=0.05)
+        assert gaffke is not None and limit >= gaffke[1] - 0.002
 
 
 PROMPTS = ("read the sign", "read the word", "count the cars", "count the dogs")

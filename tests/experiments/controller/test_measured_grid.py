@@ -48,6 +48,17 @@ def test_results_become_a_grid_in_order_of_the_knobs(tmp_path: Path):
     assert first.output_tokens is None
 
 
+def test_a_grid_has_the_runs_of_every_sample(tmp_path: Path) -> None:
+    """Runs of 1 s and 2 s of one sample, and one of 1 s of the other."""
+    samples = [measured_sample(0, staged_run(), staged_run(vision_s=1.5)), measured_sample(1)]
+    made = load_grid([write(tmp_path, result(setting("low"), samples), result(setting("high")))])
+    assert made.runs_s is not None
+    np.testing.assert_array_equal(made.runs_s[:, 0], [[1.0, 1.0], [2.0, np.nan]])
+    np.testing.assert_array_equal(made.runs_s[:, 1], [[1.0, 1.0], [np.nan, np.nan]])
+    assert made.total_s.tolist() == [[1.5, 1.0], [1.0, 1.0]]
+    assert made.late(1.5).tolist() == [[0.5, 0.0], [0.0, 0.0]]
+
+
 def test_settings_of_any_knobs_are_choices_in_order(tmp_path: Path) -> None:
     """A model of tiers and token targets, one of both and of experts, and one that has blocks alone."""
     three, four = (0, 1, 2), (0, 1, 2, 3)

@@ -1,6 +1,7 @@
 """What E2 takes from stored results and from the table of a full grid."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.records.sample_result import SampleResult
-from experiments.analyses.knobs.grid import grids_of, knobs_of, levels_of, load_study, request_flops
+from experiments.analyses.knobs.grid import TaskGrid, grids_of, knobs_of, levels_of, load_study, request_flops
+from experiments.analyses.knobs.records import TaskAnalysis, caveats_of
 from experiments.analyses.sweeps import load_sweep
 from tests.experiments.hand_made_grid import point
 from tests.experiments.hand_made_sweep import FLOPS, PROVENANCE, result, setting, write
@@ -97,6 +99,11 @@ def test_tables_of_several_tasks_are_one_study(tmp_path: Path) -> None:
     other.write_text(json.dumps(content))
     with pytest.raises(ResultsError, match="differ in versions"):
         load_study([TABLE, other])
+    content = json.loads(TABLE.read_text())
+    content["origin"] |= {"task": "reference_choice", "protocol_version": 2}
+    other.write_text(json.dumps(content))
+    with pytest.raises(ResultsError, match="differ in protocol_version"):
+        load_study([TABLE, other])
 
 
 def test_a_table_stands_alone_and_is_one(tmp_path: Path) -> None:
@@ -126,6 +133,32 @@ def test_the_sweep_is_one_more_knob(tmp_path: Path) -> None:
     assert grid.sample_ids == (0, 1) and np.isfinite(grid.scores).all()
     assert found.source["sweeps"]["float32"]["fingerprints"] == {"signs": "beef"}
     assert "bfloat16, eager / float32, eager" in found.caption and "3 settings" in found.caption
+
+
+def test_sweeps_of_two_protocols_are_compared_with_a_caveat(tmp_path: Path) -> None:
+    older = {key: value for key, value in result(setting("low")).items() if key != "protocol_version"}
+    folders = [write(tmp_path / "one", older), write(tmp_path / "two", result(setting("low")))]
+    found = load_study(folders)
+    (grid,) = found.grids
+    assert grid.protocol_versions == (1, 2) and [each.sweep for each in grid.points] == ["protocol 1", "protocol 2"]
+    kinds = [[each.kind for each in caveats_of([TaskAnalysis(own, [], {})], False)] for own in (grid, *_alone(folders))]
+    assert ["protocols_differ" in each for each in kinds] == [True, False, False]
+    sentence = next(
+        each.sentence for each in caveats_of([TaskAnalysis(grid, [], {})], False) if each.kind == "protocols_differ"
+    )
+    assert sentence.startswith("sweeps of protocol versions 1 and 2: ") and "do not compare latencies" in sentence
+
+
+def _alone(folders: Sequence[Path]) -> list[TaskGrid]:
+    return [load_study([folder]).grids[0] for folder in folders]
+
+
+def test_a_grid_has_the_runs_of_its_samples(tmp_path: Path) -> None:
+    """Runs of 1 s and 2 s, and a sample of one run."""
+    samples = [measured_sample(0, staged_run(), staged_run(vision_s=1.5)), measured_sample(1)]
+    (grid,) = load_study([write(tmp_path, result(setting(), samples))]).grids
+    assert grid.runs_ms is not None and grid.total_ms.tolist() == [[1500.0, 1000.0]]
+    np.testing.assert_array_equal(grid.runs_ms[:, 0], [[1000.0, 1000.0], [2000.0, np.nan]])
 
 
 def test_one_sweep_is_no_knob(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def guardrail() -> BudgetGuardrail:
 
 
 def test_counts_by_hand() -> None:
-    predicted, measured = np.array([90.0, 100.0, 120.0, 80.0]), np.array([95.0, 110.0, 100.0, 130.0])
+    predicted, measured = np.array([90.0, 100.0, 120.0, 80.0]), np.array([[95.0, 110.0, 100.0, 130.0]])
     found = guardrail_counts(predicted, measured, [100.0], 0.0)
     # Admitted: 90, 100, 80; of these 110 and 130 took longer. Within the budget: 95 and 100; of these 120 was refused.
     assert (found.cases, found.admitted, found.violations, found.fitting, found.false_rejections) == (4, 3, 2, 2, 1)
@@ -32,11 +32,20 @@ def test_counts_by_hand() -> None:
     assert guardrail_counts(predicted, measured, [100.0, 1000.0], 0.0).cases == 8
 
 
+def test_a_sample_is_late_by_the_part_of_its_runs_that_is() -> None:
+    """Of two samples that are admitted at 100 ms one run in four, and one in two, takes 120 ms."""
+    nan = np.nan
+    runs = np.array([[90.0, 120.0, 90.0], [90.0, 90.0, nan], [120.0, nan, nan], [90.0, nan, nan]])
+    found = guardrail_counts(np.array([95.0, 95.0, 105.0]), runs, [100.0], 0.0)
+    assert (found.admitted, found.violations, found.violation_rate) == (2, 0.75, 0.375)
+    assert (found.fitting, found.false_rejections, found.false_rejection_rate) == (2.25, 1.0, 1 / 2.25)
+
+
 def test_a_perfect_prediction_without_margin_makes_no_mistake() -> None:
     times = np.linspace(50.0, 150.0, 40)
-    without = next(each for each in guardrail_curve(times, times) if each.margin == 0.0)
+    without = next(each for each in guardrail_curve(times, times[None]) if each.margin == 0.0)
     assert (without.violations, without.false_rejections) == (0, 0)
-    curve = guardrail_curve(times, times)
+    curve = guardrail_curve(times, times[None])
     assert [each.admitted for each in curve] == sorted((each.admitted for each in curve), reverse=True)
 
 

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiments.controller.evaluation.outcomes import figures_at
 from experiments.controller.evaluation.replay import (
     PerSampleOracle,
     best_static,
     meetable,
     possible,
     replay,
+    requests_in,
     spread_budgets,
 )
 from experiments.controller.knob_choices import choice_of
@@ -68,6 +70,32 @@ def test_the_best_static_setting_counts_late_answers_as_wrong():
     found = best_static(grid(), (0.5, 0.65, 1.0))
     assert [row[0] for row in found.choices] == [FAST, SLOW, SLOW]
     assert all(len(set(row)) == 1 for row in found.choices)
+
+
+def test_a_request_is_late_by_its_runs() -> None:
+    """The middle choice takes 0.2 s in one run of every request and 0.4 s in the other."""
+    made = grid()
+    runs = np.stack([made.total_s, made.total_s])
+    runs[:, 1] = [[0.2] * 4, [0.4] * 4]
+    made = replace(made, total_s=runs.mean(axis=0), runs_s=runs)
+    assert made.late(0.3)[1].tolist() == [0.5] * 4 and made.late(0.4)[1].tolist() == [0.0] * 4
+    (row,) = replay(StaticPolicy(MIDDLE), made, (0.3,)).times_s.swapaxes(0, 1)
+    assert row.tolist() == [[0.2] * 4, [0.4] * 4]
+    figures = figures_at(replay(StaticPolicy(MIDDLE), made, (0.3,)), 0, (0.3,), requests_in(made), None)
+    # Right on two of four, half in time.
+    assert (figures.accuracy, figures.accuracy_in_time, figures.violation_rate) == (0.5, 0.25, 0.5)
+    # Of 4 runs of 0.2 s and 4 of 0.4 s: the mean, and half way between the middle two.
+    assert figures.latency_mean_s == pytest.approx(0.3) and figures.latency_p50_s == pytest.approx(0.3)
+    assert (figures.latency_p95_s, figures.latency_p99_s) == (0.4, 0.4)
+    # Request 1 is right at the middle choice only, in half of the runs, which is more than never.
+    assert PerSampleOracle(made).choose(request(1), 0.3) == MIDDLE
+    # Requests 0 and 3 are right at the fast one.
+    assert PerSampleOracle(made).choose(request(0), 0.3) == FAST
+    part = made.take(np.array([1]))
+    assert part.runs_s is not None and part.runs_s.shape == (2, 3, 1)
+    alone = made.rows([1])
+    assert (alone.choices, possible(alone, (0.3, 0.4)).tolist()) == ((MIDDLE,), [[False] * 4, [True] * 4])
+    assert meetable(alone, (0.3, 0.4)) == [False, True]
 
 
 def test_which_budgets_can_be_met():
