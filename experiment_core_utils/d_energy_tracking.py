@@ -1,4 +1,4 @@
-"""In: what runs and what measures; out: the energy of a text run's window, of samples' runs and of a request's stages.
+"""In: what runs and what measures; out: the energy of a text run's window, of samples' requests and of one's stages.
 
 A text run's window is in two files under the experiment's id. `emissions_{experiment_id}.csv` is codecarbon's;
 `energy_{experiment_id}.json` has the same window by the machine's own counters and power readings. Neither needs the
@@ -35,13 +35,15 @@ from experiment_core_utils.meters.energy_files import (
     read_energy_windows,
     read_windows,
 )
+from experiment_core_utils.meters.energy_statistics import preferred_act
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.nvml import NvmlGpu
-from experiment_core_utils.meters.power import NOT_REQUESTED, runs_energy
+from experiment_core_utils.meters.power import NOT_REQUESTED, allocated_to_runs
 from experiment_core_utils.meters.stages import StageMeasurement, stage_energies
 from experiment_core_utils.meters.windows import (
     InstrumentWindow,
     WindowGoal,
+    energy_of_whole_acts,
     why_no_power,
 )
 from experiment_core_utils.models.interface import StagedModel
@@ -62,8 +64,13 @@ from experiment_core_utils.primitives.errors import (
     ResultsNotSaved,
     SettingError,
 )
-from experiment_core_utils.records.energy import EnergyWindow, PowerBeside, RunsEnergy, SettingEnergy
-from experiment_core_utils.records.requests import StagedRun
+from experiment_core_utils.records.energy import (
+    ActEnergy,
+    AllocatedJoules,
+    EnergyWindow,
+    PowerBeside,
+    SettingEnergy,
+)
 
 LOGGER = logging.getLogger(__name__)
 # Before and after the generation of a text run, where the machine has instruments of its own.
@@ -372,24 +379,32 @@ def _instruments(device: Device, local_rank: int) -> Instruments:
     return find_instruments(uuids_of([choose_device(device, local_rank)]), HostClock())
 
 
-def runs_beside_power(
-    run_once: Callable[[], StagedRun], num_runs: int, power: Instruments | None
-) -> tuple[tuple[StagedRun, ...], RunsEnergy | None]:
-    """`num_runs` runs one after the other, and the energy of each, allocated from power readings taken beside them.
+def energy_of_pass(
+    requests: Sequence[Callable[[], object]], how: StageMeasurement
+) -> tuple[tuple[ActEnergy, ...], tuple[AllocatedJoules, ...]]:
+    """One window in which all requests run back to back, as often as the goal needs; an act is each of them once.
 
     Args:
-        run_once: begins and ends synchronised.
-        power: None where energy is not requested: then nothing is read.
+        requests: at least one; each runs one, warm and prepared, and begins and ends synchronised.
+
+    Returns:
+        The energy of an act by every source and device, and the part of it that each request has.
+
+    Raises:
+        MeterUnavailable: there is nothing to measure with.
     """
-    if power is None:
-        return tuple(run_once() for _ in range(num_runs)), None
-    runs, windows = [], []
-    with power.power_beside() as traces:
-        for _ in range(num_runs):
-            started_s = power.clock.now_s()
-            runs.append(run_once())
-            windows.append((started_s, power.clock.now_s()))
-    return tuple(runs), runs_energy(PowerBeside(traces, windows, why_no_power(power)))
+    clock = how.using.clock
+    spans: list[list[tuple[float, float]]] = [[] for _ in requests]
+
+    def run_all() -> None:
+        for request, own in zip(requests, spans, strict=True):
+            started_s = clock.now_s()
+            request()
+            own.append((started_s, clock.now_s()))
+
+    with how.using.power_beside() as traces:
+        windows = tuple(energy_of_whole_acts(run_all, how.using, how.goal))
+    return windows, allocated_to_runs(preferred_act(windows), traces, spans)
 
 
 def energy_of_setting(
@@ -399,11 +414,13 @@ def energy_of_setting(
     how: StageMeasurement,
     experiment_id: str,
     rank: int,
+    flops_over_mean: float | None = None,
 ) -> SettingEnergy:
     """The stages of one request under the setting in force; why not, where they cannot be measured.
 
     Args:
         request: sample id and inputs on the model's device; None where no sample can be read.
+        flops_over_mean: as in `SettingEnergy`.
 
     Raises:
         Stopped: a stop was requested.
@@ -416,8 +433,8 @@ def energy_of_setting(
         with out_of_memory_named():
             stages = stage_energies(model, inputs, max_new_tokens, model.rewind, how)
     except (MeterUnavailable, SettingError) as error:
-        return SettingEnergy(experiment_id, rank, sample_id, None, missing, str(error))
-    return SettingEnergy(experiment_id, rank, sample_id, stages, missing, None)
+        return SettingEnergy(experiment_id, rank, sample_id, None, missing, str(error), flops_over_mean)
+    return SettingEnergy(experiment_id, rank, sample_id, stages, missing, None, flops_over_mean)
 
 
 @dataclass(frozen=True)

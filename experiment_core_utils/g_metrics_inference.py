@@ -34,7 +34,6 @@ RUN_QUANTITIES: Mapping[str, Callable[[MeasuredSample, int], float | None]] = {
     "tpot_s": lambda sample, place: sample.runs[place].tpot_s,
     "ttft_s": lambda sample, place: sample.runs[place].ttft_s,
     "thinking_s": MeasuredSample.thinking_s_of,
-    "energy_j": lambda sample, place: None if sample.energy is None else sample.energy.joules[place],
 }
 # Of a sample, whatever its runs.
 SAMPLE_QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
@@ -49,6 +48,7 @@ SAMPLE_QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "vision_flops": lambda sample: sample.flops.vision_flops if sample.flops else None,
     "prefill_flops": lambda sample: sample.flops.prefill_flops if sample.flops else None,
     "decode_flops_per_token": lambda sample: sample.flops.decode_flops_per_token if sample.flops else None,
+    "energy_j": lambda sample: sample.energy_j,
 }
 
 

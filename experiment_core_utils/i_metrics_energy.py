@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from experiment_core_utils.config.parts import EnergyMode
 from experiment_core_utils.g_metrics_inference import spread_of
@@ -12,26 +12,32 @@ from experiment_core_utils.meters.codecarbon import READ_NOTHING, WORLD_MEAN, gp
 from experiment_core_utils.meters.energy_files import emissions_path, energy_path, read_energy_windows, read_windows
 from experiment_core_utils.meters.energy_statistics import (
     LEAST_WINDOW_S,
+    act_figures,
     expanded_interval,
     instrument_energy,
     sum_of_known,
 )
 from experiment_core_utils.meters.power import allocated_to_query, energies_beside
 from experiment_core_utils.primitives.csv_tables import Cell
-from experiment_core_utils.primitives.statistics import rate, ratio_interval
+from experiment_core_utils.primitives.statistics import correlation_of_means, describe, mean_of, rate, ratio_interval
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.energy import (
     ALL_DEVICES,
     END_TO_END,
     GPU_COUNTER,
     PREFERRED_SOURCES,
+    ActEnergy,
     Closure,
     Energy,
     EnergyClosure,
     EnergyFigure,
     EnergyIdle,
+    EnergyOfSource,
+    EnergyPass,
+    EnergyPassesEnd,
     EnergySummary,
     IdlePower,
+    PassesEnergy,
     PowerBeside,
     SettingEnergy,
     StageEnergies,
@@ -247,29 +253,40 @@ def _with_energy(query: QueryRecord, batches: Sequence[BatchRecord]) -> QueryRec
 
 
 def sample_energy(sample: MeasuredSample) -> SampleEnergy:
-    """The energy of the run whose times are published; all None where none was requested, or nothing ran."""
-    energy, place = sample.energy, sample.run_place
-    if energy is None or place is None:
+    """The energy of a sample's request; all None where none was requested, or nothing ran."""
+    energy = sample.energy
+    if energy is None:
         return SampleEnergy.model_construct(**dict.fromkeys(SampleEnergy.model_fields))
-    joules = energy.joules[place]
+    has_figure = energy.joules is not None and energy.origin is not None
     return SampleEnergy.model_construct(
-        energy_j=joules,
-        energy_bound_j=energy.bounds_j[place],
-        energy_method=None if joules is None else "apportioned",
-        energy_source=None if joules is None else f"{energy.source} ({energy.basis})",
+        energy_j=energy.joules,
+        energy_bound_j=energy.bound_j,
+        energy_method=energy.method,
+        energy_source=f"{energy.origin.source} ({energy.origin.basis})" if has_figure and energy.origin else None,
         energy_reason=energy.reason,
     )
 
 
-def energy_of(energy: SettingEnergy | None) -> Energy | None:
-    """A setting's energy as its result has it; None where it was not requested."""
-    if energy is None:
+def energy_of(
+    energy: SettingEnergy | None, passes: Sequence[EnergyPass] = (), end: EnergyPassesEnd | None = None
+) -> Energy | None:
+    """A setting's energy as its result has it; None where it was not requested.
+
+    Args:
+        energy: of the stages of one request; None where they were not measured.
+        passes, end: over many samples.
+    """
+    measured_by = next((each for each in (energy, *passes, end) if each is not None), None)
+    if measured_by is None:
         return None
-    stages = energy.stages
+    stages = energy.stages if energy else None
+    reasons = dict.fromkeys(each.reason for each in (energy, end) if each is not None and each.reason is not None)
     return Energy.model_construct(
-        experiment_id=energy.experiment_id,
-        rank=energy.rank,
-        sample_id=energy.sample_id,
+        experiment_id=measured_by.experiment_id,
+        rank=measured_by.rank,
+        passes=passes_energy(passes, end) if passes else None,
+        sample_id=energy.sample_id if energy else None,
+        flops_over_mean=energy.flops_over_mean if energy else None,
         output_tokens=stages.output_tokens if stages else None,
         summary=summary_of(stages) if stages else None,
         stages={
@@ -280,9 +297,70 @@ def energy_of(energy: SettingEnergy | None) -> Energy | None:
         error_goal=stages.error_goal if stages else None,
         source_ratios=dict(stages.source_ratios) if stages else {},
         idle=[_idle(before, after) for before, after in stages.idle] if stages else [],
-        missing=dict(energy.missing),
-        reason=energy.reason,
+        missing={name: why for each in (energy, end) if each is not None for name, why in each.missing.items()},
+        reason="; ".join(reasons) or None,
     )
+
+
+def passes_energy(passes: Sequence[EnergyPass], end: EnergyPassesEnd | None) -> PassesEnergy:
+    """What the energy passes of a setting, at least one, come to by the best source that measured them.
+
+    Of passes that an earlier run measured by other sources, those by the sources of the last one count.
+    """
+    origins = [each.origin for each in passes[-1].windows]
+    alike = [each for each in passes if [window.origin for window in each.windows] == origins]
+    readings = [each.idle for each in alike] + ([] if end is None else [end.idle])
+    idle = list(zip(*(each for each in readings if [one.origin for one in each] == origins), strict=True))
+    figures, ratio = act_figures([_per_request(each) for each in alike], idle)
+    tokens = mean_of([each.output_tokens / len(each.sample_ids) for each in alike])
+    known: dict[str, Any] = {
+        "sample_ids": list(alike[0].sample_ids),
+        "output_tokens_per_request": tokens,
+        "figures": [_figure(each) for each in figures],
+    }
+    if end is not None:
+        known |= {name: getattr(end, name) for name in ("num_settings", "ended_by", "error_goal", "limit_s")}
+    whole = _chosen(figures)
+    if whole is None or whole.gross_j is None:
+        return PassesEnergy.model_construct(**known)
+    gross = whole.gross_j
+    return PassesEnergy.model_construct(
+        **asdict(whole.origin),
+        **known,
+        num_passes=whole.num_windows,
+        num_requests=round(whole.count or 0),
+        window_s=whole.window_s,
+        request_s=whole.act_s,
+        j_per_request=gross.mean,
+        j_per_request_ci95_low=gross.ci_low,
+        j_per_request_ci95_high=gross.ci_high,
+        j_per_request_uncertainty=whole.uncertainty_j,
+        idle_w=whole.idle_w,
+        idle_j_per_request=whole.idle_j,
+        net_j_per_request=whole.net_j,
+        net_j_per_request_uncertainty=whole.net_uncertainty_j,
+        j_per_output_token=rate(gross.mean, tokens or 0.0),
+        source_ratio=ratio if whole.origin.component == "gpu" else None,
+    )
+
+
+def _per_request(one: EnergyPass) -> list[ActEnergy]:
+    """The windows of a pass, with one request as the act."""
+    number = len(one.sample_ids)
+
+    def part(value: float | None) -> float | None:
+        return None if value is None else value / number
+
+    return [
+        replace(
+            each,
+            joules=part(each.joules),
+            bound_j=part(each.bound_j),
+            act_s=part(each.act_s),
+            count=None if each.count is None else each.count * number,
+        )
+        for each in one.windows
+    ]
 
 
 def _figure(figure: EnergyFigure) -> StageFigure:
@@ -336,29 +414,105 @@ def summary_of(stages: StageEnergies) -> EnergySummary | None:
     )
 
 
-def with_correct_answers(energy: Energy | None, accuracy: AccuracyPart) -> Energy | None:
-    """A setting's energy with what a correct answer takes in its summary: made anew where answers are scored anew.
+class AnsweredRequest(NamedTuple):
+    """What a sample's request took, and what its answer is worth."""
 
-    Joules per correct answer = `end_to_end_j` / (accuracy / best score): what one request takes over the fraction of
-    requests that are answered correctly. A score between 0 and the best counts as that fraction of a correct answer.
-    The energy is of one request, repeated in windows, not of the samples that accuracy is of, so that the two are
-    independent: the interval is `ratio_interval` of the accuracy's own (over samples, by picture) and of the energy's
-    (`expanded_interval`: windows and ticks). What requests differ in energy is in neither.
+    joules: float | None  #: None where it was not measured
+    score: float | None  #: None where the metric has no value for it
+    picture: str
+
+
+def with_correct_answers(
+    energy: Energy | None, accuracy: AccuracyPart, answered: Sequence[AnsweredRequest] = ()
+) -> Energy | None:
+    """A setting's energy with what a correct answer takes: made anew where answers are scored anew.
+
+    Joules per correct answer = joules of a request / (accuracy / best score). A score between 0 and the best counts as
+    that fraction of a correct answer.
+
+    Of passes it is a ratio of two means over pictures. Its interval is `ratio_interval` of the accuracy's own (all
+    samples) and of the energy's: how much requests of different pictures take, and what passes and ticks leave open, in
+    squares. Requests that take more and are answered better make the two correlated, which enters.
+
+    Of the one request whose stages were measured (`summary`), what requests differ in energy is not in the interval.
+
+    Args:
+        answered: the setting's samples.
     """
-    if energy is None or energy.summary is None:
-        return energy
-    (joules, low, high), reason = _per_correct_answer(energy.summary, energy.stages[END_TO_END], accuracy)
-    summary = energy.summary.with_keys(
+    if energy is None:
+        return None
+    known: dict[str, Any] = {}
+    if energy.summary is not None:
+        whole = next(each for each in energy.stages[END_TO_END] if _origin_of(each) == _origin_of(energy.summary))
+        gross = energy.summary.end_to_end_j
+        assert gross is not None
+        known["summary"] = _with_correct_answers(
+            energy.summary, gross, _half_width_of(whole), "the uncertainty of the energy is not known", accuracy
+        )
+    if energy.passes is not None and energy.passes.j_per_request is not None:
+        known["passes"] = _passes_with_correct_answers(energy.passes, energy.passes.j_per_request, accuracy, answered)
+    return energy.with_keys(**known)
+
+
+def _half_width_of(figure: StageFigure) -> float | None:
+    """Half of the 95 % interval of a figure, with the bound of ticks in it; None where its uncertainty is not known."""
+    if figure.uncertainty_j is None or figure.gross_j is None:
+        return None
+    assert figure.gross_j_ci95_high is not None and figure.num_windows is not None
+    of_spread = figure.gross_j_ci95_high - figure.gross_j
+    return expanded_interval(figure.gross_j, of_spread, figure.num_windows, figure.uncertainty_j)[1] - figure.gross_j
+
+
+def _passes_with_correct_answers(
+    passes: PassesEnergy, gross: float, accuracy: AccuracyPart, answered: Sequence[AnsweredRequest]
+) -> PassesEnergy:
+    whole = next(each for each in passes.figures if _origin_of(each) == _origin_of(passes))
+    measured = [(each.joules, each.picture) for each in answered if each.joules is not None]
+    scored = [(each.score, each.picture) for each in answered if each.score is not None]
+    pictures = [picture for _, picture in measured]
+    spread, of_passes = describe([joules for joules, _ in measured], pictures), _half_width_of(whole)
+    if spread is None or spread.ci_high is None:
+        why = "the energies of requests are known for fewer than 2 pictures"
+        return _with_correct_answers(passes, gross, None, why, accuracy)
+    if of_passes is None:
+        return _with_correct_answers(passes, gross, None, "the uncertainty of the energy is not known", accuracy)
+    of_pictures = spread.ci_high - spread.mean
+    half = math.hypot(of_pictures, of_passes)
+    correlation = 0.0
+    if half > 0 and scored:
+        shared = correlation_of_means([joules for joules, _ in measured], pictures, *zip(*scored, strict=True))
+        correlation = shared * of_pictures / half
+    return _with_correct_answers(passes, gross, half, "", accuracy, correlation)
+
+
+Summary = TypeVar("Summary", EnergySummary, PassesEnergy)
+
+
+def _with_correct_answers(
+    summary: Summary,
+    gross: float,
+    half_width: float | None,
+    why_unknown: str,
+    accuracy: AccuracyPart,
+    correlation: float = 0.0,
+) -> Summary:
+    """The figures with those of a correct answer, and why one of these is not there.
+
+    Args:
+        half_width: half of the interval of `gross`, the joules of a request; None for the reason `why_unknown`.
+        correlation: of the joules and the accuracy.
+    """
+    (joules, low, high), reason = _per_correct_answer(gross, half_width, why_unknown, accuracy, correlation)
+    return summary.with_keys(
         j_per_correct_answer=joules,
         j_per_correct_answer_ci95_low=low,
         j_per_correct_answer_ci95_high=high,
         j_per_correct_answer_reason=reason,
     )
-    return energy.with_keys(summary=summary)
 
 
 def _per_correct_answer(
-    summary: EnergySummary, figures: Sequence[StageFigure], accuracy: AccuracyPart
+    gross: float, half_width: float | None, why_unknown: str, accuracy: AccuracyPart, correlation: float
 ) -> tuple[tuple[float | None, float | None, float | None], str | None]:
     """The figure with its interval, and why one of them is not there."""
     if accuracy.metric_best != 1.0:
@@ -367,19 +521,16 @@ def _per_correct_answer(
         return _ABSENT, "no answer has a score"
     if accuracy.accuracy <= 0:
         return _ABSENT, "no answer is correct"
-    gross, fraction = summary.end_to_end_j, accuracy.accuracy
-    assert gross is not None
-    whole = next(each for each in figures if _origin_of(each) == _origin_of(summary))
-    if whole.uncertainty_j is None or accuracy.accuracy_ci95 is None:
-        return (gross / fraction, None, None), "the uncertainty of the energy is not known"
-    assert whole.gross_j_ci95_high is not None and whole.num_windows is not None
-    energy = expanded_interval(gross, whole.gross_j_ci95_high - gross, whole.num_windows, whole.uncertainty_j)
+    fraction = accuracy.accuracy
+    if half_width is None or accuracy.accuracy_ci95 is None:
+        return (gross / fraction, None, None), why_unknown or "the interval of the accuracy is not known"
     least, most = accuracy.accuracy_ci95
-    low, high = ratio_interval(gross, energy, fraction, (least, most))
+    energy = (gross - half_width, gross + half_width)
+    low, high = ratio_interval(gross, energy, fraction, (least, most), correlation)
     return (gross / fraction, low, high), None if high is not None else "the accuracy may be 0: there is no upper end"
 
 
-def _origin_of(figure: StageFigure | EnergySummary) -> tuple[str | None, ...]:
+def _origin_of(figure: EnergyOfSource) -> tuple[str | None, ...]:
     return figure.device, figure.component, figure.source, figure.kind, figure.basis
 
 
@@ -396,10 +547,27 @@ def energy_caveats(energy: Energy | None) -> list[Caveat]:
     """A caveat each for what weakens the figures of a setting's `energy`."""
     if energy is None:
         return []
-    summary = energy.summary
-    if summary is None:
-        reasons = (each.reason for each in energy.stages.get(END_TO_END, ()) if each.reason)
-        return [caveat("energy_not_measured", reason=energy.reason or next(reasons, None))]
+    summary, passes = energy.summary, energy.passes
+    has_passes = passes is not None and passes.j_per_request is not None
+    figures = [] if summary is not None else list(energy.stages.get(END_TO_END, ()))
+    figures += passes.figures if passes is not None and not has_passes else []
+    reason = energy.reason or next((each.reason for each in figures if each.reason), None)
+    best = passes if has_passes else summary
+    caveats = [caveat("energy_not_measured", reason=reason)] if best is None or reason is not None else []
+    if summary is not None:
+        caveats += _stage_caveats(energy, summary)
+    if passes is not None and passes.j_per_request is not None:
+        caveats += _passes_caveats(passes, passes.j_per_request)
+    if best is None:
+        return caveats
+    if best.kind == "estimated":
+        caveats.append(caveat("energy_estimated", source=best.source))
+    if best.component != "gpu" and any(name.startswith(GPU_COUNTER) for name in energy.missing):
+        caveats.append(caveat("energy_without_gpu"))
+    return caveats
+
+
+def _stage_caveats(energy: Energy, summary: EnergySummary) -> list[Caveat]:
     caveats = []
     fraction = summary.closure_residual_share
     if fraction is None:
@@ -416,11 +584,17 @@ def energy_caveats(energy: Energy | None) -> list[Caveat]:
     short = [name for name, each in own.items() if (each.window_s or 0.0) < least_s[name]]
     if short:
         caveats.append(caveat("energy_short_windows", stages=short, least_s=LEAST_WINDOW_S))
-    caveats += _missed_goal(own, energy.error_goal)
-    if summary.kind == "estimated":
-        caveats.append(caveat("energy_estimated", source=summary.source))
-    if summary.component != "gpu" and any(name.startswith(GPU_COUNTER) for name in energy.missing):
-        caveats.append(caveat("energy_without_gpu"))
+    return caveats + _missed_goal(own, energy.error_goal)
+
+
+def _passes_caveats(passes: PassesEnergy, gross: float) -> list[Caveat]:
+    """What is open of the joules of a request, where it is more than the goal."""
+    whole = next(each for each in passes.figures if _origin_of(each) == _origin_of(passes))
+    caveats = _missed_goal({"passes": whole}, passes.error_goal)
+    high, goal = passes.j_per_request_ci95_high, passes.error_goal
+    if goal is not None and (high is None or high - gross > goal * gross):
+        fraction = None if high is None else (high - gross) / gross
+        caveats.append(caveat("energy_passes_differ", num_passes=passes.num_passes, fraction=fraction, goal=goal))
     return caveats
 
 

@@ -13,9 +13,18 @@ from experiment_core_utils.models.common.text_generation import results_of_recor
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, ResultsNotSaved, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.statistics import mean_of
+from experiment_core_utils.records.energy import AllocatedJoules, EnergyPass, EnergyPassesEnd
 from experiment_core_utils.records.journal import JournalContent, journal_path, own_journals, read_end
 from experiment_core_utils.records.result_files import local_energy_type, raw_result_path, read_json_object
-from experiment_core_utils.records.settings import ConditionsReading, MeasuredSetting, RoundsTrace, SettingLoad, WarmUp
+from experiment_core_utils.records.settings import (
+    ConditionsReading,
+    MeasuredSample,
+    MeasuredSetting,
+    RoundsTrace,
+    SettingLoad,
+    WarmUp,
+)
 from experiment_core_utils.records.text import EnergyFigures, InferenceResults, PooledEnergy, SavedEnergy
 
 T = TypeVar("T")
@@ -48,6 +57,8 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
         warmups=content.every(WarmUp),
         conditions=content.every(ConditionsReading),
         energy=content.energy,
+        energy_passes=content.every(EnergyPass),
+        energy_end=content.energy_end,
         loads=content.every(SettingLoad),
         rounds=content.every(RoundsTrace),
     )
@@ -212,6 +223,8 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
     if {(part.key, part.fingerprint) for part in parts} != {(first.key, first.fingerprint)}:
         raise ResultsError(f"the parts of {first.key} belong to different runs")
     failure = _first_known(part.failure for part in parts)
+    passes = _of_all(part.energy_passes for part in parts)
+    energy_end = _first_known(part.energy_end for part in parts)
     samples = sorted(_of_all(part.samples for part in parts), key=lambda sample: sample.sample_id)
     failures = sorted(_of_all(part.failures for part in parts), key=lambda item: item.sample_id)
     found = [*(item.sample_id for item in samples), *(item.sample_id for item in failures)]
@@ -225,7 +238,7 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
         first,
         rank=0,
         experiment_ids=tuple(sorted(set(_of_all(part.experiment_ids for part in parts)))),
-        samples=tuple(samples),
+        samples=with_pooled_energy(samples, passes, energy_end),
         failures=tuple(failures),
         proof=_first_known(part.proof for part in parts),
         memory=merge_memory([part.memory for part in parts if part.memory is not None]),
@@ -235,8 +248,37 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
         warmups=_of_all(part.warmups for part in parts),
         conditions=_of_all(part.conditions for part in parts),
         energy=_first_known(part.energy for part in parts),
+        energy_passes=passes,
+        energy_end=energy_end,
         loads=_of_all(part.loads for part in parts),
         rounds=_of_all(part.rounds for part in parts),
+    )
+
+
+def with_pooled_energy(
+    samples: Sequence[MeasuredSample], passes: Sequence[EnergyPass], end: EnergyPassesEnd | None
+) -> tuple[MeasuredSample, ...]:
+    """The samples, each with the mean over passes of the energy of its request; as they are without passes."""
+    if not passes and end is None:
+        return tuple(samples)
+    found: dict[int, list[AllocatedJoules]] = {}
+    for each in passes:
+        for sample_id, energy in zip(each.sample_ids, each.allocated, strict=True):
+            found.setdefault(sample_id, []).append(energy)
+    reason = None if end is None else end.reason
+    absent = AllocatedJoules(None, None, None, None, reason or "it is not among the samples whose energy is measured")
+    return tuple(replace(sample, energy=_mean_allocated(found.get(sample.sample_id, [absent]))) for sample in samples)
+
+
+def _mean_allocated(energies: Sequence[AllocatedJoules]) -> AllocatedJoules:
+    """Mean of a sample's energies, of those by the first source and method; bounds of passes are not independent."""
+    first = next((each for each in energies if each.joules is not None), energies[0])
+    alike = [each for each in energies if (each.origin, each.method) == (first.origin, first.method)]
+    bounds = [each.bound_j for each in alike]
+    return replace(
+        first,
+        joules=mean_of([each.joules for each in alike]),
+        bound_j=None if None in bounds else mean_of(bounds),
     )
 
 

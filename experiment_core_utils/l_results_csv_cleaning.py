@@ -188,13 +188,29 @@ ENERGY_COLUMNS = {
     "energy_j_per_output_token": "j_per_output_token",
     "energy_closure_residual_share": "closure_residual_share",
     "energy_source_ratio": "source_ratio",
-    "energy_source": "source",
-    "energy_kind": "kind",
 }
+# The same, or where only passes were measured those of `energy.passes`.
+ENERGY_SOURCE_COLUMNS = {"energy_source": "source", "energy_kind": "kind"}
 # The same, after all others.
 CORRECT_ANSWER_COLUMNS = {
     f"energy_j_per_correct_answer{ending}": f"j_per_correct_answer{ending}"
     for ending in ("", "_ci95_low", "_ci95_high")
+}
+# Columns by the keys of `energy.passes`.
+PASSES_COLUMNS = {
+    f"energy_passes_{key}": key
+    for key in (
+        "j_per_request",
+        "j_per_request_ci95_low",
+        "j_per_request_ci95_high",
+        "net_j_per_request",
+        "j_per_output_token",
+        "j_per_correct_answer",
+        "j_per_correct_answer_ci95_low",
+        "j_per_correct_answer_ci95_high",
+        "num_passes",
+        "num_requests",
+    )
 }
 FIXED_LENGTH_COLUMNS = {"fixed_length_tokens": "num_tokens", "T_fixed_length_mean_ms": "mean"}
 REFERENCE_COLUMNS = ("is_reference", "in_grid")
@@ -235,6 +251,7 @@ READ_FIRST = (
     "T_first_token_mean_ms",
     "T_decode_per_token_mean_ms",
     *RATE_COLUMNS,
+    "energy_passes_j_per_request",
     "energy_end_to_end_j",
     "energy_j_per_output_token",
 )
@@ -445,10 +462,13 @@ def _setting_row(result: SettingResult, further: Sequence[Knob[Any]]) -> dict[st
     measured = result.num_latency_samples
     row |= dict.fromkeys(LATENCY_COLUMNS, result.num_samples if measured is None else measured)
     row |= {name: getattr(result, name) for name in STEADINESS_COLUMNS}
+    passes = None if result.energy is None else result.energy.passes
     row |= {column: getattr(summary, key, None) for column, key in ENERGY_COLUMNS.items()}
+    row |= {column: getattr(summary or passes, key, None) for column, key in ENERGY_SOURCE_COLUMNS.items()}
     row |= {"energy_sample_j_mean": stats.get("energy_j_mean")}
     row |= {name: getattr(result.hardware_utilisation, name, None) for name in UTILISATION_COLUMNS}
     row |= {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
+    row |= {column: getattr(passes, key, None) for column, key in PASSES_COLUMNS.items()}
     row |= {name: getattr(result, name) for name in REFERENCE_COLUMNS}
     row |= {f"{name}_ms": stats.get(name) for name in TYPICAL_COLUMNS}
     row |= {name: getattr(result, name) for name in PROTOCOL_COLUMNS}

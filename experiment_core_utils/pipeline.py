@@ -18,7 +18,7 @@ from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import meters_of
 from experiment_core_utils.g_metrics_inference import answer_caveats, cut_caveats, summarise, summarise_accuracy
 from experiment_core_utils.h_metrics_compute import setting_compute
-from experiment_core_utils.i_metrics_energy import energy_caveats, energy_of, with_correct_answers
+from experiment_core_utils.i_metrics_energy import AnsweredRequest, energy_caveats, energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, setting_result
 from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts
 from experiment_core_utils.knobs.setting import Setting, reference_setting
@@ -354,7 +354,14 @@ def summarise_and_save(
     accuracy = summarise_accuracy(answers, scoring, metric)
     summary = summarise(merged.samples, accuracy, len(merged.failures))
     compute = setting_compute(setting, merged, model, run.provenance.model.dtype)
-    energy = with_correct_answers(energy_of(merged.energy), accuracy)
+    energy = with_correct_answers(
+        energy_of(merged.energy, merged.energy_passes, merged.energy_end),
+        accuracy,
+        [
+            AnsweredRequest(sample.energy_j, score.value, sample.image_id)
+            for sample, score in zip(merged.samples, scoring.scores, strict=True)
+        ],
+    )
     steadiness = steadiness_part(
         setting.key,
         requested.order,

@@ -14,6 +14,7 @@ from scipy.special import stdtrit
 from experiment_core_utils.primitives.statistics import CONFIDENCE, describe, highest_of
 from experiment_core_utils.records.energy import (
     ALL_DEVICES,
+    PREFERRED_SOURCES,
     ActEnergy,
     Closure,
     DeviceEnergy,
@@ -111,6 +112,15 @@ def summed_act(parts: Sequence[ActEnergy]) -> ActEnergy:
     )
 
 
+def preferred_act(windows: Sequence[ActEnergy]) -> ActEnergy | None:
+    """One window's energy over all devices by the best source that measured them all; None where none did."""
+    for group in PREFERRED_SOURCES:
+        found = [each for each in windows if source_group(each.origin) == group]
+        if found and all(each.joules is not None for each in found):
+            return summed_act(found)
+    return None
+
+
 def summed_idle(parts: Sequence[IdlePower]) -> IdlePower:
     """Idle power over all devices of one source; `watts` is None where that of any is missing."""
     missing = [f"{each.origin.device}: {each.reason}" for each in parts if each.watts is None]
@@ -146,19 +156,17 @@ def mean_of_known(values: Sequence[float | None]) -> float | None:
     return total / len(values) if total is not None and values else None
 
 
-def energy_figure(
-    windows: Sequence[ActEnergy], idle_before: IdlePower | None = None, idle_after: IdlePower | None = None
-) -> EnergyFigure:
+def energy_figure(windows: Sequence[ActEnergy], *idle: IdlePower | None) -> EnergyFigure:
     """Windows of one act on one device with one source, at least one, as a figure.
 
-    The idle power is the mean of before and after, of the one that there is where the other is missing. Its uncertainty
-    is half of their difference (the drift) and the larger of their bounds, in squares.
+    The idle power is the mean of the readings that there are (before and after). Its uncertainty is half of their
+    largest difference (the drift) and the larger of their bounds, in squares.
     """
     found = [each for each in windows if each.joules is not None]
     joules = [each.joules for each in found if each.joules is not None]
     act_s = mean_of_known([each.act_s for each in found])
     bound_j = _largest_of_known([each.bound_j for each in found])
-    idle_w, idle_uncertainty_w = mean_idle([idle_before, idle_after])
+    idle_w, idle_uncertainty_w = mean_idle(idle)
     idle_j, baseline_j = _energy_at(idle_w, act_s), _energy_at(idle_uncertainty_w, act_s)
     gross = describe(joules)
     return EnergyFigure(
@@ -235,6 +243,63 @@ def closure(end_to_end: EnergyFigure, stages: Mapping[str, EnergyFigure]) -> Clo
         uncertainty_j=math.hypot(*known) if len(known) == len(uncertain) else None,
         reason="; ".join(missing) or None,
     )
+
+
+def act_figures(
+    rounds: Sequence[Sequence[ActEnergy]], idle: Sequence[tuple[IdlePower, ...]]
+) -> tuple[tuple[EnergyFigure, ...], float | None]:
+    """Windows of one act as figures, and integrated power over counter of the GPUs.
+
+    Args:
+        rounds: each with a window by every source and device, in the same order.
+        idle: readings of the idle power of each source and device.
+
+    Returns:
+        A figure for each source and device, and one for each source over its devices where they are several; the ratio
+        is None where one of the two is missing.
+    """
+    totals = act_totals(rounds, idle)
+    # The sum of one device is its own figure.
+    sums = (each for number, each in totals.values() if number > 1)
+    return (*(_act_figure(windows, idle) for windows in zip(*rounds, strict=True)), *sums), gpu_source_ratio(totals)
+
+
+def _act_figure(windows: Sequence[ActEnergy], idle: Sequence[tuple[IdlePower, ...]]) -> EnergyFigure:
+    """An energy figure, with the idle power that the same source reports of the same device."""
+    own = (readings for readings in idle if readings[0].origin == windows[0].origin)
+    return energy_figure(windows, *next(own, ()))
+
+
+def act_totals(
+    rounds: Sequence[Sequence[ActEnergy]], idle: Sequence[tuple[IdlePower, ...]]
+) -> Mapping[tuple[str, str], tuple[int, EnergyFigure]]:
+    """For each component and basis, the number of its devices and the figure of their sum, window by window."""
+    totals = {}
+    for component, basis in dict.fromkeys(source_group(each.origin) for each in rounds[0]):
+        windows = [
+            summed_act([each for each in window if source_group(each.origin) == (component, basis)])
+            for window in rounds
+        ]
+        own = [readings for readings in idle if source_group(readings[0].origin) == (component, basis)]
+        sums = (summed_idle(readings) for readings in zip(*own, strict=True))
+        totals[component, basis] = (len(own), energy_figure(windows, *sums))
+    return totals
+
+
+def source_group(origin: EnergyOrigin) -> tuple[str, str]:
+    """Component and basis: figures of one group are added up over devices."""
+    return origin.component, origin.basis
+
+
+def gpu_source_ratio(totals: Mapping[tuple[str, str], tuple[int, EnergyFigure]]) -> float | None:
+    """Integrated power over counter of the GPUs; their devices have to be the same ones."""
+    of_gpus = [(basis, num, each.gross_j) for (kind, basis), (num, each) in totals.items() if kind == "gpu"]
+    counted = [(num, gross_j) for basis, num, gross_j in of_gpus if basis == "counter"]
+    integrated = [(num, gross_j) for basis, num, gross_j in of_gpus if basis != "counter"]
+    if len(counted) != 1 or len(integrated) != 1 or counted[0][0] != integrated[0][0]:
+        return None
+    first, second = counted[0][1], integrated[0][1]
+    return second.mean / first.mean if first is not None and second is not None and first.mean else None
 
 
 Idle = tuple[IdlePower | None, IdlePower | None]

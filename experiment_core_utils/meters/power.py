@@ -11,7 +11,14 @@ import numpy as np
 from experiment_core_utils.meters.interface import PowerProbe
 from experiment_core_utils.primitives.clock import Clock, Repeating
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
-from experiment_core_utils.records.energy import DeviceEnergy, EnergyReading, PowerBeside, PowerTrace, RunsEnergy
+from experiment_core_utils.records.energy import (
+    ActEnergy,
+    AllocatedJoules,
+    DeviceEnergy,
+    EnergyReading,
+    PowerBeside,
+    PowerTrace,
+)
 from experiment_core_utils.records.text import PartEnergy, all_absent
 
 SAMPLE_EVERY_S = 0.05
@@ -24,6 +31,10 @@ FAILED_LIMIT = 0.1
 # Times the usual interval: a reading may come late, or fail once.
 MOST_GAP = 4
 NOT_REQUESTED = "energy was not requested"
+ESTIMATE_TOO_COARSE = (
+    "nothing measures energy here, and codecarbon's estimate reads the load about once a second, too coarse for one "
+    "run: it is of whole windows alone"
+)
 
 
 def trapezoid_j(
@@ -221,17 +232,61 @@ def energies_beside(power: PowerBeside) -> list[PartEnergy]:
     return [energy_of_part(power.traces, *window, power.reason) for window in power.windows]
 
 
-def runs_energy(power: PowerBeside) -> RunsEnergy:
-    """The energy of each of a sample's runs, allocated from the power that was read beside them."""
-    parts = energies_beside(power)
-    first = next((part for part in parts if part["energy_j"] is not None), parts[0])
-    reasons = dict.fromkeys(part["energy_reason"] for part in parts if part["energy_reason"] is not None)
-    return RunsEnergy(
-        joules=tuple(part["energy_j"] for part in parts),
-        bounds_j=tuple(part["energy_bound_j"] for part in parts),
-        source=first["energy_source"],
-        basis=first["energy_basis"],
-        reason="; ".join(reasons) or None,
+def energies_of_runs(trace: PowerTrace, runs: Sequence[Sequence[tuple[float, float]]]) -> tuple[np.ndarray, np.ndarray]:
+    """Energy of each run, summed over its begins and ends, and a bound of its error, in joules, [N] and [N].
+
+    For runs that follow each other without a pause and may be shorter than the time between two readings: between two
+    readings power is taken as the mean of both, and the bound is their difference x time.
+    """
+    times, watts = np.asarray(trace.times_s), np.asarray(trace.watts)
+    steps_s, changes_w = np.diff(times), np.abs(np.diff(watts))
+    joules = np.concatenate(([0.0], np.cumsum(steps_s * (watts[1:] + watts[:-1]) / 2)))
+    bounds = np.concatenate(([0.0], np.cumsum(steps_s * changes_w)))
+
+    def between(totals: np.ndarray) -> np.ndarray:
+        return np.array([np.diff(np.interp(np.asarray(spans), times, totals), axis=1).sum() for spans in runs])
+
+    return between(joules), between(bounds)
+
+
+def allocated_to_runs(
+    total: ActEnergy | None, traces: Sequence[PowerTrace], runs: Sequence[Sequence[tuple[float, float]]]
+) -> tuple[AllocatedJoules, ...]:
+    """A window's energy of one pass over runs, divided among them so that the parts add up to it.
+
+    In proportion to the power that was read while each ran; where no power of the window's devices was read, to how
+    long each ran. The bound is that of the division, and the part of the window's own.
+
+    Args:
+        total: of one pass, over all devices; None where there is none.
+        traces: power readings beside the window.
+        runs: begin and end of each run in each pass.
+    """
+    if total is None or total.joules is None:
+        reason = "the window has no energy" if total is None else total.reason
+        return (AllocatedJoules(None, None, None, None, reason),) * len(runs)
+    if total.origin.kind == "estimated":
+        return (AllocatedJoules(None, None, None, total.origin, ESTIMATE_TOO_COARSE),) * len(runs)
+    begin_s, end_s = min(spans[0][0] for spans in runs), max(spans[-1][1] for spans in runs)
+    own = [each for each in traces if each.origin.component == total.origin.component]
+    has_power = bool(own) and all(energy_of_trace(each, begin_s, end_s).joules is not None for each in own)
+    if has_power:
+        found = [energies_of_runs(each, runs) for each in own]
+        weights, errors = (np.sum(each, axis=0) for each in zip(*found, strict=True))
+    else:
+        weights, errors = np.array([sum(end - begin for begin, end in spans) for spans in runs]), None
+    whole = float(np.sum(weights))
+    return tuple(
+        AllocatedJoules(
+            joules=total.joules * weight / whole,
+            bound_j=None
+            if errors is None or total.bound_j is None
+            else (total.joules * float(errors[place]) + total.bound_j * weight) / whole,
+            method="apportioned" if has_power else "apportioned by time",
+            origin=total.origin,
+            reason=None,
+        )
+        for place, weight in enumerate(map(float, weights))
     )
 
 

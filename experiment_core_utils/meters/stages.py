@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.meters.energy_statistics import closure, energy_figure, summed_act, summed_idle
+from experiment_core_utils.meters.energy_statistics import (
+    act_figures,
+    act_totals,
+    closure,
+    gpu_source_ratio,
+    source_group,
+)
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.meters.windows import WARM_AGAIN_S, WARM_UP_S, WindowGoal, energy_of_act, idle_power
@@ -26,8 +32,6 @@ from experiment_core_utils.records.energy import (
     ActEnergy,
     Closure,
     EnergyFigure,
-    EnergyOrigin,
-    IdlePower,
     StageEnergies,
 )
 
@@ -84,26 +88,27 @@ def stage_energies(
         warm_up_s = WARM_AGAIN_S if repeat else WARM_UP_S
         for name in shuffled(names, how.seed + repeat):
             rounds[name].append(energy_of_act(acts[name], how.using, how.goal, warm_up_s))
-        if repeat + 1 >= how.least_repeats and _are_narrow(rounds.values(), how.goal.relative_error):
+        if repeat + 1 >= how.least_repeats and are_narrow(rounds.values(), how.goal.relative_error):
             break
     idle = tuple(zip(before, idle_power(how.using, how.idle_s), strict=True))
-    figures = {name: tuple(_figure(windows, idle) for windows in zip(*rounds[name], strict=True)) for name in names}
-    totals = {name: _totals(rounds[name], idle) for name in names}
+    totals = {name: act_totals(rounds[name], idle) for name in names}
     return StageEnergies(
         output_tokens=request.output_tokens,
-        # Sums over several devices; the sum of one device is its own figure.
-        figures={name: (*figures[name], *(each for n, each in totals[name].values() if n > 1)) for name in names},
+        figures={name: act_figures(rounds[name], idle)[0] for name in names},
         closures=_closures(totals),
-        source_ratios={name: _source_ratio(totals[name]) for name in names},
+        source_ratios={name: gpu_source_ratio(totals[name]) for name in names},
         idle=idle,
         error_goal=how.goal.relative_error,
     )
 
 
-def _are_narrow(rounds: Iterable[Sequence[Windows]], relative: float) -> bool:
-    """Whether half of the interval over windows is at most this fraction of the mean, of every stage and every device.
+def are_narrow(rounds: Iterable[Sequence[Windows]], relative: float) -> bool:
+    """Whether half of the interval over windows is at most this fraction of the mean, of every act and every device.
 
     The source whose figures the setting reports decides.
+
+    Args:
+        rounds: the windows of each act, each by every source and device.
     """
     return all(
         spread is not None and spread.ci_high is not None and spread.ci_high - spread.mean <= relative * spread.mean
@@ -114,9 +119,11 @@ def _are_narrow(rounds: Iterable[Sequence[Windows]], relative: float) -> bool:
 
 def _spreads(windows: Sequence[Windows]) -> list[Distribution | None]:
     """Spread of each device by the source that represents the setting; None where a window has no figure."""
-    groups = [_group(each.origin) for each in windows[0]]
+    groups = [source_group(each.origin) for each in windows[0]]
     chosen = next((group for group in PREFERRED_SOURCES if group in groups), groups[0])
-    found = [[each.joules for each in same] for same in zip(*windows, strict=True) if _group(same[0].origin) == chosen]
+    found = [
+        [each.joules for each in same] for same in zip(*windows, strict=True) if source_group(same[0].origin) == chosen
+    ]
     return [None if None in joules else describe([each for each in joules if each is not None]) for joules in found]
 
 
@@ -200,31 +207,6 @@ class StagedRequest:
         return token, state
 
 
-def _figure(windows: Windows, idle: Sequence[tuple[IdlePower, IdlePower]]) -> EnergyFigure:
-    """An energy figure, with the idle power that the same source reports of the same device."""
-    own = (pair for pair in idle if pair[0].origin == windows[0].origin)
-    return energy_figure(windows, *next(own, (None, None)))
-
-
-def _totals(
-    rounds: Sequence[Windows], idle: Sequence[tuple[IdlePower, IdlePower]]
-) -> Mapping[tuple[str, str], tuple[int, EnergyFigure]]:
-    """For each component and basis, the number of its devices and the figure of their sum, window by window."""
-    totals = {}
-    for component, basis in dict.fromkeys(_group(each.origin) for each in rounds[0]):
-        windows = [
-            summed_act([each for each in window if _group(each.origin) == (component, basis)]) for window in rounds
-        ]
-        pairs = [pair for pair in idle if _group(pair[0].origin) == (component, basis)]
-        sums = (summed_idle([before for before, _ in pairs]), summed_idle([after for _, after in pairs]))
-        totals[component, basis] = (len(pairs), energy_figure(windows, *sums))
-    return totals
-
-
-def _group(origin: EnergyOrigin) -> tuple[str, str]:
-    return origin.component, origin.basis
-
-
 def _closures(
     totals: Mapping[str, Mapping[tuple[str, str], tuple[int, EnergyFigure]]],
 ) -> tuple[Closure, ...]:
@@ -232,14 +214,3 @@ def _closures(
         closure(whole, {name: found[group][1] for name, found in totals.items() if name != END_TO_END})
         for group, (_, whole) in totals[END_TO_END].items()
     )
-
-
-def _source_ratio(totals: Mapping[tuple[str, str], tuple[int, EnergyFigure]]) -> float | None:
-    """Integrated power over counter of the GPUs; their devices have to be the same ones."""
-    of_gpus = [(basis, num, each.gross_j) for (kind, basis), (num, each) in totals.items() if kind == "gpu"]
-    counted = [(num, gross_j) for basis, num, gross_j in of_gpus if basis == "counter"]
-    integrated = [(num, gross_j) for basis, num, gross_j in of_gpus if basis != "counter"]
-    if len(counted) != 1 or len(integrated) != 1 or counted[0][0] != integrated[0][0]:
-        return None
-    first, second = counted[0][1], integrated[0][1]
-    return second.mean / first.mean if first is not None and second is not None and first.mean else None

@@ -27,7 +27,7 @@ from experiment_core_utils.meters.energy_statistics import (
 )
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.interface import EnergyCounter, EnergyMeter
-from experiment_core_utils.meters.power import energy_of_trace
+from experiment_core_utils.meters.power import ESTIMATE_TOO_COARSE, energy_of_trace
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.records.energy import (
@@ -48,10 +48,6 @@ WARM_UP_S = 0.3
 WARM_AGAIN_S = 0.05
 # Power readings of an H200 show the load for another tenth of a second; a window at rest begins after that.
 SETTLE_S = 0.5
-ESTIMATE_TOO_COARSE = (
-    "nothing measures energy here, and codecarbon's estimate reads the load about once a second, too coarse for one "
-    "run: it is of repeated stages alone"
-)
 
 
 @dataclass(frozen=True)
@@ -141,7 +137,7 @@ def energy_of_act(
         each.origin.device in ticks_s and acts.shortest_s + 2 * poll_s < ticks_s[each.origin.device]
         for each in using.counters
     )
-    return _between_ticks(acts, using, goal, poll_s) if is_aligned else _whole_acts(act, using, goal)
+    return _between_ticks(acts, using, goal, poll_s) if is_aligned else energy_of_whole_acts(act, using, goal)
 
 
 def _poll_s(using: Instruments) -> float:
@@ -210,7 +206,8 @@ def _act_of_trace(trace: PowerTrace, begin_s: float, end_s: float, acts: Repeate
     return _per_act(energy, acts.count_at(end_s) - acts.count_at(begin_s), end_s - begin_s, "ticks")
 
 
-def _whole_acts(act: Callable[[], object], using: Instruments, goal: WindowGoal) -> list[ActEnergy]:
+def energy_of_whole_acts(act: Callable[[], object], using: Instruments, goal: WindowGoal) -> list[ActEnergy]:
+    """Energy of one act in one window of whole acts, at least one, by each source, as `energy_of_act`."""
     ticks_s = using.longest_ticks_s
     costs = [tick.read_cost_s or 0.0 for tick in using.ticks.values()]
     uncertain_s = max(ticks_s.values(), default=2 * using.sample_every_s) + 2 * sum(costs)

@@ -259,28 +259,53 @@ def _few_weights(clusters: int) -> np.ndarray:
 
 
 def ratio_interval(
-    one: float, one_interval: tuple[float, float], other: float, other_interval: tuple[float, float]
+    one: float,
+    one_interval: tuple[float, float],
+    other: float,
+    other_interval: tuple[float, float],
+    correlation: float = 0.0,
 ) -> tuple[float, float | None]:
-    """Interval of `one` / `other`, both above 0, from the intervals (l1, u1) and (l2, u2) of two independent estimates.
+    """Interval of `one` / `other`, both above 0, from the intervals (l1, u1) and (l2, u2) of two estimates.
 
     MOVER-R: the lower limit R is where the interval of one - R * other, of which each side is put together from the
-    distances of the two estimates to their own limits in squares, ends at 0, the upper limit likewise:
-    R^2 * u2 * (2 * other - u2) - 2 * R * one * other + l1 * (2 * one - l1) = 0, and with l2 and u1 for the upper one
-    (A. Donner and G. Zou, "Closed-form confidence intervals for functions of the normal mean and standard deviation",
-    Statistical Methods in Medical Research 21 (2012) 347; R. Newcombe, "MOVER-R confidence intervals for ratios and
-    products of two independently estimated quantities", ibid. 25 (2016) 1774). With symmetrical intervals it is
-    Fieller's; it keeps the asymmetry of an interval such as an accuracy's. The upper limit is None where l2 is not
-    above 0.
+    distances of the two estimates to their own limits in squares, ends at 0, the upper limit likewise: R^2 * u2 * (2 *
+    other - u2) - 2 * R * (one * other - r * (one - l1) * (u2 - other)) + l1 * (2 * one - l1) = 0 with the estimates'
+    correlation r, and with l2 and u1 for the upper one (A. Donner and G. Zou, "Closed-form confidence intervals for
+    functions of the normal mean and standard deviation", Statistical Methods in Medical Research 21 (2012) 347; R.
+    Newcombe, "MOVER-R confidence intervals for ratios and products of two independently estimated quantities", ibid. 25
+    (2016) 1774). With symmetrical intervals it is Fieller's; it keeps the asymmetry of an interval such as an
+    accuracy's. The upper limit is None where l2 is not above 0.
     """
     (l1, u1), (l2, u2) = one_interval, other_interval
-    middle = one * other
 
-    def root(end: float, other_end: float) -> float:
-        """Square root of the discriminant, with one's end that is near and other's that is."""
-        return math.sqrt(max(middle**2 - end * (2 * one - end) * other_end * (2 * other - other_end), 0.0))
+    def larger_root(end: float, other_end: float) -> float:
+        """Half of the linear term and the square root of the discriminant, with these ends of one and of other."""
+        middle = one * other - correlation * (one - end) * (other_end - other)
+        return middle + math.sqrt(max(middle**2 - end * (2 * one - end) * other_end * (2 * other - other_end), 0.0))
 
-    low = l1 * (2 * one - l1) / (middle + root(l1, u2))
-    return low, (middle + root(u1, l2)) / (l2 * (2 * other - l2)) if l2 > 0 else None
+    low = l1 * (2 * one - l1) / larger_root(l1, u2)
+    return low, larger_root(u1, l2) / (l2 * (2 * other - l2)) if l2 > 0 else None
+
+
+def correlation_of_means(
+    one: Sequence[float],
+    one_clusters: Sequence[Hashable],
+    other: Sequence[float],
+    other_clusters: Sequence[Hashable],
+) -> float:
+    """Correlation of two means over clusters that they share in part; 0 where one of them does not vary.
+
+    Each cluster moves a mean by (sum - mean * count) / n; what moves both makes them correlated.
+    """
+    moved: list[dict[Hashable, float]] = []
+    for values, clusters in ((one, one_clusters), (other, other_clusters)):
+        numbers = np.asarray(values, dtype=np.float64)
+        sums, _ = cluster_totals(numbers - numbers.mean(), clusters)
+        moved.append(dict(zip(dict.fromkeys(clusters), map(float, sums), strict=True)))
+    first, second = moved
+    shared = math.fsum(value * second.get(cluster, 0.0) for cluster, value in first.items())
+    size = math.sqrt(math.fsum(v * v for v in first.values()) * math.fsum(v * v for v in second.values()))
+    return shared / size if size > 0 else 0.0
 
 
 def cluster_totals(

@@ -209,6 +209,14 @@ Caveat.KINDS = {
             + f", more than the goal of {found['goal']:.1%}"
         ),
     ),
+    "energy_passes_differ": CaveatKind(
+        "warning",
+        lambda found: (
+            "energy: the joules of a request are "
+            + ("of a single pass" if found["fraction"] is None else f"known to +-{found['fraction']:.1%}")
+            + f" after {found['num_passes']} passes; the goal was +-{found['goal']:.1%}"
+        ),
+    ),
     "energy_estimated": CaveatKind("warning", "energy: estimated by {source}, not measured".format_map),
     "energy_without_gpu": CaveatKind("warning", lambda found: "energy: the GPU's own energy is not in it"),
     "simulated_waiting": CaveatKind(

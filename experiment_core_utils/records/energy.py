@@ -17,6 +17,9 @@ Component = Literal["gpu", "cpu", "dram", "ram"]
 # load_model: computed from load and nominal power.
 Basis = Literal["counter", "instant_power", "averaged_power", "load_model"]
 Alignment = Literal["ticks", "acts"]
+# power: in proportion to the power read while each request ran. time: in proportion to how long each ran.
+AllocationMethod = Literal["apportioned", "apportioned by time"]
+PassesEnd = Literal["error goal", "time limit", "number of passes"]
 ALL_DEVICES = "all"
 # What a GPU's counter is called among the instruments that are missing, before the GPU's UUID.
 GPU_COUNTER = "energy counter of"
@@ -228,19 +231,50 @@ class SettingEnergy:
     stages: StageEnergies | None  #: None where it could not be measured, for which `reason` says why
     missing: Mapping[str, str]  #: sources that are not there, by name, and why
     reason: str | None
+    flops_over_mean: float | None = None  #: FLOPs of the request / mean of the setting's samples; None if not known
 
 
 @dataclass(frozen=True)
-class RunsEnergy:
-    """Energy of a sample's measured runs, allocated from power readings taken beside them."""
+class AllocatedJoules:
+    """The part of a window's energy that one request of a sample is given."""
 
-    #: joules, bounds_j: of each run, in order; None where no power was read
-    joules: tuple[float | None, ...]
-    bounds_j: tuple[float | None, ...]
-    #: source, basis: as in `EnergyOrigin`
-    source: str | None
-    basis: str | None
-    reason: str | None  #: why a figure is None
+    joules: float | None
+    bound_j: float | None  #: error bound; None if `joules` is, or if no power reading says how it is divided
+    method: AllocationMethod | None
+    origin: EnergyOrigin | None  #: of the window's energy
+    reason: str | None  #: why there is no figure
+
+
+@dataclass(frozen=True)
+class EnergyPass:
+    """One window of one setting: its energy samples run back to back, all of them once or several times."""
+
+    #: experiment_id, rank: of the run and the process that measured it
+    experiment_id: str
+    rank: int
+    pass_index: int  #: 0, 1, ...: even passes go through the settings in their order, odd ones in the reverse order
+    place: int  #: of the window in its pass
+    sample_ids: tuple[int, ...]  #: that ran, in order
+    output_tokens: int  #: of all of them, each once
+    windows: tuple[ActEnergy, ...]  #: for each source and device; an act is every sample once
+    allocated: tuple[AllocatedJoules, ...]  #: of one request of each sample, in order
+    idle: tuple[IdlePower, ...]  #: before the pass, for each source and device
+
+
+@dataclass(frozen=True)
+class EnergyPassesEnd:
+    """The end of the energy passes of a setting."""
+
+    #: experiment_id, rank: of the run and the process that ended them
+    experiment_id: str
+    rank: int
+    num_settings: int  #: that the passes went through
+    ended_by: PassesEnd | None  #: None where nothing was measured, for which `reason` says why
+    error_goal: float  #: what half of the 95 % interval over passes was to be at most, as a fraction
+    limit_s: float  #: seconds of windows after which no further pass was begun, for each setting
+    idle: tuple[IdlePower, ...]  #: after the last pass, for each source and device
+    missing: Mapping[str, str]  #: sources that are not there, by name, and why
+    reason: str | None
 
 
 class EnergyOfSource(Record):
@@ -329,13 +363,61 @@ class EnergyIdle(EnergyOfSource):
     reason: str | None = None  #: why a power is null; None if none is
 
 
+class PassesEnergy(EnergyOfSource):
+    """Energy of the requests of many samples, from windows of whole passes over them."""
+
+    sample_ids: list[int] = []  #: the samples, in the order in which they ran
+    num_passes: Count | None = None  #: windows that gave a figure, each of one pass over the settings
+    num_requests: Count | None = None  #: requests in all of these windows
+    window_s: Number | None = None  #: length of all of these windows
+    request_s: Number | None = None  #: `window_s` / `num_requests`
+    j_per_request: Number | None = None  #: gross energy of a window / its requests, mean over passes
+    #: 95 % interval of it, Student's t over passes: how well the energy of these samples is known, not how samples
+    #: differ; None if fewer than 2 windows
+    j_per_request_ci95_low: Number | None = None
+    j_per_request_ci95_high: Number | None = None  #: its upper end; None if fewer than 2 windows
+    #: standard uncertainty: spread over passes, and bound of the ticks; None if fewer than 2 windows, or ticks not
+    #: known
+    j_per_request_uncertainty: Number | None = None
+    #: idle power, mean of the readings before each pass and after the last; None if not measured
+    idle_w: Number | None = None
+    idle_j_per_request: Number | None = None  #: idle power over `request_s`; None if `idle_w` is
+    net_j_per_request: Number | None = None  #: `j_per_request` - `idle_j_per_request`; may be negative; None if one is
+    #: with that of the idle power; None if as `j_per_request_uncertainty`
+    net_j_per_request_uncertainty: Number | None = None
+    output_tokens_per_request: Number | None = None  #: mean over these samples
+    j_per_output_token: Number | None = None  #: `j_per_request` / `output_tokens_per_request`
+    #: `j_per_request` / (accuracy / best score): [what it is](energy.md#joules-per-correct-answer); None if no answer
+    #: is correct or has a score, or the metric's best score is not 1
+    j_per_correct_answer: Number | None = None
+    #: lower end of its 95 % interval over pictures and passes; None if it is, or a spread is not known
+    j_per_correct_answer_ci95_low: Number | None = None
+    #: its upper end; None if as the lower one, or the accuracy's interval reaches 0
+    j_per_correct_answer_ci95_high: Number | None = None
+    j_per_correct_answer_reason: str | None = None  #: why one of the three is null; None if none is
+    #: integrated power / counter; None if one of the two is missing, or not of GPUs
+    source_ratio: Number | None = None
+    num_settings: Count | None = None  #: settings of each pass; None if the passes did not end
+    #: `error goal`, `time limit` (`limit_s` for each setting) or `number of passes`: why there were no more; None if
+    #: they did not end
+    ended_by: str | None = None
+    error_goal: Number | None = None  #: what half of the interval was to be at most, as a fraction; None if as above
+    limit_s: Number | None = None  #: seconds of windows for each setting; None if as above
+    #: list of [figures](#energy-figures) of one request by every source and device
+    figures: list[StageFigure] = []
+
+
 class Energy(Record):
-    """Energy of the stages of one request."""
+    """Energy of a setting's requests, and of the stages of one of them."""
 
     experiment_id: str | None = None  #: the run that measured it
     rank: Count | None = None  #: the process that measured it
-    sample_id: Count | None = None  #: whose request; None if no sample can be read
-    output_tokens: Count | None = None  #: of that request; None if `reason` says why
+    #: over [many samples](#energy-of-passes); None if not measured, or in older files
+    passes: PassesEnergy | None = None
+    sample_id: Count | None = None  #: whose stages; None if they were not measured
+    #: FLOPs of that request / mean FLOPs of the setting's samples; None if not known, or in older files
+    flops_over_mean: Number | None = None
+    output_tokens: Count | None = None  #: of that request; None if its stages were not measured
     #: the figures of one source, [below](#energy-summary); None if no source measured the whole request
     summary: EnergySummary | None = None
     #: `vision`, `prefill`, `decode` and `end_to_end`, as far as the request has them -> list of
@@ -349,4 +431,4 @@ class Energy(Record):
     source_ratios: dict[str, Number | None] = {}
     idle: list[EnergyIdle] = []  #: list of [idle powers](#energy-idle), may be `[]`
     missing: dict[str, str] = {}  #: source that is not there -> why, may be `{}`
-    reason: str | None = None  #: why nothing was measured; None if something was
+    reason: str | None = None  #: why stages or passes were not measured; None if they were, or were not requested

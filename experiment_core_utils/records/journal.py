@@ -1,9 +1,10 @@
 """The journal of a process's samples of one setting, written line by line so that none is lost.
 
 One JSON object a line, of one key that says what it is: `header` (JournalHeader), `warmup` (WarmUp), `conditions`
-(ConditionsReading), `sample` (FinishedSample), `rounds` (RoundsTrace), `energy` (SettingEnergy), `load` (SettingLoad)
-or `end` (ShardDone). The lines of a sample are on the disk before the next one begins. A process that is killed while
-it writes leaves the beginning of a line; it is ignored when read, and cut off by the process that resumes.
+(ConditionsReading), `sample` (FinishedSample), `rounds` (RoundsTrace), `energy` (SettingEnergy), `energy_pass`
+(EnergyPass), `energy_end` (EnergyPassesEnd), `load` (SettingLoad) or `end` (ShardDone). The lines of a sample are on
+the disk before the next one begins. A process that is killed while it writes leaves the beginning of a line; it is
+ignored when read, and cut off by the process that resumes.
 """
 
 import os
@@ -27,7 +28,7 @@ from experiment_core_utils.primitives.files import (
     remove_file,
     shortened,
 )
-from experiment_core_utils.records.energy import SettingEnergy
+from experiment_core_utils.records.energy import EnergyPass, EnergyPassesEnd, SettingEnergy
 from experiment_core_utils.records.locks import RunLock, is_locked, locked_file, refuse_removed
 from experiment_core_utils.records.result_files import check_schema, field_fault, parsed_json
 from experiment_core_utils.records.settings import (
@@ -46,7 +47,16 @@ LOCK_NAME = "lock"
 # Longer than any `end` line.
 _TAIL_BYTES = 1 << 16
 Line = (
-    JournalHeader | WarmUp | ConditionsReading | FinishedSample | RoundsTrace | SettingEnergy | SettingLoad | ShardDone
+    JournalHeader
+    | WarmUp
+    | ConditionsReading
+    | FinishedSample
+    | RoundsTrace
+    | SettingEnergy
+    | EnergyPass
+    | EnergyPassesEnd
+    | SettingLoad
+    | ShardDone
 )
 L = TypeVar("L", bound=Line)
 LINE_KINDS = {
@@ -56,6 +66,8 @@ LINE_KINDS = {
     "sample": FinishedSample,
     "rounds": RoundsTrace,
     "energy": SettingEnergy,
+    "energy_pass": EnergyPass,
+    "energy_end": EnergyPassesEnd,
     "load": SettingLoad,
     "end": ShardDone,
 }
@@ -95,6 +107,11 @@ class JournalContent:
     def energy(self) -> SettingEnergy | None:
         """The energy of a request's stages, which is measured once; None while it is not."""
         return next(iter(self.every(SettingEnergy)), None)
+
+    @property
+    def energy_end(self) -> EnergyPassesEnd | None:
+        """The end of the energy passes; None while they are not done."""
+        return next(iter(self.every(EnergyPassesEnd)), None)
 
     @property
     def end(self) -> ShardDone | None:

@@ -206,6 +206,11 @@ class StageFlops:
     prefill_flops: int
     decode_flops_per_token: float | None
 
+    def total(self, output_tokens: int) -> float:
+        """Of the whole request; the first of its output tokens belongs to the prefill."""
+        steps_flops = (self.decode_flops_per_token or 0) * max(output_tokens - 1, 0)
+        return (self.vision_flops or 0) + self.prefill_flops + steps_flops
+
 
 @dataclass(frozen=True)
 class RequestFlops:

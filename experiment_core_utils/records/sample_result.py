@@ -102,16 +102,17 @@ class RunTimes(StageTimes):
 
 
 class SampleEnergy(Record):
-    """The energy of a sample's run."""
+    """The energy of a sample's request."""
 
-    #: energy of the run whose times are these, idle power included: the integral of power readings taken beside it; see
-    #: [energy.md](energy.md#windows); None if `--energy off`, no power reading, or answered in a batch
+    #: energy of one request, idle power included: its part of windows over many samples, mean over passes; see
+    #: [energy.md](energy.md#windows); None if `--energy off`, only estimated, or not among the samples of the passes
     energy_j: Positive | None = None
-    #: error bound from the time between readings; None if `energy_j` is
+    #: error bound of that part; None if `energy_j` is, or no power was read
     energy_bound_j: Positive | None = None
-    energy_method: str | None = None  #: `apportioned`: not from a window of its own; None if `energy_j` is
-    #: source and, in brackets, basis, such as `power_integral (instant_power)`; those of devices that differ are joined
-    #: by `+`; None if `energy_j` is
+    #: `apportioned`: in proportion to the power read while it ran; `apportioned by time`: to how long it ran, where no
+    #: power is read; None if `energy_j` is
+    energy_method: str | None = None
+    #: source of the windows and, in brackets, basis, such as `nvml_counter (counter)`; None if `energy_j` is
     energy_source: str | None = None
     energy_reason: str | None = None  #: why there is no energy; None if there is, or `--energy off`
 

@@ -162,28 +162,32 @@ class Order(Record):
 
 
 class CommonFactor(Record):
-    """How the machine's speed changed between rounds, by the times that the settings of a round have in common.
+    """How the machine's speed changed between rounds of the same sample, which is in no comparison of settings.
 
-    The factor of a round is the geometric mean over its settings of a run's time / the mean time of all runs of the
-    same sample at the same setting. It is common to the settings of a round, so that no comparison contains it.
+    The factor of a round is the geometric mean over settings of a run's time / the time of the run of the sample's first
+    round at the same setting.
     """
 
-    #: lowest factor of a round, which is the geometric mean over its settings of a run's time / the mean time of the
-    #: same sample's runs there, and is in no comparison of two settings
+    #: min, max: lowest and highest factor of the further rounds of a sample; None if one run a sample
     min: Ratio
-    max: Ratio  #: highest factor of a round
-    last_over_first: Ratio  #: mean factor of the last tenth of the rounds / that of the first tenth
+    max: Ratio
+    #: factor of the first sample's round, repeated after all others; None if it could not be
+    last_over_first: Ratio
 
 
 class Rounds(Record):
-    """The rounds in which the settings of a run were measured: each is one sample, once at every setting."""
+    """The rounds in which one process measured several settings: each is one sample, once at every setting."""
 
+    rank: Count | None = None  #: the process
+    experiment_id: str | None = None  #: the run that it was part of
+    num_settings: Count | None = None  #: settings that took turns
     num_rounds: Count  #: rounds that were finished, each sample counted once for each of its runs
-    seed: int | None = None  #: what the orders of the settings were drawn by; None if not drawn
-    #: object of `min`, `max` and `last_over_first`: changes of the machine's speed, as information; None if one round,
-    #: or one setting
-    common_factor: CommonFactor | None = None
-    switch_ms: Amount | None = None  #: median time of a change of settings, in ms; None if one setting
+    #: samples that each setting ran one after the other; more than 1 if memory did not allow to keep what all settings
+    #: need
+    samples_per_round: Count | None = None
+    seed: int | None = None  #: what the orders of the settings were drawn by
+    common_factor: CommonFactor | None = None  #: changes of the machine's speed, as information
+    switch_ms: Amount | None = None  #: median time of a change of settings
 
 
 class TypeScores(Record):
@@ -281,7 +285,8 @@ class SteadinessPart(Record):
 
     #: in which order the run measured its settings, [below](#order-and-rounds); None if measured outside a plan
     setting_order: Order | None = None
-    rounds: Rounds | None = None  #: the rounds of the run, [below](#order-and-rounds); None if measured in blocks
+    #: list of the rounds, one entry for each process and run, [below](#order-and-rounds); `[]` if measured in blocks
+    rounds: list[Rounds] = []
     warmup: list[WarmUpRuns] = []  #: list of the warm-ups, [below](#warm-up), `[]` where no sample could be read
     conditions: list[Conditions] = []  #: list of the conditions of the device and the host, [below](#conditions)
     #: how well the mean `T_total` is known, and why no more samples were requested, [below](#precision)

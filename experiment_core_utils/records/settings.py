@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from experiment_core_utils.primitives.statistics import Distribution, mean_of
 from experiment_core_utils.records.compute import LoadTrace
-from experiment_core_utils.records.energy import RunsEnergy, SettingEnergy
+from experiment_core_utils.records.energy import AllocatedJoules, EnergyPass, EnergyPassesEnd, SettingEnergy
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
     KnobProof,
@@ -47,7 +47,7 @@ class MeasuredSample:
     answer_index: int | None
     metadata: dict[str, Any]  #: the question and what else the task says (JSON values only)
     answer: BatchedAnswer | None = None  #: of a sample without runs; None with them
-    energy: RunsEnergy | None = None  #: of its runs; None where it was not requested, and without runs
+    energy: AllocatedJoules | None = None  #: of one request; None where not measured, and in the journal
     num_discarded_runs: int = 0  #: runs before these, discarded because throttling or other load disturbed them
     disturbances: tuple[str, ...] = ()  #: what disturbed these runs, the last that were allowed; () for nothing
     #: digests of question, answers, options and picture, and of the picture alone; None in journals from before they
@@ -80,9 +80,8 @@ class MeasuredSample:
 
     @property
     def energy_j(self) -> float | None:
-        """Energy of the measured run."""
-        place = self.run_place
-        return None if self.energy is None or place is None else self.energy.joules[place]
+        """Energy of one request, mean over energy passes."""
+        return None if self.energy is None else self.energy.joules
 
     @property
     def output_tokens(self) -> int:
@@ -276,6 +275,8 @@ class MeasuredSetting:
     #: readings of every process and run, in order of time for each of them
     conditions: tuple[ConditionsReading, ...] = ()
     energy: SettingEnergy | None = None  #: of one request's stages; None where it was not requested
+    energy_passes: tuple[EnergyPass, ...] = ()  #: windows over many samples, in order
+    energy_end: EnergyPassesEnd | None = None  #: of these; None where there are none, or they did not end
     loads: tuple[SettingLoad, ...] = ()  #: of every window of every process
     rounds: tuple[RoundsTrace, ...] = ()  #: of every process and run that measured several settings in turn
 

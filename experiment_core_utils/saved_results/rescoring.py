@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from experiment_core_utils.g_metrics_inference import answer_caveats, summarise_accuracy
-from experiment_core_utils.i_metrics_energy import with_correct_answers
+from experiment_core_utils.i_metrics_energy import AnsweredRequest, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, score_part
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.l_results_csv_cleaning import read_results, write_tables
@@ -108,7 +108,14 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
         )
     anew = dict(accuracy) | {
         "provenance": provenance,
-        "energy": with_correct_answers(result.energy, accuracy),
+        "energy": with_correct_answers(
+            result.energy,
+            accuracy,
+            [
+                AnsweredRequest(sample.energy_j, score.value, answer.image_id)
+                for sample, answer, score in zip(samples, answers, scoring.scores, strict=True)
+            ],
+        ),
         "share_failed": fraction_of(result.num_failed_samples, len(samples) + result.num_failed_samples),
         "per_sample_results": [
             sample.with_keys(**dict(score_part(score))) for sample, score in zip(samples, scoring.scores, strict=True)

@@ -150,9 +150,14 @@ def settings_columns() -> list[tuple[str, str]]:
         **dict.fromkeys(csv.LATENCY_COLUMNS, f"{same}; in files from before it was there, `num_samples`"),
         **dict.fromkeys(csv.STEADINESS_COLUMNS, same),
         **{name: f"`energy.summary.{key}`" for name, key in csv.ENERGY_COLUMNS.items()},
-        "energy_sample_j_mean": "`energy_j_mean` of `aggregate_stats`: apportioned, over runs",
+        **{
+            name: f"`energy.summary.{key}`, else `energy.passes.{key}`"
+            for name, key in csv.ENERGY_SOURCE_COLUMNS.items()
+        },
+        "energy_sample_j_mean": "`energy_j_mean` of `aggregate_stats`: apportioned, over samples",
         **dict.fromkeys(csv.UTILISATION_COLUMNS, "`hardware_utilisation`"),
         **{name: f"`energy.summary.{key}`" for name, key in csv.CORRECT_ANSWER_COLUMNS.items()},
+        **{name: f"`energy.passes.{key}`" for name, key in csv.PASSES_COLUMNS.items()},
         **dict.fromkeys(csv.REFERENCE_COLUMNS, same),
         **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in csv.TYPICAL_COLUMNS},
         **dict.fromkeys(csv.PROTOCOL_COLUMNS, same),

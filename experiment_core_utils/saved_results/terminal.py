@@ -232,11 +232,15 @@ def _accuracy(result: SettingResult) -> str:
 
 
 def _joules(result: SettingResult) -> str | None:
-    """Gross energy of one request; None where there is no figure. Estimates say that they are."""
-    summary = None if result.energy is None else result.energy.summary
-    if summary is None or summary.end_to_end_j is None:
+    """Gross energy of a request, of passes where there are some; None where there is none. Estimates are marked."""
+    passes, summary = (None, None) if result.energy is None else (result.energy.passes, result.energy.summary)
+    if passes is not None and passes.j_per_request is not None:
+        joules, kind = passes.j_per_request, passes.kind
+    elif summary is not None and summary.end_to_end_j is not None:
+        joules, kind = summary.end_to_end_j, summary.kind
+    else:
         return None
-    return f"{summary.end_to_end_j:.3g}{' (estimated)' if summary.kind == 'estimated' else ''}"
+    return f"{joules:.3g}{' (estimated)' if kind == 'estimated' else ''}"
 
 
 def _difference(comparison: PairedComparison) -> str:

@@ -5,18 +5,16 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 from experiment_core_utils.config.parts import MeasuringConfig
-from experiment_core_utils.d_energy_tracking import energy_of_setting
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.load import ConditionsMeter, conditions_meter, load_sampler
 from experiment_core_utils.meters.stability import PrecisionGoal
 from experiment_core_utils.meters.stages import StageMeasurement
-from experiment_core_utils.primitives.device import MemoryWindow, out_of_memory_named
+from experiment_core_utils.primitives.device import MemoryWindow
 from experiment_core_utils.primitives.errors import (
     GenerationFailed,
     KnobDidNotAct,
     SampleError,
     SettingError,
-    library_faults_named,
 )
 from experiment_core_utils.primitives.files import allow_open_files
 from experiment_core_utils.primitives.progress import Progress
@@ -24,6 +22,7 @@ from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, fini
 from experiment_core_utils.records.requests import StagedRun
 from experiment_core_utils.records.settings import JournalHeader, SettingFailure, ShardDone, When
 from experiment_core_utils.sweep.batches import BatchAnswerer, Bench
+from experiment_core_utils.sweep.energy_passes import EnergyPasses
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.requests import RequestKey
 from experiment_core_utils.sweep.rounds import RoundOrder, RoundsSeen, RoundTimes, common_factor
@@ -64,7 +63,7 @@ class ShardMeasurer:
     order: RoundOrder  #: of the settings in each round
     profiles: TorchProfiles | None = None  #: decides which samples are run once more under a profiler; None for none
     conditions: ConditionsMeter | None = None  #: read around and between rounds; None for that of the model's device
-    #: measures (main process) the energy of each setting's stages; None for none
+    #: measures the energy of each setting, in the main process; None for none
     energy: StageMeasurement | None = None
 
     def __post_init__(self) -> None:
@@ -100,13 +99,14 @@ class ShardMeasurer:
             )
             runner = SampleRunner(self.config, self.context, self.bench, progress, self.profiles, self._warm_layouts)
             self._measure_with_retries(at_work, runner)
+            alive = [each for each in at_work if each.failure is None]
+            if alive and self._energy is not None and self.context.rank == 0:
+                self._measure_energy(alive, progress, self._energy)
             number = num_requested(at_work)
             for each in at_work:
                 end = each.end_before
                 if end is None or each.was_measured:
                     end = ShardDone(self.context.experiment_id, each.proof, each.memory, each.failure)
-                if end.failure is None and self._energy is not None and self.context.rank == 0:
-                    self._measure_energy_once(each, self._energy)
                 given = len(each.shard.sample_ids)
                 done[each.key] = replace(
                     end, experiment_id=self.context.experiment_id, num_given=given, num_asked=min(number, given)
@@ -130,29 +130,21 @@ class ShardMeasurer:
         journal = stack.enter_context(Journal(context.journals, header))
         return SettingAtWork(setting, journal, Shard(sample_ids, finished, self._goal), header)
 
-    def _measure_energy_once(self, each: SettingAtWork, how: StageMeasurement) -> None:
-        """Measure the energy of the first sample that can be read, after all others of the setting: it disturbs no
-        time.
-
-        Not again where an earlier run, or an earlier part of the shard, did it.
-        """
-        if each.journal.before is not None and each.journal.before.energy is not None:
-            return
-        context, bench = self.context, self.bench
-        bench.model.apply(each.setting)
-        request = None
-        for sample_id in each.shard.sample_ids:
-            try:
-                with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
-                    inputs = bench.model.to_device(bench.requests.take(sample_id, each.crops)[1].inputs)
-                    bench.model.warm_up(inputs, bench.max_new_tokens)
-                    request = sample_id, inputs
-                break
-            except SampleError:  # not counted: it is recorded among the samples
-                continue
-        each.journal.append(
-            energy_of_setting(bench.model, request, bench.max_new_tokens, how, context.experiment_id, context.rank)
-        )
+    def _measure_energy(self, at_work: Sequence[SettingAtWork], progress: Progress, how: StageMeasurement) -> None:
+        """Measure the energy of these settings after all of their samples: it disturbs no time."""
+        context = self.context
+        passes = EnergyPasses(self.bench, how, context.experiment_id, context.rank, self.config.sample_timeout)
+        measured = {
+            each.key: [done.measured for done in each.shard.finished.values() if done.measured is not None]
+            for each in at_work
+        }
+        timed = [{sample.sample_id for sample in samples if sample.runs} for samples in measured.values()]
+        common = set.intersection(*timed)
+        ids = [sample_id for sample_id in ids_of(at_work) if sample_id in common]
+        journals = {each.key: each.journal for each in at_work}
+        passes.measure_energy([each.setting for each in at_work], ids, journals, context.stop, progress)
+        for each in at_work:
+            passes.measure_stages(each.setting, measured[each.key], each.journal, context.stop)
 
     def _measure_with_retries(self, at_work: Sequence[SettingAtWork], runner: SampleRunner) -> None:
         """Every attempt takes up what the ones before did not finish; in the last, samples fail for good."""

@@ -9,12 +9,21 @@ from experiment_core_utils.meters.nvml import THROTTLING
 from experiment_core_utils.primitives.statistics import highest_of, relative_half_width
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.caveats import Caveat, caveat
-from experiment_core_utils.records.setting_result import Conditions, Order, Precision, SteadinessPart, WarmUpRuns
+from experiment_core_utils.records.setting_result import (
+    CommonFactor,
+    Conditions,
+    Order,
+    Precision,
+    Rounds,
+    SteadinessPart,
+    WarmUpRuns,
+)
 from experiment_core_utils.records.settings import (
     ConditionsReading,
     MeasuredSample,
     MeasuredSetting,
     MeasuringOrder,
+    RoundsTrace,
     WarmUp,
 )
 
@@ -39,7 +48,7 @@ def steadiness_part(
     """Order, warm-up, conditions and precision of a setting."""
     return SteadinessPart.model_construct(
         setting_order=order_of(key, order),
-        rounds=None,
+        rounds=[rounds_of(each) for each in merged.rounds],
         warmup=[warmup_of(each) for each in merged.warmups],
         conditions=conditions_of(merged.conditions),
         precision=precision_of(until_precision, merged, is_search=is_search, is_stopped=is_stopped),
@@ -51,6 +60,21 @@ def order_of(key: str, order: MeasuringOrder) -> Order | None:
     if key not in order.keys:
         return None
     return Order(how=order.how, seed=order.seed, position=order.keys.index(key), num_settings=len(order.keys))
+
+
+def rounds_of(trace: RoundsTrace) -> Rounds:
+    """What the rounds of one process in one run showed."""
+    low, high = trace.factors or (None, None)
+    return Rounds(
+        rank=trace.rank,
+        experiment_id=trace.experiment_id,
+        num_settings=trace.num_settings,
+        num_rounds=trace.num_rounds,
+        samples_per_round=trace.group_size,
+        seed=trace.seed,
+        common_factor=CommonFactor(min=low, max=high, last_over_first=trace.closing_factor),
+        switch_ms=milliseconds(trace.switch_s),
+    )
 
 
 def warmup_of(warmup: WarmUp) -> WarmUpRuns:

@@ -1,64 +1,49 @@
-"""Energy of runs and of a setting on simulated devices, with a clock that stands still: joules by hand."""
+"""Energy of a pass and of a request's stages on simulated devices, with a clock that stands still: joules by hand."""
 
 from typing import Any
 
 import pytest
 import torch
 
-from experiment_core_utils.d_energy_tracking import energy_of_setting, runs_beside_power
+from experiment_core_utils.d_energy_tracking import energy_of_pass, energy_of_setting
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.primitives.errors import SampleTimedOut
 from experiment_core_utils.records.energy import SettingEnergy
-from experiment_core_utils.records.requests import StagedRun
-from tests.hand_made_records import staged_run
 from tests.scripted.scripted_model import ScriptedModel
 from tests.scripted.simulated_energy import ModelOnDevice, instruments_of, scripted_device
-from tests.scripted.simulated_meters import ScriptedClock
 
 TEXT = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
 
 
-def test_each_run_has_the_energy_of_its_own_window() -> None:
+def test_requests_of_a_pass_share_its_window() -> None:
+    """Two requests of 1 s at 200 W and 400 W again and again: a pass takes 600 J, a third of it the first."""
     device = scripted_device()
-    powers = iter((200.0, 400.0, 300.0))
-
-    def run_once() -> StagedRun:
-        device.run(1.0, next(powers))
-        return staged_run()
-
-    runs, energy = runs_beside_power(run_once, 3, instruments_of(device, sample_every_s=0.01))
-    assert len(runs) == 3 and energy is not None
-    assert energy.joules == (
-        pytest.approx(200.0, rel=0.02), pytest.approx(400.0, rel=0.02), pytest.approx(300.0, rel=0.02),
-    )  # fmt: skip
-    for joules, bound_j, truth in zip(energy.joules, energy.bounds_j, (200.0, 400.0, 300.0), strict=True):
-        assert joules is not None and bound_j is not None and abs(joules - truth) <= bound_j
-    assert (energy.source, energy.basis, energy.reason) == ("simulated", "instant_power", None)
-
-
-def test_without_a_request_for_energy_nothing_is_read() -> None:
-    runs, energy = runs_beside_power(staged_run, 2, None)
-    assert len(runs) == 2 and energy is None
+    using = instruments_of(device, sample_every_s=0.01)
+    how = StageMeasurement(using, WindowGoal(0.05, least_s=5.0))
+    windows, allocated = energy_of_pass([lambda: device.run(1.0, 200.0), lambda: device.run(1.0, 400.0)], how)
+    counter, power = windows
+    assert (counter.origin.basis, power.origin.basis) == ("counter", "instant_power")
+    # Whole passes of 2 s: the third ends the window.
+    assert (counter.count, counter.window_s, counter.alignment) == (3, pytest.approx(6.0), "acts")
+    assert counter.joules == pytest.approx(600.0, rel=0.02) and power.joules == pytest.approx(600.0, rel=0.02)
+    assert [each.joules for each in allocated] == [pytest.approx(200.0, rel=0.02), pytest.approx(400.0, rel=0.02)]
+    assert sum(each.joules or 0.0 for each in allocated) == pytest.approx(counter.joules, rel=1e-12)
+    for each, truth in zip(allocated, (200.0, 400.0), strict=True):
+        assert each.joules is not None and each.bound_j is not None and abs(each.joules - truth) <= each.bound_j
+        assert (each.method, each.origin, each.reason) == ("apportioned", counter.origin, None)
 
 
-def test_without_a_power_reading_there_is_a_reason() -> None:
-    nothing = Instruments(ScriptedClock(), (), (), missing={"GPU energy": "torch sees no GPU"})
-    _, energy = runs_beside_power(staged_run, 2, nothing)
-    assert energy is not None and energy.joules == (None, None)
-    assert energy.reason == "no power reading of the device that computes (torch sees no GPU)"
-
-
-def test_a_run_that_fails_ends_the_readings() -> None:
+def test_a_request_that_fails_ends_the_readings() -> None:
     device = scripted_device()
-    using = instruments_of(device)
+    how = StageMeasurement(instruments_of(device), WindowGoal())
 
-    def run_once() -> StagedRun:
+    def fail() -> None:
         raise SampleTimedOut("too long")
 
     with pytest.raises(SampleTimedOut):
-        runs_beside_power(run_once, 2, using)
+        energy_of_pass([fail], how)
     readings = device.num_readings
     device.clock.sleep(1.0)
     assert device.num_readings == readings

@@ -15,6 +15,7 @@ from experiment_core_utils.i_metrics_energy import (
 from experiment_core_utils.primitives.statistics import describe
 from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.records.energy import (
+    AllocatedJoules,
     Basis,
     Closure,
     Component,
@@ -23,7 +24,6 @@ from experiment_core_utils.records.energy import (
     EnergyKind,
     EnergyOrigin,
     EnergySource,
-    RunsEnergy,
     SettingEnergy,
     StageEnergies,
 )
@@ -195,17 +195,16 @@ def test_a_gpu_without_a_counter_is_warned_of_where_the_cpu_was_measured() -> No
     assert caveats_of(energy) == [] and caveats_of(with_gpu) == ["energy: the GPU's own energy is not in it"]
 
 
-def test_a_sample_has_the_energy_of_the_run_with_the_median_time() -> None:
-    runs = (staged_run(prefill_s=0.9), staged_run(prefill_s=0.1), staged_run(prefill_s=0.5))
-    energy = RunsEnergy((9.0, 1.0, 5.0), (0.9, 0.1, 0.5), "power_integral", "instant_power", None)
-    sample = replace(measured_sample(3, *runs), energy=energy)
+def test_a_sample_has_its_part_of_the_windows() -> None:
+    energy = AllocatedJoules(5.0, 0.5, "apportioned", origin(), None)
+    sample = replace(measured_sample(3, staged_run()), energy=energy)
     assert sample_energy(sample).content() == {
         "energy_j": 5.0,
         "energy_bound_j": 0.5,
         "energy_method": "apportioned",
-        "energy_source": "power_integral (instant_power)",
+        "energy_source": "nvml_counter (counter)",
         "energy_reason": None,
     }
     assert sample.energy_j == 5.0
-    lost = replace(sample, energy=RunsEnergy((None,) * 3, (None,) * 3, None, None, "GPU is lost"))
+    lost = replace(sample, energy=AllocatedJoules(None, None, None, None, "GPU is lost"))
     assert (sample_energy(lost).energy_j, sample_energy(lost).energy_reason) == (None, "GPU is lost")

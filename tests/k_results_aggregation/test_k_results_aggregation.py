@@ -21,6 +21,7 @@ from experiment_core_utils.k_results_aggregation import (
     merge_memory,
     merge_parts,
     whole_window,
+    with_pooled_energy,
 )
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.errors import (
@@ -31,6 +32,7 @@ from experiment_core_utils.primitives.errors import (
     WorkerLost,
 )
 from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.records.energy import AllocatedJoules, Basis, EnergyOrigin, EnergyPass
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
 from experiment_core_utils.records.settings import (
     FinishedSample,
@@ -385,3 +387,39 @@ def test_missing_energy_names_the_process(num_processes: int, error: Any, output
     with pytest.raises(error, match=output) as caught:
         load_and_aggregate_per_process_energy_results("7", num_processes, results_dir=tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def allocated(joules: float | None, bound_j: float | None = None, basis: Basis = "counter") -> AllocatedJoules:
+    origin = EnergyOrigin("GPU-1", "gpu", "nvml_counter", "measured", basis)
+    if joules is None:
+        return AllocatedJoules(None, None, None, None, "GPU is lost")
+    return AllocatedJoules(joules, bound_j, "apportioned", origin, None)
+
+
+def test_a_samples_energy_is_the_mean_over_passes_of_one_source() -> None:
+    passes = [
+        EnergyPass("0007", 0, index, 0, (1, 2, 3), 9, (), energies, ())
+        for index, energies in enumerate(
+            (
+                (allocated(10.0, 1.0), allocated(5.0, 1.0), allocated(None)),
+                (allocated(14.0, 2.0), allocated(7.0, None), allocated(None)),
+                # By another source: it says nothing of the first two.
+                (allocated(90.0, 9.0, "instant_power"), allocated(None), allocated(None)),
+            )
+        )
+    ]
+    samples = [measured_sample(each) for each in (1, 2, 3, 4)]
+    one, two, three, four = (each.energy for each in with_pooled_energy(samples, passes, None))
+    assert one is not None and (one.joules, one.bound_j, one.reason) == (12.0, 1.5, None)
+    assert two is not None and (two.joules, two.bound_j) == (6.0, None)
+    assert three is not None and (three.joules, three.reason) == (None, "GPU is lost")
+    assert four is not None and four.reason == "it is not among the samples whose energy is measured"
+    assert with_pooled_energy(samples, (), None) == tuple(samples)
+
+
+def test_passes_of_the_process_that_measured_them_are_the_settings() -> None:
+    first, second = two_parts()
+    energy = EnergyPass("0007", 0, 0, 0, (first.samples[0].sample_id,), 3, (), (allocated(10.0, 1.0),), ())
+    merged = merge_parts([replace(first, energy_passes=(energy,)), second], (1, 3, 5))
+    assert merged.energy_passes == (energy,)
+    assert [each.energy_j for each in merged.samples].count(10.0) == 1

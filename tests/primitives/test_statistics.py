@@ -10,6 +10,7 @@ from scipy import stats
 from experiment_core_utils.primitives import statistics
 from experiment_core_utils.primitives.statistics import (
     bounded_mean_interval,
+    correlation_of_means,
     describe,
     fraction_above,
     fraction_of,
@@ -114,6 +115,23 @@ def test_the_interval_of_a_ratio_by_hand() -> None:
     # An upper limit more than twice the estimate, and a lower one of 0.
     low, high = ratio_interval(10.0, (10.0, 10.0), 0.1, (0.0, 0.3))
     assert (low, high) == (pytest.approx(10 / 0.3), None)
+
+
+def test_the_interval_of_a_ratio_of_correlated_estimates_is_narrower() -> None:
+    """(10 - R / 2)^2 = 4 + R^2 / 100 - 2 r R / 5: with r = 1 it is (2 - R / 10)^2, so 8 = 0.4 R and 12 = 0.6 R."""
+    found = ratio_interval(10.0, (8.0, 12.0), 0.5, (0.4, 0.6), correlation=1.0)
+    assert found == (pytest.approx(20.0), pytest.approx(20.0))
+    # With r = -1 it is (2 + R / 10)^2: 8 = 0.6 R and 12 = 0.4 R.
+    found = ratio_interval(10.0, (8.0, 12.0), 0.5, (0.4, 0.6), correlation=-1.0)
+    assert found == (pytest.approx(8 / 0.6), pytest.approx(30.0))
+
+
+def test_means_over_shared_clusters_are_correlated() -> None:
+    # By cluster the first moves by -2, 0 and 2, the second by -1, 1 and 0: 2 / sqrt(8 * 2).
+    assert correlation_of_means((1.0, 3.0, 5.0), "abc", (0.0, 2.0, 1.0), "abc") == pytest.approx(0.5)
+    # Only `b` is in both; two values of one cluster move it together.
+    assert correlation_of_means((1.0, 3.0), "ab", (0.0, 0.0, 3.0), "bbc") == pytest.approx(-2 / math.sqrt(2 * 8))
+    assert correlation_of_means((1.0, 1.0), "ab", (0.0, 2.0), "ab") == 0.0
 
 
 @pytest.mark.parametrize("right", [0, 1, 5, 8, 10])
