@@ -43,7 +43,7 @@ from experiment_core_utils.records.locks import MainProcessWatch, RunLock
 from experiment_core_utils.records.setting_result import SettingResult, setting_file_name
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.saved_results.eval_results import write_eval_results
-from experiment_core_utils.saved_results.trackers import check_tracker, log_settings
+from experiment_core_utils.saved_results.trackers import check_tracker
 from experiment_core_utils.sweep.batches import alone_caveats
 from experiment_core_utils.sweep.front_search import SearchRules, random_order
 from experiment_core_utils.sweep.plan import (
@@ -169,8 +169,6 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         write_eval_results(results, requested.task, folder)
         if experiment_id is not None:
             locks[0].announce_end(experiment_id)
-    if config.machine.tracker is not None and results:
-        log_settings(results, config.machine.tracker, folder)
     return RunReport(
         experiment_id,
         True,

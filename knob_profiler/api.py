@@ -12,14 +12,16 @@ from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.knobs.registry import load_knob_module
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiment_core_utils.records.conclusion import Conclusion
 from experiment_core_utils.records.setting_result import SettingResult, setting_key
 from experiment_core_utils.records.settings import SettingFailure
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
-from experiments.analyses.knobs.findings import conclusion
+from experiments.analyses.knobs.conclusion import conclude
 from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.knobs.objectives import COSTS, LATENCY_MEAN, NoObjectives
 from experiments.analyses.report.page import write_report
 from experiments.analyses.sweeps import Sweep, load_sweep, samples_frame, settings_frame
+from experiments.core_exp.closing_lines import concluded_and_saved
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,10 +90,22 @@ class Results:
             ]
         return pd.DataFrame(rows)
 
-    def conclusion(self, num_draws: int = NUM_DRAWS) -> list[str]:
-        """What a run's last lines say of each task: the setting to take, what each knob changes, what is not shown."""
+    def conclusions(self, num_draws: int = NUM_DRAWS) -> list[Conclusion]:
+        """Which setting of each task to take, how sure that is, and what voids it; printed, the last lines of a run."""
         tasks = analyse_knobs(grids_of(self.sweep), (LATENCY_MEAN,), num_draws).tasks
-        return [line for task in tasks for line in conclusion(task, self.sweep.provenance.random_weights)]
+        return [conclude(task, self.sweep.settings) for task in tasks]
+
+    @cached_property
+    def conclusion(self) -> Conclusion:
+        """The conclusion of the only task.
+
+        Raises:
+            ResultsError: there are several.
+        """
+        found = self.conclusions()
+        if len(found) > 1:
+            raise ResultsError(f"there are {len(found)} tasks, each with a conclusion; take them from conclusions()")
+        return found[0]
 
     def report(self, path: Path | str | None = None) -> Path:
         """Write one HTML page about the folder's results; returns its path, by default `report.html` in the folder."""
@@ -145,7 +159,9 @@ def profile(
     given = {name: value for name, value in named.items() if value is not None}
     if twice := [name for name in given if name in flags]:
         raise ConfigurationError(f"{twice[0]}: given twice, also by its short name; give one of the two")
-    report = run_profiling(ProfilingConfig.of(**flags, **given))
+    config = ProfilingConfig.of(**flags, **given)
+    report = run_profiling(config)
+    concluded_and_saved(report, config.machine.tracker)
     return Results(report.output_dir, report.results, report.failed)
 
 

@@ -503,6 +503,10 @@ class MachineConfig(Part):
     tracker: TrackerName | None = Field(
         default=None, description="log each setting as a step to this experiment tracker, whose package is installed"
     )
+    strict: bool = Field(
+        default=False,
+        description="exit code 4 where the run is INVALID: other load, throttling, disturbed or failed samples",
+    )
     dry_run: bool = Field(
         default=False, description="print the plan with estimates of time and memory, and measure nothing"
     )

@@ -8,6 +8,8 @@ from experiment_core_utils.primitives.texts import shown
 
 # Of a command that did what it should, of which some samples failed or cannot be used.
 EXIT_CODE_FAILED_SAMPLES = 3
+# Of a command that was given --strict, and whose run is INVALID.
+EXIT_CODE_INVALID = 4
 
 # What the code of a library raises where what it is given is not as it expects.
 LIBRARY_ERRORS = (

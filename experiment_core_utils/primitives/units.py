@@ -26,6 +26,18 @@ def span(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def time_text(ms: float) -> str:
+    """A time in milliseconds for a reader: `1.24 s`, `522 ms`, `8.4 ms`."""
+    if ms >= 1000:
+        return f"{ms / 1000:.2f} s"
+    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
+
+
+def time_change_text(ms: float) -> str:
+    """A change of a time in milliseconds for a reader: `+522 ms`, `-8.4 ms`, `+0.031 ms`."""
+    return f"{ms:+.0f} ms" if abs(ms) >= 10 else f"{ms:+.2g} ms"
+
+
 # Longer than any run (116 days), and short enough for every timer of Python, torch and the system.
 MOST_SECONDS = 10_000_000
 # More repetitions, samples or tokens than any run ends with.

@@ -14,6 +14,16 @@ class CaveatKind(NamedTuple):
     severity: Severity
     what: Callable[[Mapping[str, Any]], str]  #: what happened, from the figures
     advice: str | None = None
+    #: whether a run with it is INVALID, from the figures
+    voids: Callable[[Mapping[str, Any]], bool] = lambda found: False
+
+
+# Fractions of disturbed or failed samples above which a run is INVALID.
+MOST_DISTURBED, MOST_FAILED = 0.05, 0.01
+
+
+def _always(found: Mapping[str, Any]) -> bool:
+    return True
 
 
 class Caveat(BaseModel):
@@ -38,7 +48,7 @@ class Caveat(BaseModel):
     @model_validator(mode="after")
     def _figures_make_a_sentence(self) -> Self:
         try:
-            _ = self.sentence
+            _ = self.sentence, self.voids
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             missing = f"lack {error}" if isinstance(error, KeyError) else f"do not fit ({error})"
             raise ValueError(f"the figures of a caveat of kind {self.kind!r} {missing}") from error
@@ -53,10 +63,17 @@ class Caveat(BaseModel):
 
     @property
     def extent(self) -> float:
-        """How far a ratio is from 1, or how many of the answers it is about, to find the worst; 0 for other kinds."""
-        if self.kind in ANSWER_KINDS:
-            return float(self.figures["fraction"])
-        return abs(self.figures["ratio"] - 1) if self.kind == "drift" else 0.0
+        """How far a ratio is from 1, or which fraction it is about, to find the worst; 0 for other kinds."""
+        if self.kind == "drift":
+            return abs(self.figures["ratio"] - 1)
+        fraction = self.figures.get("fraction", self.figures.get("cpu_fraction"))
+        return float(fraction) if isinstance(fraction, int | float) else 0.0
+
+    @property
+    def voids(self) -> bool:
+        """Whether a run with it is INVALID: its times or scores cannot be compared."""
+        known = self.KINDS.get(self.kind)
+        return known is not None and known.voids(self.figures)
 
 
 # Those that follow from how answers are read; made anew where answers are scored again.
@@ -172,20 +189,25 @@ Caveat.KINDS = {
         "warning",
         lambda found: f"throttled: the GPU lowered its clocks ({', '.join(found['reasons'])}) during this setting",
         "cool the GPU or lower its load, and measure the setting again",
+        _always,
     ),
     "runs_discarded": CaveatKind(
         "note",
         "discarded: {num_runs} disturbed runs were measured again; {num_kept} samples are disturbed still".format_map,
+        # Files from before the number of samples was noted have none: there one is too many.
+        voids=lambda found: found["num_kept"] > MOST_DISTURBED * found.get("num_samples", 0),
     ),
     "foreign_load_cpu": CaveatKind(
         "warning",
         "background load: other processes used {cpu_fraction:.0%} of the CPUs during this setting".format_map,
         "stop them and measure the setting again",
+        _always,
     ),
     "foreign_load_gpu": CaveatKind(
         "warning",
         lambda found: "background load: other processes used the GPU when this setting began",
         "stop them and measure the setting again",
+        _always,
     ),
     "energy_not_measured": CaveatKind("warning", "energy: not measured: {reason}".format_map),
     "energy_closure_unknown": CaveatKind(

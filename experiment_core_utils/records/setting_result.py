@@ -164,15 +164,14 @@ class Order(Record):
 class CommonFactor(Record):
     """How the machine's speed changed between rounds of the same sample, which is in no comparison of settings.
 
-    The factor of a round is the geometric mean over settings of a run's time / the time of the run of the sample's first
-    round at the same setting.
+    The factor of a round is the geometric mean over settings of a run's time / the time of the same sample's first run
+    at the setting.
     """
 
-    #: min, max: lowest and highest factor of the further rounds of a sample; None if one run a sample
-    min: Ratio
-    max: Ratio
+    min: Ratio | None = None  #: lowest factor of the further rounds of a sample; None if one run a sample
+    max: Ratio | None = None  #: highest factor; None as there
     #: factor of the first sample's round, repeated after all others; None if it could not be
-    last_over_first: Ratio
+    last_over_first: Ratio | None = None
 
 
 class Rounds(Record):

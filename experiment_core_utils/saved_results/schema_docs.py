@@ -30,6 +30,7 @@ from experiment_core_utils.primitives.flag_fields import Part
 from experiment_core_utils.records import (
     caveats,
     compute,
+    conclusion,
     energy,
     ledger,
     provenance,
@@ -54,7 +55,18 @@ DOTTED = (
 )
 RECORDS: dict[str, type] = {
     name: each
-    for module in (caveats, compute, energy, ledger, provenance, requests, sample_result, setting_result, text)
+    for module in (
+        caveats,
+        compute,
+        conclusion,
+        energy,
+        ledger,
+        provenance,
+        requests,
+        sample_result,
+        setting_result,
+        text,
+    )
     for name, each in vars(module).items()
     if isinstance(each, type) and each.__module__ == module.__name__
 }

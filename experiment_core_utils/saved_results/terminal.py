@@ -1,7 +1,7 @@
 """Saved results for the terminal: tables, caveats, warnings and failed samples."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -50,21 +50,40 @@ def failed_sample_lines(results: Sequence[SettingResult]) -> list[str]:
     ]
 
 
-def caveat_lines(results: Sequence[SettingResult]) -> list[str]:
-    """For each kind of warning the worst one, and how many settings have it; sentences of files without records."""
-    warnings: dict[str, list[tuple[str, Caveat]]] = {}
-    for result in results:
-        for each in result.provenance.caveat_records:
-            # That of few samples is right under the table.
-            if each.severity == "warning" and each.kind != "few_samples":
-                warnings.setdefault(each.kind, []).append((setting_key(result), each))
-    lines = []
-    for found in warnings.values():
-        key, worst = max(found, key=lambda each: each[1].extent)
-        lines.append(f"{worst.sentence} ({key}; {len(found)} of {len(results)} settings)")
+def caveat_lines(results: Sequence[SettingResult], reported: Collection[str] = ()) -> list[str]:
+    """For each kind of warning the worst one, and how many settings have it; sentences of files without records.
+
+    Args:
+        reported: kinds that another line is about; that of few samples is right under the table.
+    """
+    found = [
+        (setting_key(result), each)
+        for result in results
+        for each in result.provenance.caveat_records
+        if each.severity == "warning" and each.kind not in {"few_samples", *reported}
+    ]
     without = [each.provenance.caveats for each in results if not each.provenance.caveat_records]
     counts = Counter(sentence for sentences in without for sentence in dict.fromkeys(sentences))
-    return lines + [f"{sentence} ({count} of {len(results)} settings)" for sentence, count in counts.items()]
+    return [
+        *worst_of_each_kind(found, len(results)).values(),
+        *(f"{sentence} ({count} of {len(results)} settings)" for sentence, count in counts.items()),
+    ]
+
+
+def worst_of_each_kind(found: Sequence[tuple[str, Caveat]], num_settings: int) -> dict[str, str]:
+    """Kind -> the sentence of the worst caveat, with its setting and how many of the settings have one.
+
+    Args:
+        found: the key of the setting and the caveat.
+    """
+    kinds: dict[str, list[tuple[str, Caveat]]] = {}
+    for key, each in found:
+        kinds.setdefault(each.kind, []).append((key, each))
+    lines = {}
+    for kind, own in kinds.items():
+        key, worst = max(own, key=lambda each: each[1].extent)
+        lines[kind] = f"{worst.sentence} ({key}; {len(own)} of {num_settings} settings)"
+    return lines
 
 
 def fixed_length_line(times: Mapping[str, FixedLengthTime]) -> str | None:
@@ -98,7 +117,7 @@ def closing_table(
 
     Args:
         places: how each setting ended in a search; those of the front come first.
-        fronts: how sure each setting's place on the front of accuracy and mean latency is.
+        fronts: how sure it is that each setting is on the front of accuracy and mean latency.
     """
     if places is not None:
         rank = {"front": 0, "undecided": 1}
@@ -150,6 +169,12 @@ def closing_table(
     ]
     table = table.drop(columns=few)
     return aligned_text(table)
+
+
+def front_line(front: Mapping[str, str]) -> list[str]:
+    """What the column of places on the front means; nothing where there is none."""
+    meaning = f"{FRONT_HEADING}: whether no other setting is as accurate in less mean time, or more accurate in no more"
+    return [meaning] if front else []
 
 
 def reference_lines(results: Sequence[SettingResult]) -> list[str]:

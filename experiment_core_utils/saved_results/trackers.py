@@ -25,15 +25,16 @@ def check_tracker(name: str) -> None:
         )
 
 
-def log_settings(results: Sequence[SettingResult], name: str, folder: Path) -> None:
-    """Log the numbers of the CSV of settings, by its names; what does not change, and the settings' names, as the
-    run's configuration.
+def log_settings(results: Sequence[SettingResult], name: str, folder: Path, conclusion: str | None = None) -> None:
+    """Log the numbers of the CSV of settings, by its names; what does not change, the settings' names and the
+    sentence of the conclusion, as the run's configuration.
     """
     table = table_of_settings(results)
     # The table leaves empty columns out.
     named = [name for name in (*IDENTITY_COLUMNS, "experiment_id") if name != "setting" and name in table]
     run = {name: str(table[name].iloc[0]) for name in named}
     run |= {f"setting_{step}": str(key) for step, key in enumerate(table["setting"])}
+    run |= {} if conclusion is None else {"conclusion": conclusion}
     accelerator = Accelerator(log_with=name, project_dir=folder / FOLDER)
     # It would write into the working directory.
     own = {"wandb": {"dir": str(folder / FOLDER)}} if name == "wandb" else {}

@@ -2,8 +2,8 @@
 
 python -m experiment_core_utils.sweep.status RESULTS_DIR
 
-Reads the run's plan, its ledger and the journals of settings that have no result yet; no result file and no torch, so
-that it answers at once. A run is at work while it has the lock of its folder.
+Reads the run's plan, its ledger, the journals of settings that have no result yet and its conclusion; no result file
+and no torch, so that it answers at once. A run is at work while it has the lock of its folder.
 """
 
 import argparse
@@ -15,10 +15,12 @@ from pathlib import Path
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.texts import printable
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.journal import JournalContent, has_run, journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, folders_with_plans, read_plan
+from experiment_core_utils.records.result_files import CONCLUSION_FILE, read_json_object
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import SettingFailure
 
@@ -55,6 +57,7 @@ class Status:
     samples_missing: int  #: samples that it has still to run
     elapsed_s: float  #: from its begin to the last line that it wrote
     silent_s: float  #: since that line
+    conclusion: str | None  #: the sentence that the run ended with; None before its end
 
     @property
     def left_s(self) -> float | None:
@@ -105,7 +108,17 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
         samples_missing=missing,
         elapsed_s=last_s - plan.started_unix_s,
         silent_s=max(now_unix_s - last_s, 0.0),
+        conclusion=saved_sentence(output_dir, plan.experiment_id),
     )
+
+
+def saved_sentence(output_dir: Path, experiment_id: str | None) -> str | None:
+    """The sentence of this run's conclusion; None where another run, or none, wrote the file."""
+    try:
+        content = read_json_object(output_dir / CONCLUSION_FILE)
+    except ResultsError:
+        return None
+    return content.get("sentence") if content.get("experiment_id") == experiment_id else None
 
 
 def read_journals(folder: Path, plan: RunPlan) -> list[SettingJournals]:
@@ -152,7 +165,7 @@ def status_lines(status: Status, output_dir: Path) -> list[str]:
         state = "stopped at" if status.is_running is False else "at work:"
         lines.append(f"{state} {status.at_work.key}, {finished} of {plan.num_samples} samples")
     lines += [time_line(status), *failure_lines(status)]
-    return lines
+    return lines if status.conclusion is None else [*lines, f"conclusion: {status.conclusion}"]
 
 
 def time_line(status: Status) -> str:

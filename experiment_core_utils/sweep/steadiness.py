@@ -149,7 +149,8 @@ def conditions_caveats(entries: Sequence[Conditions]) -> list[Caveat]:
         what = sorted({name for each in throttled for name in _throttling(each)})
         caveats.append(caveat("throttled", reasons=what))
     cpu = max((each.foreign_cpu_share for each in entries if each.foreign_cpu_share is not None), default=0.0)
-    if cpu > BACKGROUND_LOAD:
+    # The load that one of several processes sees contains the others of the run.
+    if cpu > BACKGROUND_LOAD and len({each.rank for each in entries}) == 1:
         caveats.append(caveat("foreign_load_cpu", cpu_fraction=cpu))
     loaded = [each for each in entries if (each.utilisation_percent_at_open or 0) > 100 * BACKGROUND_LOAD]
     if any(each.foreign_gpu_processes_max for each in loaded):
@@ -173,7 +174,9 @@ def discarded_caveats(samples: Sequence[MeasuredSample]) -> list[Caveat]:
     discarded = sum(sample.num_discarded_runs for sample in samples)
     if not discarded:
         return []
-    return [caveat("runs_discarded", num_runs=discarded, num_kept=sum(bool(each.disturbances) for each in samples))]
+    kept = sum(bool(each.disturbances) for each in samples)
+    timed = sum(bool(each.runs) for each in samples)
+    return [caveat("runs_discarded", num_runs=discarded, num_kept=kept, num_samples=timed)]
 
 
 def _throttling(entry: Conditions) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
-from experiment_core_utils.records.caveats import Caveat, CaveatKind
+from experiment_core_utils.records.caveats import MOST_FAILED, Caveat, CaveatKind
 
 
 class AnalysisCaveat(Caveat):
@@ -11,9 +11,19 @@ class AnalysisCaveat(Caveat):
 
     KINDS: ClassVar[Mapping[str, CaveatKind]] = {
         **Caveat.KINDS,
-        "no_drift_in_intervals": CaveatKind(
-            "note", lambda found: "intervals cover the choice of samples, and not drift of the device between settings"
+        "samples_failed": CaveatKind(
+            "warning",
+            "failed samples: {num_failed} of {num_samples}".format_map,
+            "repair them, or leave them out by --ids, and delete the result to measure it again",
+            voids=lambda found: found["num_failed"] > MOST_FAILED * found["num_samples"],
         ),
+        "unfinished": CaveatKind(
+            "warning",
+            "unfinished: {num_left} of {num_settings} settings of the run in {folder} have no result".format_map,
+            "run the same command again to resume",
+            voids=lambda found: True,
+        ),
+        "mixed_executions": CaveatKind("warning", "{reason}".format_map, voids=lambda found: True),
         "random_weights": CaveatKind(
             "warning",
             lambda found: "the weights are random: do not use accuracy or fronts",
@@ -31,16 +41,19 @@ class AnalysisCaveat(Caveat):
             ),
             "do not compare latencies across them",
         ),
-        "drift_not_measured": CaveatKind(
-            "warning", "{task}: drift was not measured and may be why a latency is lower".format_map
-        ),
-        "drift_allowance": CaveatKind(
+        "blocked_order": CaveatKind(
             "note",
             lambda found: (
-                f"{found['task']}: the drift allowance (longer over shorter time of the control setting, minus 1) is "
-                f"{100 * found['fraction']:.0f} %"
+                f"{found['task']}: settings were measured one after another, and what else changed a setting's times "
+                f"is {100 * found['fraction']:.1f} % (standard deviation)"
             ),
-            "a latency counts as lower only by more than that",
+            "verdicts on latencies contain it; measure in rounds (--order rounds) for finer ones",
+        ),
+        "blocked_order_unknown": CaveatKind(
+            "warning",
+            "{task}: settings were measured one after another, and nothing shows how much the machine changed "
+            "meanwhile".format_map,
+            "no verdict on latencies; measure in rounds (--order rounds)",
         ),
         "few_draws": CaveatKind(
             "note",

@@ -68,6 +68,7 @@ def table_of(results: Sequence[SettingResult]) -> RecordedTable:
         "num_threads": provenance.experimental_variables.num_threads,
         "caveats": provenance.caveats,
         "protocol_version": first.protocol_version,
+        "setting_order": None if first.setting_order is None else first.setting_order.how,
     }
     number = np.isfinite(runs).sum(axis=0)
     costs = np.where(number > 0, np.nansum(runs, axis=0), np.nan)

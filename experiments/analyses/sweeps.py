@@ -260,7 +260,7 @@ def settings_frame(sweep: Sweep) -> pd.DataFrame:
         share_of_reference(each.result, references[each.task]) if each.task in references else None
         for each in sweep.settings
     ]
-    whole = ("num_samples", "num_failed_samples", "num_total_blocks")
+    whole = ("num_samples", "num_failed_samples", "num_total_blocks", "protocol_version")
     return _typed(frame, _TEXT_OF_SETTINGS, whole, knobs)
 
 

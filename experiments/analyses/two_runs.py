@@ -19,8 +19,8 @@ from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.rescoring import other_conditions
-from experiments.analyses.knobs.grid import largest_drift, picture_of
-from experiments.analyses.sweeps import Sweep
+from experiments.analyses.knobs.grid import picture_of
+from experiments.analyses.sweeps import Sweep, drift_ratios
 from experiments.fitting.verdicts import FEWEST_PICTURES, TAIL, first_of_each, tail_interval
 
 Verdict = Literal["FASTER", "SLOWER", "LESS", "MORE", "BETTER", "WORSE", "SAME", "CANNOT TELL"]
@@ -145,7 +145,7 @@ def _compare(one: Sweep, other: Sweep, margin: float, accuracy_margin: float, ta
 
 def _drift_of(one: Sweep, other: Sweep) -> float:
     """The larger drift of two runs, as a fraction; 0 where neither read any."""
-    return max(largest_drift(run.settings) or 0.0 for run in (one, other))
+    return max(_largest_drift(run) for run in (one, other))
 
 
 def _sides(
@@ -263,3 +263,9 @@ def _tail_ratio(one: _Side, other: _Side, tail: float) -> tuple[float, float] | 
     if ends[0] is None or ends[1] is None:
         return None
     return ends[1][0] / ends[0][1], ends[1][1] / ends[0][0]
+
+
+def _largest_drift(run: Sweep) -> float:
+    """The control setting's longer time over its shorter one, minus 1; 0 where none was read."""
+    ratios = drift_ratios(each.result for each in run.settings)
+    return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=0.0)

@@ -15,12 +15,13 @@ from typing import Annotated, Any, Literal, NotRequired, get_args
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
-from scipy.special import betaincinv
+from scipy.special import bdtr, bdtrc, betaincinv, stdtr
 from typing_extensions import TypedDict
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, add_knob_module
 from experiment_core_utils.knobs.setting import Setting, setting_of
+from experiment_core_utils.primitives.contrasts import Word, word_of
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
 from experiment_core_utils.primitives.statistics import fraction_above, percentiles_over_runs
@@ -506,11 +507,32 @@ def _line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
     place = lookup.entries.index(entry)
     method = "mean" if lookup.options.aggregation_method == "in_time" else lookup.options.aggregation_method
     counted = " in time" * (lookup.options.aggregation_method == "in_time")
-    word = "" if table.fits[place] else "; no setting fits, this is the nearest"
+    word = budget_word(lookup, entry, budget_ms)
+    within = "" if word is None else f"; within the budget: {word}"
+    nearest = "" if table.fits[place] else "; no setting fits, this is the nearest"
     return (
         f"{budget_ms:g} ms: {entry.choice.key}, {table.latency_ms[place]:.1f} ms by {method}, {_against(lookup, entry)}"
-        f"accuracy{counted} {table.accuracy[place]:.3f} of the best score{word}"
+        f"accuracy{counted} {table.accuracy[place]:.3f} of the best score{within}{nearest}"
     )
+
+
+def budget_word(lookup: Lookup, entry: LookupEntry, budget_ms: float) -> Word | None:
+    """How sure it is that a setting's latency, by the lookup's method, is within the budget and its tolerance.
+
+    A mean (also of `max_accuracy` and `in_time`) is tested by Student's t over samples, a percentile by the binomial
+    number of late ones. None for fewer than two samples, and in files from before samples were kept.
+    """
+    times = np.array([each for each in entry.latencies_ms if each is not None])
+    if len(times) < 2:
+        return None
+    limit, percent = budget_ms * (1 + lookup.options.tolerance), PERCENTS.get(lookup.options.aggregation_method)
+    if percent is not None:
+        late, allowed = int((times > limit).sum()), 1 - percent / 100
+        chances = bdtr(late, len(times), allowed), bdtrc(late - 1, len(times), allowed)
+    else:
+        error = max(float(times.std(ddof=1)) / len(times) ** 0.5, 1e-12 * limit)
+        chances = (below := stdtr(len(times) - 1, (times.mean() - limit) / error)), 1 - below
+    return word_of(*(min(2 * float(each), 1.0) for each in chances))
 
 
 def _against(lookup: Lookup, entry: LookupEntry) -> str:

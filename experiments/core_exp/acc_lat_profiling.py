@@ -17,7 +17,8 @@ from experiment_core_utils.primitives.texts import printable
 
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 all measured, 1 a setting failed or the run broke off, 2 refused, 3 samples failed, 130 stopped.
+    """Exit code: 0 all measured, 1 a setting failed or the run broke off, 2 refused, 3 samples failed, 4 the run is
+    INVALID and --strict was given, 130 stopped.
 
     Of a dry run: 0 the run can be made, 2 refused, 3 some rows of the data file cannot be used.
     """
@@ -37,12 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from experiment_core_utils.pipeline import run_profiling
 
     report = run_profiling(config)
-    if report.is_main_process:
-        # They come from E2, which takes a second to import: too long before the first sample.
-        from experiments.core_exp.closing_lines import closing_lines
+    if not report.is_main_process:
+        return 0
+    # It comes from E2, which takes a second to import: too long before the first sample.
+    from experiments.core_exp.closing_lines import closing_lines, concluded_and_saved
 
-        print("\n".join(printable(line) for lines in closing_lines(report) for line in lines.split("\n")))
-    return report.exit_code
+    found = concluded_and_saved(report, config.machine.tracker)
+    print("\n".join(printable(line) for lines in closing_lines(report, found) for line in lines.split("\n")))
+    return found.exit_code(report, is_strict=config.machine.strict)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from experiment_core_utils.primitives.units import LARGEST_SEED, check_within
 from experiments.analyses.charts.knob_charts import knob_study_charts
 from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
-from experiments.analyses.knobs.findings import study_findings
+from experiments.analyses.knobs.conclusion import conclude, lines_of
 from experiments.analyses.knobs.grid import load_study
 from experiments.analyses.knobs.objectives import TAIL_LATENCIES, study_costs
 from experiments.analyses.knobs.records import caveats_of, contents_of, tables_of
@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     files = AnalysisFiles(contents, tables_of(found.tasks), knob_study_charts(found.tasks), study.caption)
     first = given.results[0]
     written = files.write(given.output_dir or (first.parent if first.is_file() else first) / "analysis")
-    findings = study_findings(found.tasks, study.random_weights)
+    settings = [each for sweep in study.sweeps for each in sweep.settings]
+    findings = lines_of([conclude(each, settings) for each in found.tasks])
     shown = [f"caveat: {each.sentence}" for each in caveats]
     print("\n".join(finding_lines(findings, shown, written, given.verbose)))
 

@@ -20,7 +20,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import ERRORS_FILE, reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ConfigurationError, HubUnreachable
+from experiment_core_utils.primitives.errors import (
+    EXIT_CODE_FAILED_SAMPLES,
+    EXIT_CODE_INVALID,
+    ConfigurationError,
+    HubUnreachable,
+)
 
 DRIVER = Path(__file__).resolve().with_name("acc_lat_profiling.py")
 # The published list with its limits of tokens; a dataset that is not in it has its task's own limit.
@@ -34,9 +39,15 @@ PUBLISHED_LIMITS: Mapping[str, int] = {
     "tally_qa": 16,
     "coco_caption": 64,
 }
-SAMPLES_FAILED = 3
 STOPPED = 130
-OUTCOMES = {0: "done", 1: "FAILED", 2: "NOT POSSIBLE", SAMPLES_FAILED: "samples failed", STOPPED: "stopped"}
+OUTCOMES = {
+    0: "done",
+    1: "FAILED",
+    2: "NOT POSSIBLE",
+    EXIT_CODE_FAILED_SAMPLES: "samples failed",
+    EXIT_CODE_INVALID: "invalid",
+    STOPPED: "stopped",
+}
 
 
 @dataclass(frozen=True)
@@ -267,18 +278,20 @@ def outcome_name(exit_code: int | None) -> str:
 
 
 def worst(outcomes: Sequence[Outcome]) -> int:
-    """The exit code of all: 0 all measured, 3 all measured but samples failed, 130 stopped, 1 any other."""
+    """The exit code of all: 0 all measured, 3 of some samples failed, 4 one is INVALID, 130 stopped, 1 any other."""
     codes = {each.exit_code for each in outcomes}
     if STOPPED in codes:
         return STOPPED
-    if codes <= {0, SAMPLES_FAILED}:
+    if codes <= {0, EXIT_CODE_FAILED_SAMPLES, EXIT_CODE_INVALID}:
         return max(code for code in codes if code is not None)
     return 1
 
 
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 all datasets measured, 1 some were not, 2 it cannot be done, 3 samples failed, 130 stopped."""
+    """Exit code: 0 all datasets measured, 1 some were not, 2 it cannot be done, 3 samples failed, 4 one is INVALID and
+    --strict was given, 130 stopped.
+    """
     arguments = sys.argv[1:] if argv is None else argv
     request = parse_request(arguments, os.environ, visible_gpus(os.environ))
     runner = Runner()

@@ -1,7 +1,7 @@
-"""How sure it is that one setting is better than another on the same samples: p-values and intervals that hold level.
+"""How sure it is that one setting's P95 or P99 is below another's on the same samples, and intervals that hold level.
 
-A mean is compared by Student's t on paired differences. A P95 or P99 is compared by an exact test that assumes nothing
-of the times' distribution; below `fewest_for` pictures it can never say that two differ, so there is no verdict then.
+The test is exact and assumes nothing of the times' distribution; below `fewest_for` pictures it can never say that two
+differ, so there is no verdict then. Means are compared by `experiment_core_utils/primitives/contrasts.py`;
 `experiments/benchmarks/verdict_level.py` prints how often either calls equal settings different.
 """
 
@@ -12,12 +12,11 @@ import numpy as np
 from scipy import stats
 from scipy.special import bdtr, bdtrc
 
+from experiment_core_utils.primitives.contrasts import FEWEST_PICTURES
 from experiment_core_utils.primitives.statistics import CONFIDENCE
 
 # One side of a 95 % interval: a difference is confident where it fails with this probability at most.
 TAIL = (1 - CONFIDENCE) / 2
-# Fewer pairs that all agree could do so by chance with more than TAIL (0.5 ** 6 < 0.025 < 0.5 ** 5).
-FEWEST_PICTURES = 6
 # What each of the three tests of a percentile may fail with, as fractions of the level: the percentile itself may be
 # higher or lower than thought, or the pairs mislead.
 _HIGHER, _LOWER, _PAIRS = 0.5, 0.1, 0.4
@@ -63,26 +62,6 @@ def _residuals(values: np.ndarray, clusters: np.ndarray) -> tuple[np.ndarray, np
     sums, counts = cluster_sums(values, clusters)
     means = values.mean(axis=1)
     return means, sums - counts * means[:, None]
-
-
-def mean_p_values(differences: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-    """[R], the one-sided p-value that the mean of each row of [R, n] differences is not above 0, by Student's t.
-
-    Where differences are skewed downwards, so that t is above 0 too often, t is lowered by Johnson's correction, skew *
-    (1 + 2 t^2) / (6 sqrt(G)) (N. Johnson, "Modified t tests and confidence intervals for asymmetrical populations",
-    JASA 73 (1978)). 1 for fewer than FEWEST_PICTURES clusters; 0 where all differences are the same and above 0.
-    """
-    means, errors, degrees = means_and_errors(differences, clusters)
-    if degrees + 1 < FEWEST_PICTURES:
-        return np.ones(len(means))
-    # Rounding makes equal differences unequal in their last bits.
-    same = errors <= 1e-12 * np.abs(means)
-    ratios = np.divide(means, errors, out=np.where(means > 0, np.inf, -np.inf), where=~same)
-    residuals = _residuals(differences, clusters)[1]
-    cubes, squares = (residuals**3).mean(axis=1), (residuals**2).sum(axis=1) / degrees
-    skews = np.divide(cubes, squares**1.5, out=np.zeros(len(means)), where=~same)
-    lower = np.where(skews < 0, skews * (1 + 2 * np.where(same, 0.0, ratios) ** 2) / (6 * math.sqrt(degrees + 1)), 0.0)
-    return np.asarray(stats.t.sf(ratios + lower, degrees))
 
 
 def tail_p_values(one: np.ndarray, others: np.ndarray, percent: float) -> np.ndarray:

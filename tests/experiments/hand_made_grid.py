@@ -9,6 +9,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import target_of_value
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Cost, Objectives, objectives
+from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance
 
 Numbers = Sequence[Sequence[float]] | np.ndarray
 
@@ -31,7 +32,7 @@ def grid(
     total_ms: Numbers,
     *,
     energy_j: Numbers | None = None,
-    drift: float | None = None,
+    variance: SettingVariance = NO_VARIANCE,
     best: float = 1.0,
     pictures: Sequence[str] | None = None,
 ) -> TaskGrid:
@@ -41,7 +42,11 @@ def grid(
     energies = np.full(rows.shape, np.nan) if energy_j is None else np.array(energy_j, dtype=float)
     ids = tuple(range(rows.shape[1]))
     names = tuple(pictures) if pictures is not None else tuple(f"picture-{each}" for each in ids)
-    return TaskGrid("signs", "read_off", best, tuple(points), ids, names, rows, times, energies, 10 * times, drift)
+    with np.errstate(divide="ignore"):
+        log_times = np.log(times)
+    return TaskGrid(
+        "signs", "read_off", best, tuple(points), ids, names, rows, times, energies, 10 * times, log_times, variance
+    )
 
 
 def measured(made: TaskGrid, of: Cost = LATENCY_MEAN, num_draws: int = 400) -> Objectives:

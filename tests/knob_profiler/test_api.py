@@ -1,5 +1,6 @@
 """A sweep as a function call: records, frames, the front and the page of one folder, which may be moved."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,13 @@ def test_the_front_names_cost_and_unit(results: kp.Results) -> None:
         results.front("watts")
     with pytest.raises(ResultsError, match="reference_vqa has no front of accuracy and mean energy of a request: "):
         results.front("energy")
+
+
+def test_the_conclusion_is_a_record_and_in_the_folder(results: kp.Results) -> None:
+    found = results.conclusion
+    assert found.task == "reference_vqa" and results.conclusions() == [found]
+    assert json.loads((results.folder / "conclusion.json").read_text())["sentence"] == found.sentence
+    assert str(found).startswith(f"conclusion: {found.sentence}")
 
 
 def test_other_settings_of_the_folder_are_left_out(results: kp.Results) -> None:

@@ -24,12 +24,13 @@ def test_each_setting_is_a_step_in_tensorboard(tmp_path: Path) -> None:
     ]
     results = [each.with_keys(provenance=each.provenance.with_keys(experiment_id="0007")) for each in results]
     check_tracker("tensorboard")
-    log_settings(results, "tensorboard", tmp_path)
+    log_settings(results, "tensorboard", tmp_path, "take tier-low")
     found = accumulator.EventAccumulator(str(tmp_path / "trackers" / PROJECT)).Reload()
     times = [(event.step, event.value) for event in found.Scalars("T_total_mean_ms")]
     assert times == [(0, pytest.approx(1000.0)), (1, pytest.approx(2000.0))]
     (hyperparameters,) = (tmp_path / "trackers" / PROJECT).rglob("hparams.yml")
     assert "setting_1: tier-high_topk2_blocks2" in hyperparameters.read_text()
+    assert "conclusion: take tier-low" in hyperparameters.read_text()
     assert "task: signs" in hyperparameters.read_text() and "experiment_id: '0007'" in hyperparameters.read_text()
 
 

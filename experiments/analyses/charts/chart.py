@@ -163,18 +163,6 @@ def flop_unit(most_flops: float) -> tuple[float, str]:
     return (1e12, "TFLOP") if most_flops >= 1e12 else (1e9, "GFLOP")
 
 
-def milliseconds(value: float) -> str:
-    """A time as text, such as `1.24 s`, `522 ms`, `8.4 ms`."""
-    if value >= 1000:
-        return f"{value / 1000:.2f} s"
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.3g} ms"
-
-
-def change_in_ms(value: float) -> str:
-    """A change of a time as text, such as `+522 ms`, `-8.4 ms`, `+0.031 ms`."""
-    return f"{value:+.0f} ms" if abs(value) >= 10 else f"{value:+.2g} ms"
-
-
 def stacked_bars(
     names: Sequence[str],
     parts: Sequence[Sequence[float]],

@@ -25,7 +25,7 @@ from experiments.analyses.knobs.coupling import FixedValue
 from experiments.analyses.knobs.effects import Effects, LevelMean, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import FrontPoint, Status, on_front
 from experiments.analyses.knobs.grid import SWEEP, KnobPoint, knob_names, knob_title, levels_of
-from experiments.analyses.knobs.objectives import LATENCY_MEAN, Cost, Objectives
+from experiments.analyses.knobs.objectives import Cost, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 
 # Of knobs in the order of `all_knobs`, from the first again where there are more; PURPLE is the sweep's.
@@ -37,10 +37,10 @@ SWEEP_COLOURS = (ORANGE, GREEN, PURPLE, SKY)
 
 # By status; the later ones are drawn over the earlier.
 STATUS_MARKS: dict[Status, tuple[str, str, Symbol, int]] = {
-    "dominated": ("dominated", FAINT, "circle", 6),
-    "possible": ("off the front, could be on it", QUIET, "ring", 7),
-    "within_noise": ("on the front, only within noise", VERMILION, "ring", 10),
-    "established": ("on the front, established", BLUE, "circle", 10),
+    "dominated": ("on the front: no", FAINT, "circle", 6),
+    "possible": ("on the front: can't tell, not by its figures", QUIET, "ring", 7),
+    "within_noise": ("on the front: can't tell, but by its figures", VERMILION, "ring", 10),
+    "established": ("on the front: yes", BLUE, "circle", 10),
 }
 
 INTERACTION_COLOURS = (SKY, YELLOW, PURPLE, VERMILION)
@@ -112,7 +112,7 @@ def _front_panel(each: FrontAnalysis) -> Panel:
     thin = f" {left_out} off the front are not drawn." if left_out else ""
     heights = [end for point in front.points for end in (point.accuracy_ci95 if point.on_front else (point.accuracy,))]
     return Panel(
-        f"{found.task.replace('_', ' ')}: {sure} of {len(on_it)} front settings are established",
+        f"{found.task.replace('_', ' ')}: {sure} of {len(on_it)} front settings are surely on it",
         Axis(f"{found.of.label} ({unit})", (0, 1.04 * float(found.cost.max()) / scale)),
         _axis_of_accuracy(found.best, heights),
         [
@@ -289,9 +289,10 @@ def effects_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[C
     value of a knob makes; none where no knob varies.
     """
     scales = {"accuracy": (0.01, "accuracy", "points") if analysis.grid.best == 1 else (1.0, "score", "score")}
+    latencies = [each.found.of.name for each in present(analysis) if each.found.of.unit == "ms"]
     for each in present(analysis):
-        # Of the two latencies the first one is enough in a picture.
-        if each.found.of.name != LATENCY_MEAN.name:
+        # Of two latencies the first one is enough in a picture.
+        if each.found.of.name not in latencies[1:]:
             divisor, unit = _scale(each.found)
             scales[each.found.of.name] = divisor, each.found.of.label, unit
     if not with_accuracy:

@@ -7,6 +7,7 @@ import numpy as np
 
 from experiment_core_utils.knobs.registry import knob_named
 from experiment_core_utils.models.interface import STAGES
+from experiment_core_utils.primitives.units import time_text
 from experiments.analyses.charts.chart import (
     Axis,
     Band,
@@ -18,7 +19,6 @@ from experiments.analyses.charts.chart import (
     Panel,
     Symbol,
     flop_unit,
-    milliseconds,
     stacked_bars,
     thinned,
 )
@@ -93,7 +93,7 @@ def _stage_bars(
     """A bar of the three stages' `parts` for each regime, named on the axis; of very many evenly spread ones are."""
     texts = [[_regime_text(*named, stage) for named in zip(names, regimes, strict=True)] for stage in STAGES]
     ticks = {
-        place: f"{names[place]} · {milliseconds(regimes[place].total_ms)}" for place in thinned(len(names), MOST_NAMES)
+        place: f"{names[place]} · {time_text(regimes[place].total_ms)}" for place in thinned(len(names), MOST_NAMES)
     }
     y = Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(names) - 0.4))
     bars = stacked_bars(
@@ -124,8 +124,8 @@ def _regime_text(name: str, regime: Regime, stage: str) -> tuple[str, ...]:
     interval = "" if share.share_ci95 is None else " [{:.1f} to {:.1f}]".format(*(100 * e for e in share.share_ci95))
     return (
         name,
-        f"{stage}: {milliseconds(share.mean_ms)}, {100 * share.share:.1f} %{interval}",
-        f"total {milliseconds(regime.total_ms)}, mean of {regime.n} generations",
+        f"{stage}: {time_text(share.mean_ms)}, {100 * share.share:.1f} %{interval}",
+        f"total {time_text(regime.total_ms)}, mean of {regime.n} generations",
     )
 
 
@@ -310,7 +310,7 @@ def decoder_parts_chart(profiles: Sequence[ProfiledRequest]) -> Chart:
         for part, label in zip(PARTS, names, strict=True)
     ]  # fmt: skip
     ticks = {
-        place: f"{name} · {milliseconds(total)}" for place, (name, total) in enumerate(zip(rows, totals, strict=True))
+        place: f"{name} · {time_text(total)}" for place, (name, total) in enumerate(zip(rows, totals, strict=True))
     }
     panel = Panel(
         "Parts of the decoder: what the host issues, and what a GPU does of it",

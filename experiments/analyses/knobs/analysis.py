@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from experiments.analyses.knobs.coupling import couplings, fixed_values, single_knobs
-from experiments.analyses.knobs.effects import Effects, effects
+from experiments.analyses.knobs.effects import Effects, effects, main_effect_p_values
 from experiments.analyses.knobs.fronts import TaskDifference, compare_tasks, front
 from experiments.analyses.knobs.grid import TaskGrid, knob_names
 from experiments.analyses.knobs.objectives import Cost, NoObjectives, objectives
@@ -46,13 +46,13 @@ def _analyse_task(grid: TaskGrid, costs: Sequence[Cost], num_draws: int, seed: i
             inside = each.found.of_grid
             levels = {knob: [point.value(knob) for point in inside.points] for knob in knob_names()}
             if "accuracy" not in split:
-                split["accuracy"] = effects(levels, inside.accuracy, inside.accuracy_draws)
+                by_scores = main_effect_p_values(levels, inside.scores, inside.clusters)
+                split["accuracy"] = effects(levels, inside.accuracy, inside.accuracy_draws, paired=by_scores)
+            allows_verdict, paired = inside.no_verdict is None, None
+            if each.found.of.statistic == "mean" and allows_verdict:
+                paired = main_effect_p_values(levels, inside.log_costs, inside.cost_clusters, inside.setting_variance)
             split[each.found.of.name] = effects(
-                levels,
-                inside.cost,
-                inside.cost_draws,
-                allows_verdict=inside.no_verdict is None,
-                drift_allowance=inside.drift_allowance,
+                levels, inside.cost, inside.cost_draws, allows_verdict=allows_verdict, paired=paired
             )
     return TaskAnalysis(grid, fronts, split)
 

@@ -11,7 +11,7 @@ from scipy import stats
 from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.primitives.statistics import on_front
 from experiments.analyses.files import MOST_VALUES
-from experiments.analyses.knobs.fronts import area, areas, areas_beside_slower, reference_cost_of
+from experiments.analyses.knobs.fronts import area, areas, reference_cost_of
 from experiments.analyses.knobs.grid import knob_names, levels_of
 from experiments.analyses.knobs.objectives import Objectives
 from experiments.fitting.intervals import interval
@@ -32,8 +32,7 @@ class Loss:
     #: left out: what is lost but for luck; may be negative. None where a draw leaves out none.
     unseen_share: float | None
     unseen_ci95: tuple[float, float] | None  #: percentile interval over draws
-    #: whether that interval is above 0, also where the other settings' latencies were longer by the drift that the run
-    #: showed
+    #: whether that interval is above 0
     beyond_noise: bool
 
 
@@ -78,7 +77,7 @@ class Coupling:
     given: str
     best_values: tuple[BestValue, ...]  #: one for each value of `given` at which every value of `knob` was measured
     #: `none`: one value is best throughout; `established`: of two values each is confidently better than the other at
-    #: some value of `given`, by more than drift makes; `within_noise`: best values differ, not so surely
+    #: some value of `given`; `within_noise`: best values differ, not so surely
     dependence: Dependence
     #: for `established`, the two values of `knob` and the two of `given`
     witness: tuple[Value, Value, Value, Value] | None
@@ -103,8 +102,7 @@ def fixed_values(found: Objectives) -> list[FixedValue]:
     for knob in moving_knobs(found):
         places = _places(found, (knob,))
         values = levels_of(found.points, knob)
-        losses = _losses(found, whole, [places[(value,)] for value in values])
-        for value, loss in zip(values, losses, strict=True):
+        for value in values:
             members = places[(value,)]
             own = on_front(found.cost[members], found.accuracy[members])
             ordered = sorted(members[own], key=lambda at: float(found.cost[at]))
@@ -116,7 +114,7 @@ def fixed_values(found: Objectives) -> list[FixedValue]:
                     front=tuple(found.points[at].key for at in ordered),
                     num_on_joint_front=int(joint[members].sum()),
                     probability_on_joint_front=float(joint_draws[:, members].any(axis=1).mean()),
-                    loss=loss,
+                    loss=_loss(whole, areas(found, members)),
                 )
             )
     return rows
@@ -134,10 +132,7 @@ def single_knobs(found: Objectives) -> list[SingleKnob]:
         }
         none = np.zeros(0, dtype=np.int64)
         members = _places(found, tuple(others)).get(tuple(others.values()), none)
-        loss = None
-        if len(members):
-            rest = np.setdiff1d(np.arange(len(found.points)), members)
-            loss = _losses(found, whole, [members, rest] if len(rest) else [members])[0]
+        loss = _loss(whole, areas(found, members)) if len(members) else None
         rows.append(SingleKnob(knob, others, len(members), loss))
     return rows
 
@@ -178,17 +173,11 @@ def moving_knobs(found: Objectives) -> tuple[str, ...]:
 
 
 Areas = tuple[float, np.ndarray, np.ndarray]
+Cell = tuple[float, np.ndarray]
 
 
-def _losses(found: Objectives, whole: Areas, parts: Sequence[np.ndarray]) -> list[Loss]:
-    """What each part of the settings loses, of parts that together contain each setting once."""
-    # The others slower by what the device may have drifted, these as measured.
-    drifts = found.drift_allowance > 0 and whole[0] > 0
-    lasting = areas_beside_slower(found, parts) if drifts else [whole[2]] * len(parts)
-    return [_loss(whole, areas(found, members), beside) for members, beside in zip(parts, lasting, strict=True)]
-
-
-def _loss(whole: Areas, part: Areas, lasting: np.ndarray) -> Loss:
+def _loss(whole: Areas, part: Areas) -> Loss:
+    """What a part of the settings loses of the whole."""
     if whole[0] <= 0:
         return Loss(part[0], None, None, None, None, beyond_noise=False)
     draws = (whole[1] - part[1]) / whole[0]
@@ -200,11 +189,11 @@ def _loss(whole: Areas, part: Areas, lasting: np.ndarray) -> Loss:
         share_ci95=interval(draws),
         unseen_share=float(np.nanmean(unseen)) if held_out is not None else None,
         unseen_ci95=held_out,
-        beyond_noise=held_out is not None and interval(lasting - part[2])[0] > 0,
+        beyond_noise=held_out is not None and held_out[0] > 0,
     )
 
 
-def _coupling(found: Objectives, knob: str, given: str, cells: Mapping[tuple[Value, Value], Areas]) -> list[Coupling]:
+def _coupling(found: Objectives, knob: str, given: str, cells: Mapping[tuple[Value, Value], Cell]) -> list[Coupling]:
     """The coupling, from the areas of the settings at each pair of values, that of `given` first."""
     values = levels_of(found.points, knob)
     # Values of `given` at which every value of `knob` was measured.
@@ -214,9 +203,8 @@ def _coupling(found: Objectives, knob: str, given: str, cells: Mapping[tuple[Val
     all_areas = [[cells[at, value] for value in values] for at in complete]
     volumes = np.array([[each[0] for each in row] for row in all_areas])  # [given, knob]
     draws = np.array([[each[1] for each in row] for row in all_areas])  # [given, knob, B]
-    slowed = np.array([[each[2] for each in row] for row in all_areas])
     best_values = tuple(_best_value(at, values, volumes[row], draws[row]) for row, at in enumerate(complete))
-    p_value, witness = _witness(found, values, complete, draws, slowed)
+    p_value, witness = _witness(found, values, complete, draws)
     return [
         Coupling(
             knob=knob,
@@ -231,20 +219,19 @@ def _coupling(found: Objectives, knob: str, given: str, cells: Mapping[tuple[Val
     ]
 
 
-def _cells(found: Objectives, pair: tuple[str, str]) -> dict[tuple[Value, ...], Areas]:
-    """The areas of the settings at each pair of values: on all samples, [B], and [B] with costs longer by the drift."""
+def _cells(found: Objectives, pair: tuple[str, str]) -> dict[tuple[Value, ...], Cell]:
+    """The areas of the settings at each pair of values: on all samples, and [B] over draws."""
     limit = reference_cost_of(found)
     by_size: dict[int, dict[tuple[Value, ...], np.ndarray]] = {}
     for values, members in _places(found, pair).items():
         by_size.setdefault(len(members), {})[values] = members
-    cells: dict[tuple[Value, ...], Areas] = {}
+    cells: dict[tuple[Value, ...], Cell] = {}
     for own in by_size.values():
         members = np.stack(list(own.values()))
         costs, gains = found.cost_draws[:, members], found.accuracy_draws[:, members]
         draws = area(costs, gains, limit).T
-        slowed = area(costs * (1 + found.drift_allowance), gains, limit).T if found.drift_allowance > 0 else draws
         volumes = area(found.cost[members], found.accuracy[members], limit).tolist()
-        cells |= dict(zip(own, zip(volumes, draws, slowed, strict=True), strict=True))
+        cells |= dict(zip(own, zip(volumes, draws, strict=True), strict=True))
     return cells
 
 
@@ -272,14 +259,11 @@ def _best_value(given: Value, values: Sequence[Value], volumes: np.ndarray, draw
 
 
 def _witness(
-    found: Objectives, values: Sequence[Value], given: Sequence[Value], draws: np.ndarray, slowed: np.ndarray
+    found: Objectives, values: Sequence[Value], given: Sequence[Value], draws: np.ndarray
 ) -> tuple[float, tuple[Value, Value, Value, Value] | None]:
     """The two values of the knob whose order most surely changes between two values of the other, with the p-value.
 
     Differences of hypervolumes over their standard deviation over draws are taken as Student's t over pictures.
-
-    Args:
-        slowed: as `draws`, with costs longer by the drift; what is ahead must be so with them.
     """
     pairs = list(combinations(range(len(values)), 2))
     pictures = min(found.num_cost_pictures, found.num_pictures)
@@ -287,8 +271,8 @@ def _witness(
         return 1.0, None
     lowest: tuple[float, tuple[Value, Value, Value, Value] | None] = (1.0, None)
     for one, other in pairs:
-        ahead = _p_of_gain(slowed[:, one] - draws[:, other], pictures)
-        behind = _p_of_gain(slowed[:, other] - draws[:, one], pictures)
+        ahead = _p_of_gain(draws[:, one] - draws[:, other], pictures)
+        behind = _p_of_gain(draws[:, other] - draws[:, one], pictures)
         p_value = min(float(max(ahead.min(), behind.min())) * len(given) * len(pairs), 1.0)
         if p_value < lowest[0]:
             lowest = p_value, (values[one], values[other], given[int(ahead.argmin())], given[int(behind.argmin())])

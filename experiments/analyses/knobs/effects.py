@@ -5,11 +5,10 @@ term's sum of squares is what it adds to the model of all terms that do not cont
 unbalanced data", Statistics and Computing 13 (2003)); on a full grid these are the classical ones and add up to the
 whole. On an incomplete grid they do not, since terms overlap there; `rest_share` says by how much.
 
-Two kinds of noise affect a term. Which samples were drawn is in the draws. What else makes settings differ (a device
-that drifts while they take turns) is not in the draws, but the highest interaction contains it: every other term is
-also tested against the mean square of that, as is usual where settings are not repeated (G. Box, W. Hunter and J.
-Hunter, "Statistics for experimenters", 1978). Where one knob alone moves, its main effect is that highest term, and
-nothing contains the drift: a main effect on a latency therefore also has to be larger than the drift that was read.
+Of a mean over samples on a full grid, a main effect is tested over pictures: the means at the knob's values, each over
+the settings with that value on the same samples, are compared by sign flips (`PairedContrasts`). Every other term,
+the highest interaction too, is tested against the draws, in which also is what the machine may have added to each
+setting where settings were measured one after another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +19,11 @@ import numpy as np
 from scipy import stats
 
 from experiment_core_utils.knobs.interface import Level
+from experiment_core_utils.primitives.contrasts import PairedContrasts
+from experiment_core_utils.primitives.statistics import CONFIDENCE
 from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES
+from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance
 from experiments.fitting.intervals import interval
-from experiments.fitting.verdicts import TAIL
 
 Value = Level
 _TOLERANCE = 1e-9
@@ -38,15 +39,12 @@ class Term:
     #: percentile interval over draws; noise adds to every fraction, so that it may be above `share`
     share_ci95: tuple[float, float] | None
     noise_share: float | None  #: what the draws' noise alone would add on average
-    p_value: float | None  #: probability that noise alone gives so much: of the draws, centred on the figures
-    #: the same by the F test against the highest interaction; None for that one, and where it is 0 or the grid does not
-    #: show it
-    settings_p_value: float | None
-    #: the larger of the two, corrected for the number of terms of the figure (false discovery rate, Benjamini and
-    #: Hochberg); None where the figure allows no verdict
+    #: probability that noise alone gives so much: by sign flips of pictures for a main effect on a mean in a full grid,
+    #: else of the draws, centred on the figures
+    p_value: float | None
+    #: the same, corrected for the number of terms of the figure (false discovery rate, Benjamini and Hochberg); None
+    #: where the figure allows no verdict
     family_p_value: float | None = None
-    #: of a main effect, whether its largest mean over a value, divided by the smallest, is within the drift allowance
-    within_drift: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,14 +78,14 @@ def effects(
     draws: np.ndarray,
     *,
     allows_verdict: bool = True,
-    drift_allowance: float = 0.0,
+    paired: Mapping[str, float] | None = None,
 ) -> Effects:
     """Split the spread of [S] figures, with [B, S] draws.
 
     Args:
         levels: knob -> its value at each of the S settings.
         allows_verdict: whether there are enough pictures for draws of the figure to be trusted.
-        drift_allowance: of the figure, as in `Objectives`.
+        paired: knob -> p-value of its main effect by `main_effect_p_values`; used on a full grid.
     """
     moving = {knob: values for knob, values in levels.items() if len(set(values)) > 1}
     combinations_there = set(zip(*moving.values(), strict=True))
@@ -112,11 +110,14 @@ def effects(
     if len(figures) > MOST_SETTINGS:
         reason = f"not split: more than {MOST_SETTINGS} settings"
         return Effects(is_full, std, (), None, means, reason, is_too_large=True)
-    split = [_term(knobs, codes, figures, draws, total) for knobs in _subsets(tuple(codes))]
-    terms = tuple(replace(each, settings_p_value=_against(each, split[-1])) for each in split)
+    terms = tuple(_term(knobs, codes, figures, draws, total) for knobs in _subsets(tuple(codes)))
+    if paired is not None and is_full:
+        terms = tuple(
+            replace(each, p_value=paired[each.knobs[0]]) if len(each.knobs) == 1 and each.degrees else each
+            for each in terms
+        )
     if allows_verdict:
         terms = _corrected(terms)
-    terms = tuple(replace(each, within_drift=_is_within_drift(each, means, drift_allowance)) for each in terms)
     return Effects(is_full, std, terms, 1 - sum(each.share or 0.0 for each in terms), means, None)
 
 
@@ -145,7 +146,7 @@ def _term(
     added = _projection([*without, knobs], codes) - _projection(without, codes)
     degrees = round(float(np.trace(added)))
     if degrees == 0:
-        return Term(knobs, 0, None, None, None, None, None)
+        return Term(knobs, 0, None, None, None, None)
     squares = float(figures @ added @ figures)
     # What rounding leaves of no effect would be beyond the noise of settings that always agree.
     squares = squares if squares > _TOLERANCE * total else 0.0
@@ -159,34 +160,47 @@ def _term(
         share_ci95=interval(fractions) if len(fractions) else None,
         noise_share=float(noise.mean()) / total,
         p_value=(1 + int((noise >= squares).sum())) / (1 + len(noise)),
-        settings_p_value=None,
     )
-
-
-def _is_within_drift(term: Term, means: Sequence[LevelMean], allowance: float) -> bool:
-    own = [each.mean for each in means if term.knobs == (each.knob,)]
-    return allowance > 0 and bool(own) and not is_beyond_drift(min(own), max(own), allowance)
-
-
-def is_beyond_drift(one: float, other: float, allowance: float) -> bool:
-    """Whether two latencies differ by more than a drift allowance: the longer over the shorter, minus 1."""
-    return min(one, other) * (1 + allowance) < max(one, other)
 
 
 def _corrected(terms: tuple[Term, ...]) -> tuple[Term, ...]:
     """The terms with their `family_p_value`; one that the grid does not show has none."""
-    larger = {at: max(each.p_value, each.settings_p_value or 0.0) for at, each in enumerate(terms) if each.p_value}
-    if not larger:
+    shown = {at: each.p_value for at, each in enumerate(terms) if each.p_value is not None}
+    if not shown:
         return terms
-    family = dict(zip(larger, stats.false_discovery_control(list(larger.values())).tolist(), strict=True))
+    family = dict(zip(shown, stats.false_discovery_control(list(shown.values())).tolist(), strict=True))
     return tuple(replace(each, family_p_value=family.get(at)) for at, each in enumerate(terms))
 
 
-def _against(term: Term, highest: Term) -> float | None:
-    if term is highest or term.share is None or highest.share is None or highest.share < _TOLERANCE:
-        return None
-    ratio = (term.share / term.degrees) / (highest.share / highest.degrees)
-    return float(stats.f.sf(ratio, term.degrees, highest.degrees))
+def main_effect_p_values(
+    levels: Mapping[str, Sequence[Value]],
+    values: np.ndarray,
+    pictures: np.ndarray,
+    variance: SettingVariance = NO_VARIANCE,
+) -> dict[str, float]:
+    """For each knob that moves the p-value that its values make no difference, by the pair that differs most surely.
+
+    Args:
+        levels: knob -> its value at each of the S settings of a full grid.
+        values: [S, n], scores or logarithms of costs.
+        pictures: [n].
+        variance: of what one setting's values have in common.
+    """
+    found = {}
+    for knob, own in levels.items():
+        known = list(dict.fromkeys(own))
+        if not 1 < len(known) <= MOST_VALUES:
+            continue
+        members = np.array([[each == value for each in own] for value in known], dtype=float)
+        counts = members.sum(axis=1)
+        contrasts = PairedContrasts.of(
+            members @ values / counts[:, None],
+            pictures,
+            setting_variance=variance.variance / counts[0],
+            setting_degrees=variance.degrees,
+        )
+        found[knob] = min(float(contrasts.p_values(at).min()) for at in range(len(known)))
+    return found
 
 
 def _level_means(
@@ -236,5 +250,5 @@ def _knob_means(
 
 
 def is_beyond_noise(term: Term) -> bool:
-    """Whether neither kind of noise alone would give so large a term, with a false discovery rate of 5 %, nor drift."""
-    return term.family_p_value is not None and term.family_p_value <= 2 * TAIL and not term.within_drift
+    """Whether noise alone would not give so large a term, with a false discovery rate of 5 %."""
+    return term.family_p_value is not None and term.family_p_value <= 1 - CONFIDENCE

@@ -9,17 +9,17 @@ over all budgets from 0 to the largest, 0 where no setting keeps to a budget (E.
 optimization using evolutionary algorithms", PPSN V (1998), for the measure).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
 
-from experiment_core_utils.primitives.statistics import on_front
+from experiment_core_utils.primitives.contrasts import Word, groups_of_ties, word_of
+from experiment_core_utils.primitives.statistics import CONFIDENCE, on_front
+from experiments.analyses.files import MOST_SETTINGS
 from experiments.analyses.knobs.objectives import Objectives
 from experiments.fitting.intervals import interval
-from experiments.fitting.verdicts import TAIL
 
 # The largest budget, over the cost of the most expensive setting.
 REFERENCE_FACTOR = 1.1
@@ -41,18 +41,24 @@ class FrontPoint:
     cost_ci95: tuple[float, float] | None
     on_front: bool  #: by the figures of all samples
     probability: float  #: fraction of draws that put it on the front
-    drift_probability: float  #: the same, had all other latencies been longer by the drift that the run showed
     #: that it is not better, in accuracy or in cost, than each other setting: the highest over them of twice the
-    #: smaller of the two p-values; 1 off the front
+    #: smaller of the two p-values, which are adjusted for all pairs of settings; 1 off the front
     p_value: float
-    #: `established`: on the front, and better in accuracy or in cost than each other setting, with a false discovery
-    #: rate of 2.5 % over all settings (Benjamini and Hochberg); `within_noise`: on the front, but not so against
-    #: `not_better_than`; `possible`: off it, but with a `drift_probability` of at least 5 %, or with too few pictures
-    #: for a verdict on the cost; `dominated`: off it
+    #: `established`: on the front, and confidently better in accuracy or in cost than each other setting (p_value at
+    #: most 5 %, which is the chance of one wrong `established` or more); `within_noise`: on the front, but not so
+    #: against `not_better_than`; `possible`: off it, but with a `probability` of at least 5 %, or without a verdict on
+    #: the cost; `dominated`: off it
     status: Status
     #: settings that it is better than, if at all, only within noise; of the front's points only
     not_better_than: tuple[str, ...]
     dominated_by: str | None  #: the cheapest of the most accurate settings that dominate it; None on the front
+
+    @property
+    def word(self) -> Word:
+        """How sure it is that the setting is on the front."""
+        if self.status in ("established", "dominated"):
+            return "yes" if self.status == "established" else "no"
+        return word_of(self.p_value, 1.0)
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,9 @@ class Front:
     points: tuple[FrontPoint, ...]
     reference_cost: float
     hypervolume: Hypervolume
+    #: keys of settings that cannot be told apart by their cost: the longest runs, cheapest first, of which the first
+    #: and the last are not confidently different; a setting may be in several. None above MOST_SETTINGS.
+    ties: tuple[tuple[str, ...], ...] | None
 
 
 @dataclass(frozen=True)
@@ -136,46 +145,6 @@ def areas(found: Objectives, members: np.ndarray) -> tuple[float, np.ndarray, np
     return value, *scored_area(cost, accuracy, unseen, limit)
 
 
-def areas_beside_slower(found: Objectives, parts: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """For each part [B], the area of all settings on a draw's unseen samples, other parts slower by the drift.
-
-    Args:
-        parts: of the settings, which together contain each once.
-    """
-    # What another setting of the same part dominates is on no front of all.
-    steps = [_steps(found, members) for members in parts]
-    numbers, costs, gains, unseen = (np.concatenate(each, axis=1) for each in zip(*steps, strict=True))
-    owners = np.repeat(np.arange(len(parts)), [each[0].shape[1] for each in steps])
-    order = np.argsort(numbers, axis=1)
-    costs, gains, unseen = (np.take_along_axis(each, order, axis=1) for each in (costs, gains, unseen))
-    owners = owners[order]
-    areas = []
-    for part in range(len(parts)):
-        slower = costs * np.where(owners == part, 1, 1 + found.drift_allowance)
-        order = np.argsort(slower, axis=1, kind="stable")
-        cost, accuracy, scores = (np.take_along_axis(each, order, axis=1) for each in (slower, gains, unseen))
-        areas.append(scored_area(cost, accuracy, scores, reference_cost_of(found))[1])
-    return areas
-
-
-def _steps(found: Objectives, members: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Number, cost, accuracy and unseen accuracy of the settings at `members` on each draw's front, [B, F] each.
-
-    Draws of fewer are filled up with what costs infinitely much.
-    """
-    order = cheapest_first(found, members)
-    gains = np.take_along_axis(found.accuracy_draws, order, axis=1)
-    is_new = np.ones(gains.shape, dtype=bool)
-    is_new[:, 1:] = gains[:, 1:] > np.maximum.accumulate(gains, axis=1)[:, :-1]
-    places = np.argsort(~is_new, axis=1, kind="stable")[:, : int(is_new.sum(axis=1).max())]
-    order, is_new = np.take_along_axis(order, places, axis=1), np.take_along_axis(is_new, places, axis=1)
-    costs, gains, unseen = (
-        np.take_along_axis(each, order, axis=1)
-        for each in (found.cost_draws, found.accuracy_draws, found.unseen_accuracy)
-    )
-    return order, np.where(is_new, costs, np.inf), np.where(is_new, gains, -np.inf), unseen
-
-
 def cheapest_first(found: Objectives, members: np.ndarray) -> np.ndarray:
     """The indices `members` [B, M] in each draw's order of cost; of equal costs the first of them first."""
     if 8 * len(members) < len(found.points):
@@ -202,16 +171,11 @@ def front(found: Objectives) -> Front:
     """Every setting's place, and the front's hypervolume."""
     is_on = on_front(found.cost, found.accuracy)
     probabilities = on_front(found.cost_draws, found.accuracy_draws).mean(axis=0)
-    with_drift = probabilities
-    if found.drift_allowance > 0:
-        with_drift = on_front(found.cost_draws, found.accuracy_draws, found.drift_allowance).mean(axis=0)
     dominators = _dominators(found.cost, found.accuracy)
     keys = [point.key for point in found.points]
     beaten = {at: _pair_p_values(found, at) for at in np.flatnonzero(is_on).tolist()}
-    p_values = np.array([float(beaten[at].max()) if at in beaten else 1.0 for at in range(len(keys))])
-    # What the next setting by p-value would have to keep below to be established too.
-    num_established = int((stats.false_discovery_control(p_values) <= TAIL).sum())
-    level = TAIL * min(num_established + 1, len(keys)) / len(keys)
+    p_values = [float(beaten[at].max()) if at in beaten else 1.0 for at in range(len(keys))]
+    level = 1 - CONFIDENCE
     intervals = zip(found.accuracy_intervals(), found.cost_intervals(), strict=True)
     points = [
         FrontPoint(
@@ -222,9 +186,8 @@ def front(found: Objectives) -> Front:
             cost_ci95=cost_ends,
             on_front=at in beaten,
             probability=float(probabilities[at]),
-            drift_probability=float(with_drift[at]),
-            p_value=float(p_values[at]),
-            status=_status(found, at in beaten, bool(p_values[at] <= level), float(with_drift[at])),
+            p_value=p_values[at],
+            status=_status(found, at in beaten, p_values[at] <= level, float(probabilities[at])),
             not_better_than=tuple(keys[other] for other in np.flatnonzero(beaten[at] > level)) if at in beaten else (),
             dominated_by=None if at in beaten else keys[dominators[at]],
         )
@@ -234,7 +197,15 @@ def front(found: Objectives) -> Front:
         points=tuple(sorted(points, key=lambda each: (each.cost, -each.accuracy))),
         reference_cost=reference_cost_of(found),
         hypervolume=hypervolume(found, np.arange(len(found.points))),
+        ties=_ties(found),
     )
+
+
+def _ties(found: Objectives) -> tuple[tuple[str, ...], ...] | None:
+    if len(found.points) > MOST_SETTINGS:
+        return None
+    groups = groups_of_ties(np.argsort(found.cost, kind="stable"), found.told_apart())
+    return tuple(tuple(found.points[at].key for at in group) for group in groups)
 
 
 def _pair_p_values(found: Objectives, at: int) -> np.ndarray:
@@ -244,10 +215,10 @@ def _pair_p_values(found: Objectives, at: int) -> np.ndarray:
     return np.asarray(both)
 
 
-def _status(found: Objectives, is_on: bool, is_sure: bool, drift_probability: float) -> Status:
+def _status(found: Objectives, is_on: bool, is_sure: bool, probability: float) -> Status:
     if is_on:
         return "established" if is_sure else "within_noise"
-    return "dominated" if drift_probability < FEWEST_ON_FRONT and found.no_verdict is None else "possible"
+    return "dominated" if probability < FEWEST_ON_FRONT and found.no_verdict is None else "possible"
 
 
 def _dominators(cost: np.ndarray, accuracy: np.ndarray) -> np.ndarray:

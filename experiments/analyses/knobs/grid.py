@@ -1,5 +1,6 @@
 """The grid of each task of a sweep: its settings by knob, and what every sample scored and cost at each."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,12 @@ from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.knobs.registry import all_knobs, knob_named
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiment_core_utils.primitives.statistics import fraction_of
+from experiment_core_utils.primitives.statistics import fraction_of, mean_of
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.tasks.answers import scored_text
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
+from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance, is_in_rounds, setting_variance
 from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
 from experiments.analyses.sweeps import StoredSetting, Sweep, drift_ratios, load_sweeps
@@ -68,9 +70,8 @@ class TaskGrid:
     total_ms: np.ndarray  #: [S, N], mean `T_total` of the runs; samples that were answered in batches have none
     energy_j: np.ndarray  #: [S, N], of the run whose time it is, idle power included
     flops: np.ndarray  #: [S, N], of vision, prefill and all decode steps of the request
-    #: largest change of the control setting's time around any of the settings, as a fraction (0.1: a tenth longer, or
-    #: as much shorter); None where none was read
-    drift: float | None
+    log_times: np.ndarray  #: [S, N], mean over a sample's runs of the natural logarithm of `T_total` in ms
+    setting_variance: SettingVariance  #: of what made all times of a setting longer or shorter; none in rounds
     prompts: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
     #: `unreadable_fraction` of each setting's answers; empty where it is not known
     unreadable: tuple[float, ...] = ()
@@ -125,6 +126,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
     ids = sorted({sample_id for row in rows for sample_id in row})
     pictures = {sample_id: picture_of(row[sample_id]) for row in rows for sample_id in row}
     metadata = {sample_id: row[sample_id].metadata for row in rows for sample_id in row}
+    log_times = _matrix(rows, ids, mean_log_time)
     return TaskGrid(
         task=task,
         metric=metric,
@@ -136,7 +138,8 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         total_ms=_matrix(rows, ids, lambda sample: sample.mean_total),
         energy_j=_matrix(rows, ids, lambda sample: sample.energy_j),
         flops=_matrix(rows, ids, request_flops),
-        drift=largest_drift(settings),
+        log_times=log_times,
+        setting_variance=_variance_of(settings, log_times),
         prompts=tuple(metadata[sample_id].prompt or metadata[sample_id].question for sample_id in ids),
         unreadable=tuple(unreadable_fraction(each.result) for each in settings),
         runs_ms=_runs_ms(rows, ids),
@@ -183,12 +186,26 @@ def _check_same_questions(task: str, settings: Sequence[StoredSetting]) -> None:
                 )
 
 
-def largest_drift(settings: Sequence[StoredSetting]) -> float | None:
-    """The drift allowance: the control setting's longer time over its shorter one, minus 1, the largest around any of
-    these; None where none was read. Caveats of drift state the ratio's distance from 1 instead.
-    """
-    ratios = drift_ratios(each.result for each in settings)
-    return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=None)
+def mean_log_time(sample: SampleResult) -> float | None:
+    """Mean over the sample's runs of the natural logarithm of `T_total` in ms; None for one answered in a batch."""
+    return mean_of([math.log(run.T_total) for run in sample.runs])
+
+
+def _variance_of(settings: Sequence[StoredSetting], log_times: np.ndarray) -> SettingVariance:
+    """The disturbance of settings that were measured one after another, by those that the values of the knobs make."""
+    orders = [each.result.setting_order for each in settings]
+    if all(order is not None and is_in_rounds(order.how) for order in orders):
+        return NO_VARIANCE
+    points = [_point(each) for each in settings]
+    return _variance_in_blocks(points, log_times, drift_ratios(each.result for each in settings))
+
+
+def _variance_in_blocks(
+    points: Sequence[KnobPoint], log_times: np.ndarray, readings: Sequence[float] = ()
+) -> SettingVariance:
+    inside = [at for at, point in enumerate(points) if point.in_grid]
+    levels = {knob: [points[at].value(knob) for at in inside] for knob in knob_names()}
+    return setting_variance(log_times[inside], levels, readings)
 
 
 def picture_of(sample: SampleResult) -> str:
@@ -276,20 +293,24 @@ def _check_one_sweep(tables: Sequence[RecordedTable]) -> None:
 
 
 def grid_of_table(table: RecordedTable) -> TaskGrid:
-    """The grid of a recorded table, which has scores and times, but no energy, operations or readings of drift."""
+    """The grid of a recorded table, which has scores and one time a sample, but no energy and no operations."""
     absent = np.full(table.scores.shape, np.nan)
+    points = tuple(_recorded_point(key, table) for key in table.settings)
+    log_times = np.log(1000 * table.seconds)
+    in_rounds = is_in_rounds(table.origin.get("setting_order"))
     return TaskGrid(
         task=table.origin["task"],
         metric=table.origin["metric"],
         best=float(table.best),
-        points=tuple(_recorded_point(key, table) for key in table.settings),
+        points=points,
         sample_ids=table.sample_ids,
         pictures=table.pictures,
         scores=table.scores,
         total_ms=1000 * table.seconds,
         energy_j=absent,
         flops=absent,
-        drift=None,
+        log_times=log_times,
+        setting_variance=NO_VARIANCE if in_rounds else _variance_in_blocks(points, log_times),
         prompts=table.prompts,
         runs_ms=None if table.runs is None else 1000 * table.runs,
         protocol_versions=(table.origin["protocol_version"],),

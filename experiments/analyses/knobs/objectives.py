@@ -3,12 +3,16 @@
 Draws are a bootstrap over pictures: in each draw all settings get the same pictures, so that what is common to them (a
 hard picture, a long answer) does not blur their differences. Pictures with times and those without are drawn apart,
 each as many as there are, so that every draw has times. A draw says how the figures would differ had other samples of
-the task been drawn. It says nothing of a device whose speed drifts while settings take turns: a latency is therefore
-confidently lower only where it is so by more than the drift that the run's control setting showed. Whether a setting is
-better than another is not read off draws, which call too many equal percentiles different, but tested
+the task been drawn. Times of settings that were measured one after another also get what the machine may have added to
+a setting (`SettingVariance`); in rounds all settings have it alike.
+
+Whether a setting is better than another is not read off draws, which call too many equal percentiles different, but
+tested: means by the logarithms of their samples' costs and accuracies by their scores, all pairs of settings together
+(`experiment_core_utils/primitives/contrasts.py`), percentiles by an exact test of pairs
 (`experiments/fitting/verdicts.py`).
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -16,17 +20,17 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from experiment_core_utils.primitives.statistics import bounded_mean_intervals
-from experiment_core_utils.sweep.front_search import normal_quantile, t_quantile
+from experiment_core_utils.primitives.contrasts import PairedContrasts, ScoreContrasts
+from experiment_core_utils.primitives.statistics import CONFIDENCE, bounded_mean_intervals
 from experiments.analyses.files import draws_for
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
+from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance
 from experiments.fitting.intervals import draw_counts
 from experiments.fitting.verdicts import (
     TAIL,
     cluster_sums,
     fewest_for,
     first_of_each,
-    mean_p_values,
     means_and_errors,
     tail_interval,
     tail_p_values,
@@ -63,7 +67,7 @@ WHY_NONE = {
 
 def study_costs(percentile: int = 95) -> tuple[Cost, ...]:
     """The costs that a study compares accuracy with; `percentile` is one of TAIL_LATENCIES."""
-    return TAIL_LATENCIES[percentile], LATENCY_MEAN, ENERGY, FLOPS
+    return LATENCY_MEAN, TAIL_LATENCIES[percentile], ENERGY, FLOPS
 
 
 @dataclass(frozen=True)
@@ -85,18 +89,20 @@ class Objectives:
     accuracy_draws: np.ndarray  #: [B, S]
     cost_draws: np.ndarray  #: [B, S]
     unseen_accuracy: np.ndarray  #: [B, S], on the samples that the draw left out; nan where it left out none
-    #: fraction by which a latency must be lower to be confidently so; 0 for other costs, and where no drift was read
-    drift_allowance: float
+    setting_variance: SettingVariance  #: of the logarithm of a latency; none in rounds, and of other costs
     scores: np.ndarray  #: [S, n], of the samples on which all have one
     clusters: np.ndarray  #: [n], the number of each of these samples' picture
     sample_costs: np.ndarray  #: [S, m], of the samples on which all have one
+    log_costs: np.ndarray  #: [S, m], of these samples the mean over runs of the logarithm
     cost_clusters: np.ndarray  #: [m], the number of each of these samples' picture
 
     @property
     def no_verdict(self) -> str | None:
-        """The reason why no setting is said to cost less than another: too few pictures; None where there are
-        enough.
+        """The reason why no setting is said to cost less than another: too few pictures, or an unknown disturbance of
+        settings that were measured one after another; None where there is none.
         """
+        if not self.setting_variance.is_known:
+            return f"{self.of.label} of settings that were measured one after another shows no change of the machine"
         fewest = fewest_for(PERCENT.get(self.of.statistic))
         if self.num_cost_pictures >= fewest:
             return None
@@ -113,7 +119,7 @@ class Objectives:
         kept = np.flatnonzero([point.in_grid for point in self.points])
         if len(kept) == len(self.points):
             return self
-        by_setting = ("accuracy", "cost", "scores", "sample_costs")
+        by_setting = ("accuracy", "cost", "scores", "sample_costs", "log_costs")
         by_draw = ("accuracy_draws", "cost_draws", "unseen_accuracy")
         parts = {name: getattr(self, name)[kept] for name in by_setting}
         parts |= {name: getattr(self, name)[:, kept] for name in by_draw}
@@ -124,40 +130,67 @@ class Objectives:
         """The settings [B, S] in each draw's order of cost; equal ones in their own order."""
         return np.argsort(self.cost_draws, axis=1, kind="stable")
 
-    def more_accurate(self, at: int, comparisons: int = 1) -> np.ndarray:
-        """Whether this setting is confidently more accurate than each of [S], by Bonferroni over `comparisons`."""
-        return self.accuracy_p_values(at) * comparisons <= TAIL
+    def cost_contrasts(self, reference: int | None = None) -> PairedContrasts:
+        """The ratios of the costs of all pairs of settings, or of those with `reference` only, by their logarithms."""
+        return PairedContrasts.of(
+            self.log_costs,
+            self.cost_clusters,
+            reference=reference,
+            setting_variance=self.setting_variance.variance,
+            setting_degrees=self.setting_variance.degrees,
+        )
 
-    def cheaper(self, at: int, comparisons: int = 1) -> np.ndarray:
-        """Whether this setting costs confidently less than each of [S], by Bonferroni over `comparisons`."""
-        return self.cost_p_values(at) * comparisons <= TAIL
+    def score_contrasts(self, reference: int | None = None) -> ScoreContrasts:
+        """The differences in accuracy of all pairs of settings, or of those with `reference` only."""
+        return ScoreContrasts.of(self.scores, self.clusters, best=self.best, reference=reference)
+
+    @cached_property
+    def _all_costs(self) -> PairedContrasts:
+        return self.cost_contrasts()
+
+    @cached_property
+    def _all_scores(self) -> ScoreContrasts:
+        return self.score_contrasts()
+
+    def more_accurate(self, at: int) -> np.ndarray:
+        """Whether this setting is confidently more accurate than each of [S], all pairs of settings together."""
+        return self.accuracy_p_values(at) <= 1 - CONFIDENCE
+
+    def cheaper(self, at: int) -> np.ndarray:
+        """Whether this setting costs confidently less than each of [S], all pairs of settings together.
+
+        Of a percentile, all pairs with this setting.
+        """
+        return self.cost_p_values(at) <= 1 - CONFIDENCE
 
     def accuracy_p_values(self, at: int) -> np.ndarray:
-        """[S], the p-value that this setting is not more accurate than each.
-
-        By Student's t over pictures with a few made-up samples, since few samples that differ may all agree.
-        """
-        highest, means = float(self.scores.max()), self.scores.mean(axis=1)
-        found = np.ones(len(means))
-        lower = np.flatnonzero(means[at] > means)
-        if highest > 0 and len(lower):
-            found[lower] = _score_p_values(self.scores[at] - self.scores[lower], self.clusters, highest)
-        return found
+        """[S], the p-value that this setting is not more accurate than each, adjusted for all pairs of settings."""
+        return self._all_scores.p_values(at)
 
     def cost_p_values(self, at: int) -> np.ndarray:
-        """[S], the p-value that this setting does not cost less than each; all 1 where there is no verdict."""
+        """[S], the p-value that this setting does not cost less than each, adjusted as `cheaper`; 1 without a verdict.
+
+        Where the mean of the logarithms is lower and the mean is not, neither setting is said to cost less.
+        """
         found = np.ones(len(self.points))
-        cost = self.cost[at] * (1 + self.drift_allowance)
-        higher = np.flatnonzero(cost < self.cost)
+        higher = np.flatnonzero(self.cost[at] < self.cost)
         if self.no_verdict is not None or not len(higher):
             return found
-        own, others = self.sample_costs[at] * (1 + self.drift_allowance), self.sample_costs[higher]
         if self.of.statistic == "mean":
-            found[higher] = mean_p_values(others - own, self.cost_clusters)
-        else:
-            alone = first_of_each(self.cost_clusters)
-            found[higher] = tail_p_values(own[alone], others[:, alone], PERCENT[self.of.statistic])
+            found[higher] = self._all_costs.p_values(at)[higher]
+            return found
+        # Either of the two may have been the luckier one, in each comparison with this setting.
+        comparisons = 2 * (len(self.points) - 1)
+        alone = first_of_each(self.cost_clusters)
+        own = self.sample_costs[at] * self.setting_variance.factor(TAIL / comparisons)
+        p_values = tail_p_values(own[alone], self.sample_costs[higher][:, alone], PERCENT[self.of.statistic])
+        found[higher] = np.minimum(comparisons * p_values, 1.0)
         return found
+
+    def told_apart(self) -> np.ndarray:
+        """[S, S], whether one of two settings costs confidently less than the other."""
+        is_cheaper = np.stack([self.cheaper(at) for at in range(len(self.points))])
+        return np.asarray(is_cheaper | is_cheaper.T)
 
     def cost_intervals(self) -> list[tuple[float, float] | None]:
         """95 % interval of each setting's cost: of a mean by Student's t over pictures, of a percentile by order
@@ -167,9 +200,9 @@ class Objectives:
             alone = self.sample_costs[:, first_of_each(self.cost_clusters)]
             return [tail_interval(row, PERCENT[self.of.statistic]) for row in alone]
         means, errors, degrees = means_and_errors(self.sample_costs, self.cost_clusters)
-        if degrees < 1:
+        if degrees < 1 or not self.setting_variance.is_known:
             return [None] * len(means)
-        half = t_quantile(TAIL, degrees) * errors
+        half = stats.t.isf(TAIL, degrees) * np.hypot(errors, means * math.sqrt(self.setting_variance.variance))
         return list(zip((means - half).tolist(), (means + half).tolist(), strict=True))
 
     def accuracy_intervals(self) -> list[tuple[float, float]]:
@@ -187,7 +220,10 @@ class NoObjectives:
 
 
 def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objectives | NoObjectives:
-    """Accuracy and cost of the settings that have both, on the samples that all of them have."""
+    """Accuracy and cost of the settings that have both, on the samples that all of them have.
+
+    Mean latencies are compared by `log_times` of the grid, other costs by the logarithm of each sample's cost.
+    """
     costs = {"total_ms": grid.total_ms, "energy_j": grid.energy_j, "flops": grid.flops}[of.quantity]
     has_score, has_cost = np.isfinite(grid.scores).any(axis=1), np.isfinite(costs).any(axis=1)
     kept = np.flatnonzero(has_score & has_cost)
@@ -208,7 +244,13 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
     counts = draw_counts(grid.pictures, scored + 2 * paid, draws_for(len(kept), num_draws), seed)
     accuracy_draws = _over_draws(scores[:, scored], counts[:, scored], "mean")
     cost_draws = _over_draws(costs[:, paid], counts[:, paid], of.statistic)
-    allowance = (grid.drift or 0.0) if of.quantity == "total_ms" else 0.0
+    with np.errstate(divide="ignore"):
+        logarithms = grid.log_times[kept] if of.quantity == "total_ms" else np.log(costs)
+    variance = grid.setting_variance if of.quantity == "total_ms" else NO_VARIANCE
+    if variance.is_known and variance.variance > 0:
+        # What may be so of one setting's times, in each draw.
+        noise = np.random.default_rng(seed).normal(0.0, math.sqrt(variance.variance), cost_draws.shape)
+        cost_draws = cost_draws * np.exp(noise)
     num_cost_pictures = len({picture for picture, has in zip(grid.pictures, paid, strict=True) if has})
     return Objectives(
         task=grid.task,
@@ -226,10 +268,11 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
         accuracy_draws=accuracy_draws,
         cost_draws=cost_draws,
         unseen_accuracy=_unseen(scores[:, scored], counts[:, scored]),
-        drift_allowance=allowance,
+        setting_variance=variance,
         scores=scores[:, scored],
         clusters=np.unique(np.asarray(grid.pictures, dtype=str)[scored], return_inverse=True)[1],
         sample_costs=costs[:, paid],
+        log_costs=logarithms[:, paid],
         cost_clusters=np.unique(np.asarray(grid.pictures, dtype=str)[paid], return_inverse=True)[1],
     )
 
@@ -252,17 +295,3 @@ def _unseen(scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
     unseen = (counts == 0).astype(np.float64)
     number = unseen.sum(axis=1, keepdims=True)
     return np.where(number > 0, unseen @ scores.T / np.maximum(number, 1), np.nan)
-
-
-def _score_p_values(differences: np.ndarray, clusters: np.ndarray, best: float) -> np.ndarray:
-    """The one-sided p-value [R] of each row of [R, n] differences, with the made-up samples of `mean_bound`."""
-    sums, counts = cluster_sums(differences, clusters)
-    if len(counts) < 2:
-        return np.ones(len(differences))
-    outcomes = normal_quantile(TAIL) ** 2 / 8
-    groups, n = len(counts) + 4 * outcomes, differences.shape[1] + 4 * outcomes
-    mean = sums.sum(axis=1) / n
-    squares = ((sums - counts * mean[:, None]) ** 2).sum(axis=1)
-    squares += outcomes * ((best - mean) ** 2 + (best + mean) ** 2 + 2 * mean**2)
-    error = np.sqrt(squares * groups / (groups - 1)) / n
-    return np.asarray(stats.t.sf(mean / error, len(counts) - 1))

@@ -1,5 +1,6 @@
 """The contents of E2's three JSON files and of its CSV files."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -52,19 +53,18 @@ def present(analysis: TaskAnalysis) -> list[FrontAnalysis]:
 def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[AnalysisCaveat]:
     """Caveats that a reader has to know before the figures, from the data themselves."""
     caveat = AnalysisCaveat.of
-    found = [caveat("no_drift_in_intervals"), *[caveat("random_weights")] * random_weights]
+    found = [caveat("random_weights")] * random_weights
     if any(point.sweep for analysis in analyses for point in analysis.grid.points):
         found.append(caveat("sweeps_one_after_the_other"))
     versions = sorted({version for analysis in analyses for version in analysis.grid.protocol_versions})
     if len(versions) > 1:
         found.append(caveat("protocols_differ", versions=versions))
     for analysis in analyses:
-        task, drift = analysis.grid.task, analysis.grid.drift
-        found.append(
-            caveat("drift_not_measured", task=task)
-            if drift is None
-            else caveat("drift_allowance", task=task, fraction=float(drift))
-        )
+        task, variance = analysis.grid.task, analysis.grid.setting_variance
+        if not variance.is_known:
+            found.append(caveat("blocked_order_unknown", task=task))
+        elif variance.source != "rounds":
+            found.append(caveat("blocked_order", task=task, fraction=math.expm1(math.sqrt(variance.variance))))
         found += _left_out_of_many(analysis)
         for each in present(analysis):
             of, n, pictures = each.found.of, each.found.num_cost_samples, each.found.num_cost_pictures
@@ -73,7 +73,8 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[A
             if each.found.no_verdict is not None:
                 found.append(caveat("no_verdict", task=task, reason=each.found.no_verdict))
             settings = len(each.found.points)
-            least = fewest_for(PERCENT.get(of.statistic), TAIL / (2 * settings))
+            # As the p-value of a front's setting: twice that of either direction, among all with this setting.
+            least = fewest_for(PERCENT.get(of.statistic), TAIL / (2 * max(settings - 1, 1)))
             if pictures < least and of.statistic != "mean":
                 figures = {"num_settings": settings, "least": least, "num_pictures": pictures}
                 found.append(caveat("few_pictures", task=task, cost=of.label, **figures))
@@ -187,7 +188,6 @@ def _front_rows(each: FrontAnalysis, knobs: Sequence[str]) -> Iterator[Row]:
                 "cost_ci95": point.cost_ci95,
                 "on_front": point.on_front,
                 "front_probability": point.probability,
-                "front_drift_probability": point.drift_probability,
                 "front_p_value": point.p_value,
                 "status": point.status,
                 "dominated_by": point.dominated_by,
@@ -245,9 +245,10 @@ def _front_fields(each: FrontAnalysis | NoObjectives) -> dict[str, Any]:
         "num_dropped_samples": found.num_dropped_samples,
         "num_cost_pictures": found.num_cost_pictures,
         "no_verdict": found.no_verdict,
-        "drift_allowance": found.drift_allowance,
+        "setting_variance": found.setting_variance.fields(),
         "reference_point": {"accuracy": 0.0, "cost": front.reference_cost},
         "hypervolume": asdict(front.hypervolume),
+        "ties": front.ties,
         # Not by asdict, which copies each of thousands of names.
         "settings": [dict(vars(point)) for point in front.points],
     }

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.records.conclusion import Conclusion
 from experiments.analyses.files import Steps
 from experiments.analyses.knobs.analysis import KnobAnalysis, analyse_knobs
+from experiments.analyses.knobs.conclusion import conclude
 from experiments.analyses.knobs.grid import grids_of
-from experiments.analyses.knobs.objectives import study_costs
+from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN
 from experiments.analyses.latency.analysis import LatencyModel, analyse_latency
 from experiments.analyses.stages.analysis import StageAnalysis, analyse_stages
 from experiments.analyses.sweeps import StoredSetting, Sweep, joint_settings_frame, load_sweeps, samples_frame
@@ -45,6 +48,11 @@ class Analyses:
         """The settings of all sweeps, in the order of the frame."""
         return [each for own in self.sweeps for each in own.sweep.settings]
 
+    @cached_property
+    def conclusions(self) -> list[Conclusion]:
+        """The conclusion of each task."""
+        return [conclude(each, self.stored) for each in self.knobs.tasks]
+
     @property
     def random_weights(self) -> bool:
         """Whether a model's weights are random, so that accuracy means nothing."""
@@ -61,7 +69,7 @@ def analyse(results_dirs: Sequence[Path]) -> Analyses:
     sweeps = load_sweeps(*results_dirs)
     count = sum(len(sweep.settings) for sweep in sweeps)
     steps.say(count, f"{count} settings are read; what the knobs buy (E2)")
-    knobs = analyse_knobs(grids_of(*sweeps), study_costs())
+    knobs = analyse_knobs(grids_of(*sweeps), (LATENCY_MEAN, ENERGY, FLOPS))
     steps.say(count, "where the time goes (E1), and how well latency is predicted (E3)")
     own = [_analyse_sweep(sweep) for sweep in sweeps]
     steps.say(count, "the page is written")

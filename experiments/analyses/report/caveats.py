@@ -117,8 +117,7 @@ def _percent(share: float) -> str:
 def _of_analyses(found: Analyses) -> Iterator[ReportCaveat]:
     # What random weights and few samples mean is said above.
     for each in front_caveats(found.knobs.tasks, random_weights=False):
-        if each.kind != "few_for_percentile":
-            yield ReportCaveat(f"Fronts and effects: {each.sentence}.")
+        yield ReportCaveat(f"Fronts and effects: {each.sentence}.")
     for own in found.sweeps:
         if isinstance(own.model, Missing):
             continue

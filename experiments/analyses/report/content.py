@@ -8,10 +8,10 @@ import numpy as np
 
 from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.records.conclusion import WORDS
 from experiment_core_utils.saved_results.terminal import FRONT_HEADING, REFERENCE_HEADING
-from experiments.analyses.charts.knob_charts import STATUS_MARKS
 from experiments.analyses.charts.style import joint_setup
-from experiments.analyses.knobs.findings import mean_latency_front
+from experiments.analyses.knobs.conclusion import front_words
 from experiments.analyses.report.analyses import Analyses
 from experiments.analyses.report.caveats import conditions_facts, report_caveats
 from experiments.analyses.report.findings import report_statements
@@ -108,7 +108,7 @@ def settings_table(found: Analyses) -> ReportTable:
     is_known["num_failed_samples"] = bool(frame["num_failed_samples"].any())
     kept = [each for each in NUMBERS if is_known.get(each[2], True)]
     knobs = [knob for knob in all_knobs() if knob.name in frame and frame[knob.name].notna().any()]
-    places = {} if found.random_weights else _places(found)
+    places = _places(found)
     columns = [
         *([Column("sweep", "what sets its sweep apart", is_number=False)] if has_sweeps else []),
         *([Column("task", "dataset", is_number=False)] if frame["task"].nunique() > 1 else []),
@@ -116,7 +116,7 @@ def settings_table(found: Analyses) -> ReportTable:
         *(Column(knob.title, knob.meaning, is_number=True) for knob in knobs),
         *(Column(label, meaning, is_number=True) for label, meaning, *_ in kept),
         *(
-            [Column(FRONT_HEADING, "place on the front of accuracy and mean latency", is_number=False)]
+            [Column(FRONT_HEADING, "whether it is on the front of accuracy and mean latency", is_number=False)]
             if places
             else []
         ),
@@ -164,14 +164,11 @@ def _number(row: Mapping[Any, Any], column: str, factor: float, decimals: int) -
 
 def _places(found: Analyses) -> dict[tuple[str, str], Value]:
     """(task, name of the setting) -> its place relative to the front of accuracy and mean latency."""
-    order = list(STATUS_MARKS)
     return {
-        (analysis.grid.task, point.key): Value(
-            STATUS_MARKS[point.status][0], f"{len(order) - order.index(point.status)}"
-        )
-        for analysis in found.knobs.tasks
-        if (each := mean_latency_front(analysis)) is not None
-        for point in each.front.points
+        (analysis.grid.task, key): Value(word, f"{WORDS.index(word)}")
+        for analysis, concluded in zip(found.knobs.tasks, found.conclusions, strict=True)
+        if concluded.why is None
+        for key, word in front_words(analysis).items()
     }
 
 

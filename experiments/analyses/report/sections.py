@@ -1,10 +1,10 @@
 """The sections of a report: the charts of E1, E2 and E3, and why one that a reader expects is missing."""
 
-from experiments.analyses.charts.knob_charts import knob_study_charts
+from experiments.analyses.charts.knob_charts import STATUS_MARKS, knob_study_charts
 from experiments.analyses.charts.latency_charts import latency_charts
 from experiments.analyses.charts.stage_charts import stage_charts
 from experiments.analyses.knobs.analysis import KnobAnalysis
-from experiments.analyses.knobs.findings import ONE_SETTING
+from experiments.analyses.knobs.conclusion import ONE_SETTING
 from experiments.analyses.knobs.objectives import COSTS, NoObjectives
 from experiments.analyses.latency.analysis import LatencyModel
 from experiments.analyses.report.analyses import Missing
@@ -61,7 +61,7 @@ def knob_section(found: KnobAnalysis, random_weights: bool) -> Section:
 def _difference_lines(found: KnobAnalysis) -> list[str]:
     return [
         f"{each.key} ({COSTS[name].label}): "
-        + ", ".join(f"{status.replace('_', ' ')} for {task}" for task, status in each.statuses.items()) + "."
+        + ", ".join(f"{task} {STATUS_MARKS[status][0]}" for task, status in each.statuses.items()) + "."
         for name, differences in found.differences.items()
         for each in differences
         if each.difference == "established"

@@ -8,10 +8,10 @@ import pandas as pd
 from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.errors import ResultsRefused
+from experiment_core_utils.primitives.units import time_text
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import FixedLengthTime, fixed_length_of
 from experiment_core_utils.saved_results.terminal import fixed_length_line
-from experiments.analyses.charts.chart import milliseconds
 from experiments.analyses.stages import operations
 from experiments.analyses.stages.fractions import (
     Generation,
@@ -156,5 +156,5 @@ def stage_findings(found: StageAnalysis) -> list[str]:
         parts = ", ".join(f"{stage} {part.share:.0%}" for stage, part in each.stages.items())
         share = found.share_of_reference(each)
         of = "" if share is None else f" ({100 * share:.0f} % of {found.references[each.task]}, the reference)"
-        lines.append(f"{each.task}, vision {each.vision}: {milliseconds(each.total_ms)} a request{of}, {parts}")
+        lines.append(f"{each.task}, vision {each.vision}: {time_text(each.total_ms)} a request{of}, {parts}")
     return lines

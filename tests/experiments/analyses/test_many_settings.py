@@ -2,30 +2,15 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from experiment_core_utils.sweep.front_search import mean_bound
 from experiments.analyses.files import Steps, draws_for
 from experiments.analyses.knobs.effects import effects
-from experiments.analyses.knobs.objectives import _score_p_values
 from experiments.analyses.latency.features import MEASURED, RequestColumns, TimedSamples, of_fewer_settings
-from experiments.fitting.verdicts import TAIL
 
 
 @pytest.mark.parametrize(("settings", "draws"), [(1, 1000), (1000, 1000), (2000, 500), (5000, 200), (100_000, 100)])
 def test_draws_for_many_settings(settings: int, draws: int) -> None:
     assert draws_for(settings, 1000) == draws
-
-
-def test_bounds_of_many_rows_are_those_of_each() -> None:
-    random = np.random.default_rng(1)
-    differences, clusters = random.choice([-1.0, 0.0, 0.3, 1.0], (30, 17)), random.integers(0, 6, 17)
-    clusters = np.unique(clusters, return_inverse=True)[1]
-    bounds = [mean_bound(row, clusters, TAIL, 1.0) for row in differences]
-    expected = [stats.t.sf(each.mean / each.se, len(set(clusters)) - 1) for each in bounds]
-    assert _score_p_values(differences, clusters, 1.0) == pytest.approx(expected, rel=1e-9)
-    assert [each.low > 0 for each in bounds] == [value < TAIL for value in expected]
-    assert _score_p_values(differences, np.zeros(17, dtype=int), 1.0).tolist() == [1.0] * 30
 
 
 def test_a_spread_that_is_too_large_is_not_split_and_says_so() -> None:

@@ -11,7 +11,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.controller.knob_choices import choice_of
-from experiments.controller.lookup import build, late_limit, load, main, predict, save
+from experiments.controller.lookup import budget_word, build, late_limit, load, main, predict, save
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.policies.baselines import one_knob_tables
 from experiments.controller.policies.guarded_lookup import GuardedLookup
@@ -203,10 +203,34 @@ def test_predict_prints_the_setting_and_whether_it_fits(tmp_path: Path, capsys):
     save(build(grid(), "mean"), path)
     assert main(["predict", str(path), "--budget_ms", "600", "50"]) == 0
     fits, nearest = capsys.readouterr().out.splitlines()
-    assert fits == "600 ms: tier-high_topk8_blocks16, 550.0 ms by mean, accuracy 0.750 of the best score"
+    assert fits == (
+        "600 ms: tier-high_topk8_blocks16, 550.0 ms by mean, accuracy 0.750 of the best score; within the budget: "
+        "can't tell"
+    )
     assert nearest.endswith("no setting fits, this is the nearest")
     assert main(["predict", str(path), "--budget_ms", "0"]) == 2
     assert main(["predict", str(tmp_path / "none.json"), "--budget_ms", "1"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "budget_ms", "word"),
+    [
+        # The slow one's mean is 550 ms with an error of 129.1 / 2 ms. 250 ms are 3.87 of it, 110 ms 1.70 and 100 ms
+        # 1.55; Student's t with 3 degrees of freedom is beyond these in 3.0, 18.7 and 21.9 % (two-sided).
+        ("mean", 800, "yes"),
+        ("mean", 660, "likely"),
+        ("mean", 650, "can't tell"),
+        ("mean", 300, "no"),
+        # All of 4 late, where half may be: 2 x 0.5^4 = 0.125; none of 4 late the same.
+        ("median", 300, "can't tell"),
+        ("median", 800, "likely"),
+        # All of 4 late, where a twentieth may be: 0.05^4.
+        ("p95", 300, "no"),
+    ],
+)
+def test_how_sure_a_setting_is_within_a_budget(method, budget_ms, word):
+    lookup = build(grid(), method)
+    assert budget_word(lookup, lookup.entries[2], budget_ms) == word
 
 
 @pytest.mark.parametrize(
@@ -339,7 +363,8 @@ def test_a_file_keeps_options_and_samples(tmp_path: Path, capsys):
     assert main(["predict", str(path), "--budget_ms", "900", "--prompt", "read it"]) == 0
     # 400 and 500 ms: P95 is 400 + 0.95 * 100; the middle and the slow choice are right on both, the middle is faster.
     assert capsys.readouterr().out == (
-        "900 ms: tier-medium_topk4_blocks12, 200.0 ms by p95, accuracy 1.000 of the best score\n"
+        "900 ms: tier-medium_topk4_blocks12, 200.0 ms by p95, accuracy 1.000 of the best score; within the budget: "
+        "can't tell\n"
     )
     content = json.loads(path.read_text())
     content["entries"][0]["scores"].pop()

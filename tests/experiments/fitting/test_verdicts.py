@@ -1,39 +1,15 @@
-"""Verdicts on means and percentiles: by hand, and how often equal settings are called different."""
+"""Verdicts on percentiles: by hand, and how often equal settings are called different."""
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from experiments.benchmarks.verdict_level import wrong_verdicts
 from experiments.fitting.verdicts import (
     fewest_for,
     first_of_each,
-    mean_p_values,
     tail_interval,
     tail_p_values,
 )
-
-
-def test_means_are_compared_by_students_t() -> None:
-    differences = np.array([[1.0, 2.0, 3.0, 6.0, 0.0, 1.0], [-1.0, 1.0, -2.0, 2.0, 0.0, 0.0]])
-    expected = stats.ttest_1samp(differences, 0, axis=1, alternative="greater").pvalue
-    assert mean_p_values(differences, np.arange(6)) == pytest.approx(expected)
-    # Each sample twice, of the same picture, says no more.
-    assert mean_p_values(np.repeat(differences, 2, axis=1), np.arange(12) // 2) == pytest.approx(expected)
-
-
-def test_a_downward_skew_makes_a_higher_mean_less_sure() -> None:
-    # Mean 0.5, variance 1.5, third moment -2.5: skew -1.36083, t = 1, lowered by 1.36083 * 3 / (6 * sqrt(6)) = 0.27778.
-    found = mean_p_values(np.array([[1.0, 1.0, 1.0, 1.0, 1.0, -2.0]]), np.arange(6))
-    assert found == pytest.approx([stats.t.sf(0.72222, 5)], abs=1e-5)
-    # Upwards it stays as it is.
-    assert mean_p_values(np.array([[0.0, 0.0, 0.0, 0.0, 0.0, 3.0]]), np.arange(6)) == pytest.approx([stats.t.sf(1, 5)])
-
-
-def test_differences_that_are_all_the_same_are_sure_from_six_pictures_on() -> None:
-    for pictures, expected in ((5, [1.0, 1.0, 1.0]), (6, [0.0, 1.0, 1.0])):
-        rows = np.outer([0.1, -0.1, 0.0], np.ones(pictures))
-        assert mean_p_values(rows, np.arange(pictures)).tolist() == expected
 
 
 def test_the_fewest_pictures_by_hand() -> None:
@@ -73,7 +49,7 @@ def test_the_first_sample_of_each_picture() -> None:
     assert first_of_each(["b", "a", "b", "c", "a"]).tolist() == [0, 1, 3]
 
 
-@pytest.mark.parametrize("statistic", ["mean", "p95", "p99"])
+@pytest.mark.parametrize("statistic", ["p95", "p99"])
 @pytest.mark.parametrize("n", [10, 20, 50, 200])
 def test_equal_settings_are_called_different_no_more_often_than_stated(statistic: str, n: int) -> None:
     """Of 400 pairs 10 are expected at 2.5 %, and 20 or more with a probability of 0.3 %."""

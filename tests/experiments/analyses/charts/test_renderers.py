@@ -12,7 +12,6 @@ from experiments.analyses.charts.chart import (
     Panel,
     Rule,
     flop_unit,
-    milliseconds,
     stacked_bars,
 )
 from experiments.analyses.charts.matplotlib_charts import figure_of
@@ -101,4 +100,3 @@ def test_ink_has_the_higher_contrast(fill: str, ink: str) -> None:
 
 def test_units() -> None:
     assert flop_unit(9.9e11) == (1e9, "GFLOP") and flop_unit(1e12) == (1e12, "TFLOP")
-    assert [milliseconds(value) for value in (1240.0, 522.4, 8.42)] == ["1.24 s", "522 ms", "8.42 ms"]

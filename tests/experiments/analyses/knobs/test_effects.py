@@ -6,7 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from experiments.analyses.knobs.effects import Effects, effects, is_beyond_noise
+from experiments.analyses.knobs.effects import Effects, effects, is_beyond_noise, main_effect_p_values
+from experiments.analyses.knobs.setting_variance import SettingVariance
 
 LEVELS = (("low", "high"), (1, 8), (12, 16))
 SIGN = {"low": -1, "high": 1, 1: -1, 8: 1, 12: -1, 16: 1}
@@ -88,17 +89,48 @@ def test_noise_is_distinguished_from_an_effect() -> None:
     assert vision.noise_share == pytest.approx(0.25 / 72, rel=0.2)
 
 
-def test_what_is_no_larger_than_the_highest_interaction_may_be_drift() -> None:
-    # No noise over samples, but the three-way term is as large as that of top-k: F = 1 with 1 and 1 degrees, p = 0.5.
-    found = split(lambda v, k, b: 10 + 300 * v + k + v * k * b, noise=1e-6)
-    by_name = {" x ".join(term.knobs): term for term in found.terms}
-    assert by_name["top_k"].p_value == pytest.approx(1 / 501)
-    assert by_name["top_k"].settings_p_value == pytest.approx(0.5)
-    assert not is_beyond_noise(by_name["top_k"])
-    # F = 90000: p = 0.0021, of seven terms the smallest but for the three-way one's 1 / 501.
-    vision, highest = by_name["vision"], found.terms[-1]
-    assert is_beyond_noise(vision) and highest.settings_p_value is None
-    assert highest.family_p_value == vision.family_p_value == pytest.approx(3.5 * (vision.settings_p_value or 0.0))
+def test_the_highest_interaction_has_a_test_of_its_own() -> None:
+    # A noise of 1 in each draw makes three-way terms of 0.3 in most draws, and none of 3.
+    for size, beyond in ((0.3, False), (3.0, True)):
+        found = split(lambda v, k, b, size=size: 10 + 30 * v + size * v * k * b, noise=1.0)  # type: ignore[misc]
+        highest = found.terms[-1]
+        assert highest.degrees == 1 and is_beyond_noise(highest) is beyond
+        assert highest.p_value is not None and (highest.p_value < 0.01) is beyond
+
+
+def grid_of_pictures(change: float, noise: float) -> tuple[dict[str, list[str | int]], np.ndarray]:
+    """3 x 2 x 2 settings of 40 pictures: values of 1, `change` more with top-k 8, and noise."""
+    rows = list(product(("low", "medium", "high"), (4, 8), (12, 16)))
+    levels = {name: [row[at] for row in rows] for at, name in enumerate(("vision", "top_k", "num_active_blocks"))}
+    own = np.array([[1.0 + change * (row[1] == 8)] for row in rows])
+    return levels, own + noise * np.random.default_rng(6).normal(size=(12, 40))
+
+
+def test_a_main_effect_is_tested_over_pictures_and_not_against_two_degrees_of_freedom() -> None:
+    levels, values = grid_of_pictures(0.05, 0.1)
+    found = main_effect_p_values(levels, values, np.arange(40))
+    # Six settings each: an error of 0.1 sqrt(1 / 6 + 1 / 6) / sqrt(40) = 0.0091 for 0.05.
+    assert list(found) == ["vision", "top_k", "num_active_blocks"]
+    assert found["top_k"] < 0.002 and min(found["vision"], found["num_active_blocks"]) > 0.05
+    figures, random = values.mean(axis=1), np.random.default_rng(7)
+    draws = figures + 0.016 * random.normal(size=(500, 12))
+    split_up = effects(levels, figures, draws, paired=found)
+    assert [is_beyond_noise(term) for term in split_up.terms] == [False, True, False, False, False, False, False]
+    # An incomplete grid is not balanced: the draws decide.
+    part = {name: own[:-1] for name, own in levels.items()}
+    assert effects(part, figures[:-1], draws[:, :-1], paired={"top_k": 1.0}).terms[1].p_value == pytest.approx(1 / 501)
+
+
+def test_what_the_machine_may_have_added_is_in_a_main_effect() -> None:
+    levels, values = grid_of_pictures(0.05, 0.01)
+    for std, sure in ((0.0, True), (0.01, True), (0.1, False)):
+        found = main_effect_p_values(levels, values, np.arange(40), SettingVariance(std**2, 20, "settings"))
+        # The mean of six settings: an error of std sqrt(1 / 6 + 1 / 6) = 0.0058 or 0.058 for 0.05.
+        assert (found["top_k"] < 0.05) is sure
+
+
+def test_a_knob_that_rests_has_no_main_effect() -> None:
+    assert main_effect_p_values({"top_k": [1, 1]}, np.ones((2, 9)), np.arange(9)) == {}
 
 
 def test_equal_figures_and_single_settings_are_not_split() -> None:

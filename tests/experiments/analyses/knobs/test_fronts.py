@@ -1,11 +1,10 @@
 """Fronts, hypervolumes and what is sure of them, by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.primitives.statistics import bounded_mean_interval, on_front
@@ -14,8 +13,6 @@ from experiments.analyses.knobs.fronts import (
     Front,
     _dominators,
     area,
-    areas,
-    areas_beside_slower,
     compare_tasks,
     front,
     hypervolume,
@@ -23,6 +20,7 @@ from experiments.analyses.knobs.fronts import (
     scored_area,
 )
 from experiments.analyses.knobs.objectives import LATENCY_P95
+from experiments.analyses.knobs.setting_variance import SettingVariance
 from experiments.analyses.recorded_table import read_table
 from tests.experiments.hand_made_grid import grid, measured, point
 
@@ -97,13 +95,14 @@ def test_a_setting_that_is_often_on_the_front_is_possible() -> None:
     assert 0.3 < found.points[1].probability < 0.5
 
 
-@pytest.mark.parametrize(("drift", "status"), [(0.15, "dominated"), (0.25, "possible")])
-def test_a_latency_that_drift_can_make_dominates_nothing(drift: float, status: str) -> None:
-    # The same answers, 10 and 12 ms: without drift the second is never on the front.
+@pytest.mark.parametrize(("std", "status"), [(0.01, "dominated"), (0.3, "possible")])
+def test_a_latency_that_may_be_the_machine_dominates_nothing(std: float, status: str) -> None:
+    # The same answers, 10 and 12 ms, of settings that were measured one after another.
     same = [1.0] * 15 + [0.0] * 15
-    found = front(measured(grid(POINTS[:2], [same, same], times(10, 12), drift=drift)))
-    assert (found.points[1].status, found.points[1].probability) == (status, 0.0)
-    assert found.points[1].drift_probability == (1.0 if status == "possible" else 0.0)
+    variance = SettingVariance(std**2, 20, "settings")
+    found = front(measured(grid(POINTS[:2], [same, same], times(10, 12), variance=variance)))
+    assert found.points[1].status == status and (found.points[1].probability > 0.05) == (status == "possible")
+    assert found.ties == (((POINTS[0].key,), (POINTS[1].key,)) if std == 0.01 else ((POINTS[0].key, POINTS[1].key),))
 
 
 def test_twins_are_both_on_the_front_and_noise_to_each_other() -> None:
@@ -126,20 +125,32 @@ def test_a_percentile_of_few_pictures_gives_no_verdict() -> None:
 
 
 def test_among_more_settings_the_same_difference_says_less() -> None:
-    # 1 ms more, 1.468 either way: t = sqrt(19) / 1.468 = 2.969 of 19, p = 0.0039, twice that for accuracy or cost.
-    alike = np.outer([10.0, 11.0], np.ones(20))
-    alike[1] += np.tile([1.468, -1.468], 10)
-    slow = np.full((8, 20), 30.0)
+    # 10 % more, with a spread that is as large: t = 0.0953 / (0.0953 / 2.9) of 20.
+    random = np.random.default_rng(1)
+    spread = np.tile([1.0, -1.0], 10) * np.log(1.1) * np.sqrt(19) / 2.9
+    close = 10.0 * np.exp(np.stack([np.zeros(20), np.log(1.1) + spread]))
+    slow = 30.0 * np.exp(0.1 * random.normal(size=(8, 20)))
     points = [point("low", top_k, blocks) for top_k in (1, 2) for blocks in range(1, 6)]
     scores = np.tile([1.0, 0.0], (10, 10))
     few, many = (
         front(measured(grid(points[: len(rows)], scores[: len(rows)], rows)))
-        for rows in (alike, np.concatenate([alike, slow]))
+        for rows in (close, np.concatenate([close, slow]))
     )
-    assert few.points[0].p_value == many.points[0].p_value == pytest.approx(0.0079, abs=1e-4)
-    # 0.025 / 2 for the first of two settings, 0.025 / 10 for the first of ten.
+    # Twice the p-value, since it may be better in accuracy or in cost.
+    assert 2 * stats.t.sf(2.9, 19) < few.points[0].p_value < 0.05 < many.points[0].p_value
     assert (few.points[0].status, many.points[0].status) == ("established", "within_noise")
     assert many.points[0].not_better_than == (points[1].key,)
+    assert many.ties is not None and many.ties[0] == (points[0].key, points[1].key)
+
+
+def test_every_setting_of_a_front_can_be_established() -> None:
+    # Twelve settings, each a tenth dearer than the one before and right on 20 more of 300 answers.
+    points = [point("low", top_k, blocks) for top_k in (1, 2) for blocks in range(1, 7)]
+    scores = np.array([np.arange(300) < 20 * (at + 1) for at in range(12)], dtype=float)
+    noise = 0.05 * np.random.default_rng(2).normal(size=(12, 300))
+    found = front(measured(grid(points, scores, np.outer(1.1 ** np.arange(12), np.ones(300)) * np.exp(noise))))
+    assert [each.status for each in found.points] == ["established"] * 12
+    assert found.ties == tuple((each.key,) for each in found.points)
 
 
 def test_an_accuracy_has_the_interval_of_every_accuracy() -> None:
@@ -172,22 +183,6 @@ def test_unseen_samples_take_the_luck_out_of_the_hypervolume() -> None:
     assert volume.value / per_cost == pytest.approx(scores.mean(axis=1).max())
     # Nearer to the truth, 0.5, by more than half.
     assert volume.unseen / per_cost - 0.5 < (volume.value / per_cost - 0.5) / 2
-
-
-@pytest.mark.parametrize("members", [[1], [0, 2, 3], [0, 1, 2, 3]])
-def test_areas_of_members_beside_slower_others_are_those_of_all_at_those_costs(members: list[int]) -> None:
-    found = measured(grid(POINTS, clear_cut(), times(10, 20, 30, 40), drift=0.2))
-    others = [at for at in range(4) if at not in members]
-    slower = found.cost_draws.copy()
-    slower[:, others] *= 1.2
-    as_slow = replace(found, cost_draws=slower)
-    expected = areas(as_slow, np.arange(4))[2]
-    parts = [np.array(each) for each in (members, others) if each]
-    assert areas_beside_slower(found, parts)[0] == pytest.approx(expected, rel=1e-12, nan_ok=True)
-    # Of the members alone, in order of cost, as if they were a grid of their own.
-    part = areas(found, np.array(members))
-    own = replace(found, cost_draws=found.cost_draws[:, members], accuracy_draws=found.accuracy_draws[:, members])
-    assert part[1] == pytest.approx(area(own.cost_draws, own.accuracy_draws, reference_cost_of(found)), rel=1e-12)
 
 
 def test_a_dominator_is_the_cheapest_of_the_most_accurate_that_cost_no_more() -> None:

@@ -9,9 +9,18 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.records.sample_result import SampleResult
-from experiments.analyses.knobs.grid import TaskGrid, grids_of, knobs_of, levels_of, load_study, request_flops
+from experiment_core_utils.records.sample_result import RunTimes, SampleResult
+from experiments.analyses.knobs.grid import (
+    TaskGrid,
+    grids_of,
+    knobs_of,
+    levels_of,
+    load_study,
+    mean_log_time,
+    request_flops,
+)
 from experiments.analyses.knobs.records import TaskAnalysis, caveats_of
+from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance
 from experiments.analyses.sweeps import load_sweep
 from tests.experiments.hand_made_grid import point
 from tests.experiments.hand_made_sweep import FLOPS, PROVENANCE, result, setting, write
@@ -35,8 +44,25 @@ def test_a_grid_has_every_sample_at_every_setting_or_nan(tmp_path: Path) -> None
     # 1e9 + 2e9 + 2 x 1e7.
     assert found.flops[0, 0] == 3.02e9 and np.isnan(found.flops[0, 2])
     assert np.isnan(found.energy_j).all()
-    # The control setting took 1.25 times as long.
-    assert found.drift == pytest.approx(0.25)
+    np.testing.assert_allclose(found.log_times[0], np.log([1000.0, np.nan, 1500.0]))
+    # Measured one after another; two settings leave nothing to estimate from, and the control took 1.25 times as long.
+    assert found.setting_variance == SettingVariance(pytest.approx(np.log(1.25) ** 2), 1, "control")
+
+
+def test_settings_of_rounds_have_no_variance_between_them(tmp_path: Path) -> None:
+    order = {"how": "rounds", "seed": 1, "position": 0, "num_settings": 2}
+    rounds, blocked = (
+        [result(setting(vision)) | {"setting_order": order | {"how": how}} for vision in ("low", "high")]
+        for how in ("rounds", "shuffled")
+    )
+    assert grids_of(load_sweep(write(tmp_path / "rounds", *rounds)))[0].setting_variance == NO_VARIANCE
+    assert grids_of(load_sweep(write(tmp_path / "one", rounds[0], blocked[1])))[0].setting_variance != NO_VARIANCE
+
+
+def test_the_logarithm_of_a_samples_time_is_the_mean_over_its_runs() -> None:
+    sample = SampleResult.model_construct(runs=[RunTimes.model_construct(T_total=each) for each in (100.0, 400.0)])
+    assert mean_log_time(sample) == pytest.approx(np.log(200.0))
+    assert mean_log_time(sample.with_keys(runs=[])) is None
 
 
 def test_operations_of_a_request_are_those_of_its_stages() -> None:
@@ -73,10 +99,11 @@ def test_several_folders_are_one_study_and_each_counts_once(tmp_path: Path) -> N
 def test_a_table_is_a_study_without_energy_and_operations() -> None:
     found = load_study([TABLE])
     (only,) = found.grids
-    assert (only.task, only.scores.shape, only.drift) == ("reference_vqa", (60, 100), None)
+    assert (only.task, only.scores.shape) == ("reference_vqa", (60, 100))
     assert only.points[0].value("top_k") == 1 and levels_of(only.points, "vision") == ("low", "medium", "high")
     content = json.loads(TABLE.read_text())
     assert only.total_ms[0, 0] == pytest.approx(content["settings"][only.points[0].key]["milliseconds"][0])
+    np.testing.assert_allclose(only.log_times, np.log(only.total_ms))
     assert np.isnan(only.flops).all() and found.source["num_samples"] == 6000
 
 

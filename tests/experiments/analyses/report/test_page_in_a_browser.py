@@ -88,7 +88,7 @@ def test_rows_without_a_value_stay_last(page: Page) -> None:
 
 
 def test_a_hover_names_the_setting(page: Page) -> None:
-    plot = "document.querySelector('[data-plot=\"e2_front_latency_p95-0\"]')"
+    plot = "document.querySelector('[data-plot=\"e2_front_latency_mean-0\"]')"
     x, y = centre(page, f"{plot}.querySelectorAll('.scatterlayer .point')[0]")
     page.move_mouse(x - 3, y)
     page.move_mouse(x, y)

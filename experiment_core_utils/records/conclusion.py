@@ -1,0 +1,141 @@
+"""What a task's settings come to, as one record: every reader shows the sentences that are made from it here."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from experiment_core_utils.primitives.contrasts import Word
+from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.units import time_change_text, time_text
+from experiment_core_utils.records.result_files import CONCLUSION_FILE
+
+WORDS: tuple[Word, ...] = ("yes", "likely", "can't tell", "no")
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A setting against the one that it would replace, on the samples that all settings have."""
+
+    setting: str  #: its key
+    time_ms: float  #: its mean total time
+    accuracy: float  #: its mean score
+    faster: Word  #: whether it takes less time
+    time_ratio: float  #: geometric mean over samples of its time over the other's
+    time_ratio_ci95: Interval | None  #: holds together for all settings; None if there are too few pictures
+    not_worse: Word  #: whether its accuracy is above the other's less `accuracy_margin`
+    accuracy_difference: float  #: its accuracy less the other's
+    accuracy_difference_ci95: Interval | None  #: holds together for all settings; None if there are too few pictures
+
+    @property
+    def word(self) -> Word:
+        """Whether it is faster and not worse."""
+        return max(self.faster, self.not_worse, key=WORDS.index)
+
+
+@dataclass(frozen=True)
+class KnobChange:
+    """What a knob changes from its smallest value to its largest, the others averaged."""
+
+    knob: str  #: its title
+    first: str  #: smallest value
+    last: str  #: largest value
+    time_ms: float  #: change of the mean total time
+    time_word: Word  #: whether the knob changes it
+    accuracy: float | None  #: change of the accuracy; None if nothing can be said of it
+    accuracy_word: Word | None  #: whether the knob changes it; None as `accuracy`
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """Which setting of a task to take, how sure that is, and what voids it."""
+
+    task: str  #: name of the task
+    why: str | None = None  #: why nothing is concluded; None if something is
+    voided_by: tuple[str, ...] = ()  #: kinds of caveats that make the run INVALID; empty for a VALID one
+    changes: tuple[KnobChange, ...] = ()  #: what each knob changes; empty without a verdict
+    word: Word = "can't tell"  #: whether a setting is faster than `against` and not worse
+    #: the cheapest setting that is surely faster than `against` and surely not worse, else `against`; None if nothing
+    #: is concluded
+    setting: str | None = None
+    against: str | None = None  #: the model as it is, else the most accurate setting; None if nothing is concluded
+    is_reference: bool | None = None  #: whether `against` is the model as it is; None if nothing is concluded
+    against_time_ms: float | None = None  #: its mean total time; None if nothing is concluded
+    against_accuracy: float | None = None  #: its mean score; None if nothing is concluded
+    nearest: Comparison | None = None  #: `setting` against it, or what is nearest to a yes; None if nothing is compared
+    as_fast: tuple[str, ...] = ()  #: settings that are surely not worse, and not surely slower than `setting`
+    #: accuracy that may be lost, in the metric's scores; None if nothing is concluded
+    accuracy_margin: float | None = None
+    num_samples: int | None = None  #: samples that all settings have a score of; None if nothing is concluded
+    num_pictures: int | None = None  #: pictures of these samples; None if nothing is concluded
+    #: runs of samples that all settings have, each a round; None if they were measured one after another, or nothing is
+    #: concluded
+    num_rounds: int | None = None
+    #: samples that would decide about `nearest`; None if it is decided, or none would
+    samples_needed: int | None = None
+    metric_best: float = 1.0  #: highest score of the metric
+
+    @property
+    def sentence(self) -> str:
+        """Which setting to take, and how sure that is."""
+        if self.why is not None:
+            return f"{'INVALID' if self.voided_by else 'no setting is named'}: {self.why}"
+        assert self.against_time_ms is not None
+        kind = "the reference, which is the model as it is" if self.is_reference else "the most accurate setting"
+        figures = f"{time_text(self.against_time_ms)} a request, accuracy {self.against_accuracy:.3f}"
+        other, found = f"{self.against} ({kind}: {figures})", self.nearest
+        if found is None or self.word == "no":
+            return (
+                f"keep {other}: no other setting is faster and not worse by {self.accuracy_margin:g} "
+                f"({self.num_samples} samples)"
+            )
+        verdict = (
+            f"faster: {found.faster} ({time_text(found.time_ms)}, {found.time_ratio:.2f} times as long"
+            f"{_ends(found.time_ratio_ci95, '.2f')}); not worse by {self.accuracy_margin:g}: {found.not_worse} "
+            f"({found.accuracy:.3f}, {found.accuracy_difference + 0.0:+.3f}"
+            f"{_ends(found.accuracy_difference_ci95, '+.3f')}; {self.num_samples} samples)"
+        )
+        if self.word == "yes":
+            equal = f"; perhaps as fast: {', '.join(self.as_fast)}" if self.as_fast else ""
+            return f"take {self.setting} instead of {other}: {verdict}{equal}"
+        more = "" if self.samples_needed is None else f"; about {self.samples_needed} samples would decide"
+        if self.samples_needed is None and self.num_rounds is None:
+            more = "; more samples would not decide, since settings were measured one after another: measure in rounds"
+        return f"keep {other} until more is known: the nearest is {found.setting}: {verdict}{more}"
+
+    @property
+    def lines(self) -> list[str]:
+        """The sentence, and what each knob changes where that is known."""
+        changes = "; ".join(map(self._change, self.changes))
+        return [f"conclusion: {self.sentence}", *([f"knobs: {changes}"] if changes else [])]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    def _change(self, change: KnobChange) -> str:
+        """Such as `top-k 4 → 8: +27 ms, accuracy +0.0 points (can't tell)`."""
+        time = f"{time_change_text(change.time_ms)}{_unless_yes(change.time_word)}"
+        text = f"{change.knob} {change.first} → {change.last}: {time}"
+        if change.accuracy is None or change.accuracy_word is None:
+            return text
+        scale, decimals, unit = (100.0, 1, " points") if self.metric_best == 1 else (1.0, 3, "")
+        # Not minus zero.
+        accuracy = round(scale * change.accuracy, decimals) + 0.0
+        return f"{text}, accuracy {accuracy:+.{decimals}f}{unit}{_unless_yes(change.accuracy_word)}"
+
+
+def _ends(interval: Interval | None, form: str) -> str:
+    return "" if interval is None else f" [{interval[0]:{form}}, {interval[1]:{form}}]"
+
+
+def _unless_yes(word: Word) -> str:
+    return "" if word == "yes" else f" ({word})"
+
+
+def save_conclusion(conclusion: Conclusion, experiment_id: str | None, folder: Path) -> None:
+    """Write `conclusion.json`: the record with its sentence, and the run that it is of.
+
+    Raises:
+        ResultsNotSaved: the disk refuses.
+    """
+    head = {"schema_version": 1, "experiment_id": experiment_id, "sentence": conclusion.sentence}
+    write_json_atomically(head | asdict(conclusion), folder / CONCLUSION_FILE)

@@ -1,0 +1,287 @@
+"""What E2 concludes of a task: the setting to take, what each knob changes, and what voids the run.
+
+The setting to take is the cheapest by mean latency of those that are surely faster than the model as it is (where that
+was not measured, than the most accurate setting) and surely not worse by ACCURACY_MARGIN.
+
+A run is INVALID by the caveats of which the kind says so (`CaveatKind.voids`): other load, throttling, too many
+disturbed or failed samples, settings without a result, and settings that were executed in different ways.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from experiment_core_utils.primitives.contrasts import (
+    ACCURACY_MARGIN,
+    LIKELY,
+    PairedContrasts,
+    ScoreContrasts,
+    Word,
+    word_of,
+)
+from experiment_core_utils.primitives.statistics import CONFIDENCE
+from experiment_core_utils.records.conclusion import WORDS, Comparison, Conclusion, KnobChange
+from experiment_core_utils.records.ledger import Ledger, plan_path, read_plan
+from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.saved_results.terminal import worst_of_each_kind
+from experiments.analyses.caveats import AnalysisCaveat
+from experiments.analyses.knobs.effects import Effects, LevelMean
+from experiments.analyses.knobs.grid import TaskGrid, knob_title
+from experiments.analyses.knobs.objectives import LATENCY_MEAN, NoObjectives, Objectives
+from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
+from experiments.analyses.sweeps import StoredSetting, mixed_executions
+
+NOTHING_RIGHT = (
+    "no answer was right at any setting; compare pred with answers in the CSV of samples (--metric changes the "
+    "scoring, of own data --prompt_template the prompt)"
+)
+ONE_SETTING = "one setting was measured; a choice needs two or more"
+RANDOM_WEIGHTS = "the weights are random, so that accuracy says nothing"
+# Above this fraction of answers that are empty or could not be read, accuracy says nothing of the settings.
+_MOST_UNREADABLE = 0.5
+# Of a difference that is there, with so many samples as are named; and more than so many are not.
+_POWER_QUANTILE, _MOST_SAMPLES = 0.8416, 1_000_000
+
+
+def conclude(analysis: TaskAnalysis, settings: Sequence[StoredSetting] = ()) -> Conclusion:
+    """The conclusion of a task.
+
+    Args:
+        settings: the stored settings of the grid, and perhaps others; none for a table, which nothing voids.
+    """
+    grid, own = analysis.grid, [each for each in settings if each.task == analysis.grid.task]
+    voided = voiding_caveats(own)
+    is_random = any(each.result.provenance.experimental_variables.random_weights for each in own)
+    each = _by_mean_latency(analysis)
+    no_accuracy = RANDOM_WEIGHTS if is_random else accuracy_says_nothing(grid)
+    why = "; ".join([*voided.values(), *([] if no_accuracy is None else [no_accuracy])]) or None
+    if why is None and len(grid.points) < 2:
+        why = ONE_SETTING
+    if why is None and each is None:
+        why = next(found.reason for found in analysis.fronts if isinstance(found, NoObjectives))
+    changes = () if each is None or voided else _changes(analysis, has_accuracy=why is None)
+    if each is None or why is not None:
+        return Conclusion(grid.task, why, tuple(voided), changes, metric_best=grid.best)
+    return _concluded(each.found, changes, _num_rounds(each.found, [one.result for one in own]))
+
+
+def lines_of(conclusions: Sequence[Conclusion]) -> list[str]:
+    """The lines of each task's conclusion, behind its name where there are several."""
+    several = len(conclusions) > 1
+    return [f"{each.task}: {line}" if several else line for each in conclusions for line in each.lines]
+
+
+def _concluded(found: Objectives, changes: tuple[KnobChange, ...], num_rounds: int | None) -> Conclusion:
+    against = found.reference
+    if against is None:
+        # Of equally accurate ones the fastest.
+        against = int(np.lexsort((found.cost, -found.accuracy))[0])
+    times, scores = found.cost_contrasts(against), found.score_contrasts(against)
+    reason = found.no_verdict or times.no_verdict or scores.no_verdict
+    if reason is not None:
+        return Conclusion(found.task, reason)
+    margin = ACCURACY_MARGIN * found.best
+    each = {at: _comparison(found, times, scores, at, against) for at in range(len(found.points)) if at != against}
+
+    def rank(at: int) -> tuple[int, bool, float]:
+        """A sure one first, then one whose means are a yes, then the cheapest."""
+        one = each[at]
+        return WORDS.index(one.word), one.time_ratio >= 1 or one.accuracy_difference <= -margin, one.time_ms
+
+    nearest = min(each, key=rank, default=None)
+    is_sure = nearest is not None and each[nearest].word == "yes"
+    taken = nearest if is_sure and nearest is not None else against
+    slower = found.cost_contrasts(taken).better(taken)
+    as_fast = [at for at, one in each.items() if at != taken and one.not_worse == "yes" and not slower[at]]
+    return Conclusion(
+        found.task,
+        changes=changes,
+        setting=found.points[taken].key,
+        against=found.points[against].key,
+        is_reference=found.reference is not None,
+        against_time_ms=float(found.cost[against]),
+        against_accuracy=float(found.accuracy[against]),
+        word="no" if nearest is None else each[nearest].word,
+        nearest=None if nearest is None else each[nearest],
+        as_fast=tuple(found.points[at].key for at in as_fast),
+        metric_best=found.best,
+        accuracy_margin=margin,
+        num_samples=found.num_score_samples,
+        num_pictures=found.num_pictures,
+        num_rounds=num_rounds,
+        samples_needed=None if nearest is None else _samples_needed(each[nearest], times, scores, nearest, against),
+    )
+
+
+def _comparison(found: Objectives, times: PairedContrasts, scores: ScoreContrasts, at: int, against: int) -> Comparison:
+    faster = times.word(at, against)
+    if faster in ("yes", "likely") and found.cost[at] >= found.cost[against]:
+        # By the mean of ratios, and not by the mean that is paid.
+        faster = "can't tell"
+    return Comparison(
+        setting=found.points[at].key,
+        time_ms=float(found.cost[at]),
+        accuracy=float(found.accuracy[at]),
+        faster=faster,
+        time_ratio=times.ratio(at, against),
+        time_ratio_ci95=times.interval(at, against),
+        not_worse=_not_worse(scores, at, against),
+        accuracy_difference=scores.difference(at, against),
+        accuracy_difference_ci95=scores.interval(at, against),
+    )
+
+
+def _not_worse(scores: ScoreContrasts, at: int, against: int) -> Word:
+    """How sure it is that a setting's accuracy is above another's less the margin."""
+    sure, likely = (scores.interval(at, against, level) for level in (CONFIDENCE, LIKELY))
+    if sure is None or likely is None:
+        return "can't tell"
+    limit = -ACCURACY_MARGIN * scores.best
+    if sure[0] > limit:
+        return "yes"
+    return "no" if sure[1] < limit else "likely" if likely[0] > limit else "can't tell"
+
+
+def _samples_needed(
+    found: Comparison, times: PairedContrasts, scores: ScoreContrasts, at: int, against: int
+) -> int | None:
+    """Samples that would decide what is not decided, were the means as they are, in POWER of all cases.
+
+    None where nothing is open, and where no number of samples, or too large a one, would.
+    """
+    most = 0.0
+    if found.word in ("likely", "can't tell") and found.faster != "yes":
+        most = _samples_for(times, abs(math.log(found.time_ratio)), at, against)
+    if found.word in ("likely", "can't tell") and found.not_worse != "yes":
+        gap = abs(found.accuracy_difference + ACCURACY_MARGIN * scores.best)
+        most = max(most, _samples_for(scores, gap, at, against))
+    if not 0 < most <= _MOST_SAMPLES:
+        return None
+    digits = max(10 ** (len(str(math.ceil(most))) - 2), 1)
+    return math.ceil(most / digits) * digits
+
+
+def _samples_for(contrasts: PairedContrasts | ScoreContrasts, gap: float, at: int, against: int) -> float:
+    """Samples n at which the error of a contrast, (V / n + A / n^2 + 2 setting_variance)^(1/2), is small enough."""
+    variance = ((contrasts.residuals[at] - contrasts.residuals[against]) ** 2).sum() / contrasts.num_samples
+    room = (gap / (contrasts.critical() + _POWER_QUANTILE)) ** 2 - 2 * contrasts.setting_variance
+    if room <= 0:
+        return math.inf
+    return (variance + math.sqrt(variance**2 + 4 * contrasts.added_squares * room)) / (2 * room)
+
+
+def _num_rounds(found: Objectives, results: Sequence[SettingResult]) -> int | None:
+    """Runs of samples that all settings have, one a sample in a table; None where settings were not in rounds."""
+    if found.setting_variance.source != "rounds":
+        return None
+    if not results:
+        return found.num_cost_samples
+    runs = [{sample.sample_id: len(sample.runs) for sample in each.per_sample_results} for each in results]
+    return sum(min(own.get(sample_id, 0) for own in runs) for sample_id in runs[0])
+
+
+def _changes(analysis: TaskAnalysis, *, has_accuracy: bool) -> tuple[KnobChange, ...]:
+    """What each knob's way from its smallest value to its largest changes; none where there is no verdict."""
+    each = _by_mean_latency(analysis)
+    if each is None or each.found.no_verdict is not None:
+        return ()
+    latency, accuracy = analysis.effects[LATENCY_MEAN.name], analysis.effects["accuracy"]
+    changes = []
+    for knob in dict.fromkeys(mean.knob for mean in latency.level_means):
+        first, last = ends(latency, knob)
+        changes.append(
+            KnobChange(
+                knob=knob_title(knob),
+                first=str(first.value),
+                last=str(last.value),
+                time_ms=last.change,
+                time_word=_word(latency, knob),
+                accuracy=ends(accuracy, knob)[1].change if has_accuracy else None,
+                accuracy_word=_word(accuracy, knob) if has_accuracy else None,
+            )
+        )
+    return tuple(changes)
+
+
+def ends(found: Effects, knob: str) -> tuple[LevelMean, LevelMean]:
+    """The figure at the first and at the last value of a knob."""
+    own = [mean for mean in found.level_means if mean.knob == knob]
+    return own[0], own[-1]
+
+
+def _word(found: Effects, knob: str) -> Word:
+    """How sure it is that a knob changes the figure; nothing is sure where the interval between its ends contains 0."""
+    low, high = ends(found, knob)[1].change_ci95
+    chances = [each.family_p_value for each in found.terms if each.knobs == (knob,) and each.family_p_value is not None]
+    return word_of(chances[0], 1.0) if chances and not low <= 0 <= high else "can't tell"
+
+
+def voiding_caveats(settings: Sequence[StoredSetting]) -> dict[str, str]:
+    """Kind -> sentence of each caveat that makes a run INVALID; empty for a VALID one."""
+    found = [
+        (each.name, caveat)
+        for each in settings
+        for caveat in (*each.result.provenance.caveat_records, *_failed_samples(each.result))
+        if caveat.voids
+    ]
+    sentences = worst_of_each_kind(found, len(settings))
+    whole = [_unfinished(folder) for folder in dict.fromkeys(each.path.parent for each in settings)]
+    reason = mixed_executions([each.result for each in settings])
+    if reason is not None:
+        whole.append(AnalysisCaveat.of("mixed_executions", reason=reason))
+    return sentences | {each.kind: each.sentence for each in whole if each is not None}
+
+
+def _failed_samples(result: SettingResult) -> list[AnalysisCaveat]:
+    failed, number = result.num_failed_samples, result.num_failed_samples + result.num_samples
+    return [AnalysisCaveat.of("samples_failed", num_failed=failed, num_samples=number)] if failed else []
+
+
+def _unfinished(folder: Path) -> AnalysisCaveat | None:
+    """The caveat of a folder whose last run has settings without a result that did not fail."""
+    if not plan_path(folder).is_file():
+        return None
+    plan = read_plan(folder)
+    ledger = Ledger(folder, plan.fingerprint)
+    left = sum(not ledger.has_result_file(key) and ledger.failure(key) is None for key in plan.keys)
+    figures = {"num_left": left, "num_settings": len(plan.keys), "folder": str(folder)}
+    return AnalysisCaveat.of("unfinished", **figures) if left else None
+
+
+def front_words(analysis: TaskAnalysis) -> Mapping[str, Word]:
+    """For each setting how sure it is that it is on the front of accuracy and mean latency; empty without a front."""
+    each = mean_latency_front(analysis)
+    return {} if each is None else {point.key: point.word for point in each.front.points}
+
+
+def mean_latency_front(analysis: TaskAnalysis) -> FrontAnalysis | None:
+    """The front that a column of tables is of; None without mean latencies, and where accuracy says nothing."""
+    return None if accuracy_says_nothing(analysis.grid) is not None else _by_mean_latency(analysis)
+
+
+def _by_mean_latency(analysis: TaskAnalysis) -> FrontAnalysis | None:
+    return next((each for each in present(analysis) if each.found.of == LATENCY_MEAN), None)
+
+
+def accuracy_says_nothing(grid: TaskGrid) -> str | None:
+    """Why nothing can be concluded from a task's accuracy, of one setting or of several; None where something can."""
+    nothing_right = np.isfinite(grid.scores).any() and not np.nansum(grid.scores)
+    return _unreadable_answers(grid) or (NOTHING_RIGHT if nothing_right else None)
+
+
+def _unreadable_answers(grid: TaskGrid) -> str | None:
+    """Why accuracy says nothing where most answers, of all settings or of the most accurate one, could not be read."""
+    fractions = np.array(grid.unreadable)
+    if not fractions.size:
+        return None
+    totals = np.nansum(grid.scores, axis=1)
+    if max(fractions.mean(), fractions[totals.argmax()]) <= _MOST_UNREADABLE:
+        return None
+    low, high = (f"{100 * each:.0f}" for each in (fractions.min(), fractions.max()))
+    return (
+        f"{low if low == high else f'{low} to {high}'} % of the answers could not be read as an answer, or were cut; "
+        "read pred in the CSV of samples and the final prompt in --dry_run, then change the prompt, --max_new_tokens "
+        "or --stop, or the scoring by `rescore`"
+    )

@@ -1,0 +1,91 @@
+"""The variance between settings that were measured one after another, by hand."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiment_core_utils.primitives.files import REPOSITORY
+from experiments.analyses.knobs.grid import KnobPoint, TaskGrid, load_study
+from experiments.analyses.knobs.objectives import LATENCY_MEAN
+from experiments.analyses.knobs.setting_variance import NO_VARIANCE, UNKNOWN, SettingVariance, setting_variance
+from tests.experiments.hand_made_grid import measured
+
+TABLES = ("pareto_table.json", "pareto_table_knowledge.json")
+
+
+def levels_of_grid(*numbers: int) -> dict[str, list[int]]:
+    """A full grid of knobs a, b, ... of so many values."""
+    rows = list(product(*map(range, numbers)))
+    return {name: [row[at] for row in rows] for at, name in zip(range(len(numbers)), "abc", strict=False)}
+
+
+def test_an_additive_law_leaves_nothing_and_interactions_in_pairs_are_left_out_where_settings_allow() -> None:
+    levels = levels_of_grid(3, 4, 5)
+    a, b, c = (np.array(levels[name], dtype=float) for name in "abc")
+    found = setting_variance(np.outer(a + 0.3 * b - c + a * b, np.ones(4)), levels)
+    # 60 settings less 1 + 2 + 3 + 4 + 6 + 8 + 12: what three knobs do together.
+    assert found == SettingVariance(pytest.approx(0.0, abs=1e-20), 24, "settings")
+
+
+def test_a_small_grid_is_additive() -> None:
+    # 3 x 2 x 2 would leave 2 degrees of freedom with the pairs; 12 - 1 - 2 - 1 - 1 = 7 without.
+    levels = levels_of_grid(3, 2, 2)
+    one_off = np.zeros(12)
+    one_off[0] = 0.12
+    found = setting_variance(np.outer(one_off, np.ones(4)), levels)
+    # Of one setting's own 0.12 the additive model keeps 5 of 12 parts.
+    assert found == SettingVariance(pytest.approx(0.12**2 * 7 / 12 / 7), 7, "settings")
+
+
+def test_samples_that_a_setting_lacks_do_not_count() -> None:
+    times = np.zeros((12, 3))
+    times[3, 2] = np.nan
+    times[:, 2] += 1.0
+    assert setting_variance(times, levels_of_grid(3, 2, 2)).variance == pytest.approx(0.0, abs=1e-20)
+
+
+def test_readings_of_the_control_setting_stand_in_by_their_standard_deviation() -> None:
+    two = {"a": [0, 1]}
+    found = setting_variance(np.zeros((2, 5)), two, [1.0, 1.0, 1.1, 1.1, 1 / 1.1])
+    # Two readings beside the first, each between two settings: both log(1.1) from it.
+    assert found == SettingVariance(pytest.approx(math.log(1.1) ** 2), 2, "control")
+    assert setting_variance(np.zeros((2, 5)), two) is UNKNOWN and not UNKNOWN.is_known
+    assert setting_variance(np.zeros((2, 5)), two, [1.0]) is UNKNOWN
+
+
+def test_a_factor_is_that_of_two_settings_and_of_students_t() -> None:
+    assert NO_VARIANCE.factor(0.025) == 1.0
+    assert SettingVariance(0.01, 5, "settings").factor(0.025) == pytest.approx(
+        math.exp(stats.t.isf(0.025, 5) * math.sqrt(0.02))
+    )
+
+
+def test_fields_are_finite_or_null() -> None:
+    assert NO_VARIANCE.fields() == {"std": 0.0, "degrees": None, "source": "rounds"}
+    assert UNKNOWN.fields() == {"std": None, "degrees": 1, "source": "unknown"}
+
+
+def does_more(one: KnobPoint, other: KnobPoint) -> bool:
+    """Whether `one` does strictly more work: the same vision, no fewer experts and blocks, and not the same of both."""
+    if one.value("vision") != other.value("vision") or one.key == other.key:
+        return False
+    return all(float(one.value(knob)) >= float(other.value(knob)) for knob in ("top_k", "num_active_blocks"))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_more_work_is_not_faster_in_a_shipped_table(name: str) -> None:
+    (made,) = load_study([REPOSITORY / "docs" / "core_exp" / name]).grids
+    assert isinstance(made, TaskGrid)
+    found = measured(made, LATENCY_MEAN)
+    pairs = [
+        (at, than)
+        for at, one in enumerate(found.points)
+        for than, other in enumerate(found.points)
+        if does_more(one, other)
+    ]
+    called = [pair for pair in pairs if found.cheaper(pair[0])[pair[1]]]
+    print(f"{name}: {len(called)} of {len(pairs)} pairs with more work are called faster")
+    assert len(pairs) == 390 and called == []
