@@ -100,6 +100,7 @@ LONGEST_FILES = (
     "test_notebooks.py",
     "test_documented_commands.py",
     "test_multi_datasets.py",
+    "test_runs_in_turn.py",
     "test_pipeline.py",
     "test_page_in_a_browser.py",
     "test_acc_lat_profiling.py",

@@ -170,7 +170,9 @@ def result_of(
 
 def stored_result(merged: MeasuredSetting, setting: Setting = SETTING, task: str = "signs") -> dict[str, Any]:
     """The content of the file of `result_of`."""
-    return result_of(merged, setting, task).content()
+    content = result_of(merged, setting, task).content()
+    del content["drift"]
+    return content
 
 
 def part(

@@ -18,7 +18,7 @@ from experiment_core_utils.g_metrics_inference import (
     typical_distributions,
 )
 from experiment_core_utils.models.common.text_generation import results_of_records
-from experiment_core_utils.records.energy import RunsEnergy
+from experiment_core_utils.records.energy import AllocatedJoules
 from experiment_core_utils.records.provenance import Variables
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.setting_result import FixedLengthTime, TypeScores
@@ -144,13 +144,13 @@ def test_means_of_stages_add_up_to_that_of_the_total() -> None:
         assert found["ttft_s"].mean == pytest.approx(found["vision_s"].mean + found["prefill_s"].mean)
 
 
-def test_energy_is_of_every_run() -> None:
-    """Runs of 2 J and 6 J: their mean; the lower run is published. None of the second sample was read."""
-    read = RunsEnergy((2.0, 6.0), (0.1, 0.1), "power_integral", "instant_power", None)
-    sample = replace(measured_sample(0, staged_run(), staged_run(vision_s=1.5)), energy=read)
-    unread = replace(measured_sample(1), energy=RunsEnergy((None,), (None,), None, None, "no power reading"))
-    assert distributions([sample, unread])["energy_j"].mean == 4.0
-    assert typical_distributions([sample, unread])["energy_j"].mean == 2.0
+def test_energy_is_of_samples_that_have_one() -> None:
+    """Of passes, so that it is not a run's: 2 J and 6 J, and nothing of the third sample."""
+    read = [AllocatedJoules(joules, 0.1, "apportioned", None, None) for joules in (2.0, 6.0)]
+    samples = [replace(measured_sample(at), energy=each) for at, each in enumerate(read)]
+    unread = replace(measured_sample(2), energy=AllocatedJoules(None, None, None, None, "no power reading"))
+    assert distributions([*samples, unread])["energy_j"].mean == 4.0
+    assert "energy_j" not in typical_distributions([*samples, unread])
 
 
 def test_discarded_runs_are_a_fraction_of_all() -> None:

@@ -124,7 +124,6 @@ class Variables(Record):
     max_warmup_runs: Any = None  #: `--max_warmup_runs`
     max_repeats: Any = None  #: `--max_repeats`
     until_precision: Any = None  #: `--until_precision`; None if not given
-    drift_check_every: Any = None  #: settings between two readings of a control setting; None if in rounds, or blocked
     order: Any = None  #: `--order`; None if in older files, which are blocked
     energy: Any = None  #: `--energy`
     num_latency_samples: Any = None  #: `--num_latency_samples`; None if not given

@@ -315,8 +315,8 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     is_reference: bool | None = None
     #: whether the requested values of the knobs make this setting; False for a reference setting beside them
     in_grid: bool = True
-    #: list of the control readings around the setting, one entry for each process, [below](#drift), `[]` where the
-    #: check is off
+    #: list of the readings of a control setting around the setting, one entry for each process, [below](#drift); `[]`
+    #: but in older files
     drift: list[Drift] = []
     #: how the samples were chosen: object of `how`, `seed`, `num_asked`, `num_in_split`,
     #: `num_left_out` (samples that chose the blocks and are not drawn; absent in older files)

@@ -1,271 +1,373 @@
-"""Runs against the first, setting by setting: ratios of times and energies, differences of accuracies, verdicts.
+"""Sides against the first: ratios of times, energies and memory, differences of accuracies, verdicts.
 
-Where both runs have the same samples they are compared in pairs, else as two independent ones. The intervals of one
-quantity hold together with 95 % for all its settings (Bonferroni); those of latencies are wider by the drift that the
-control settings of the runs showed.
+A side is a run, or several of the same settings. What is compared are the samples of the settings that all runs have,
+in pairs: absolute times, so that a machine that was slower in one run shows. Whether that is the side or the run is
+said by the variance between runs. Intervals of single settings hold together with 95 % (Bonferroni); those of the lines
+over all settings, by which one acts, alone.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
 
-from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.statistics import bounded_mean_interval
-from experiment_core_utils.records.sample_result import SampleResult, is_same_question
-from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.primitives.contrasts import ScoreContrasts
+from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.saved_results.rescoring import other_conditions
-from experiments.analyses.knobs.grid import picture_of
-from experiments.analyses.sweeps import Sweep, drift_ratios
-from experiments.fitting.verdicts import FEWEST_PICTURES, TAIL, first_of_each, tail_interval
+from experiments.analyses.shared_samples import Cells, SharedSamples, with_common_samples
+from experiments.analyses.sweeps import Sweep, load_sweep
+from experiments.fitting.run_ratios import BESIDE_LOAD, BETWEEN_RUNS, POWER, chance_of_same, log_ratio, runs_for_same
+from experiments.fitting.verdicts import TAIL, fewest_for, first_of_each, tail_interval
 
 Verdict = Literal["FASTER", "SLOWER", "LESS", "MORE", "BETTER", "WORSE", "SAME", "CANNOT TELL"]
-Quantity = Literal["mean latency", "P95 latency", "mean energy", "accuracy"]
+Quantity = Literal["latency", "P95 latency", "energy", "memory", "accuracy"]
 
+# A variance of fewer settings is no estimate.
+FEWEST_SETTINGS = 5
 # What a quantity below and above that of the first run is called.
 WORDS: Mapping[Quantity, tuple[Verdict, Verdict]] = {
-    "mean latency": ("FASTER", "SLOWER"),
+    "latency": ("FASTER", "SLOWER"),
     "P95 latency": ("FASTER", "SLOWER"),
-    "mean energy": ("LESS", "MORE"),
+    "energy": ("LESS", "MORE"),
+    "memory": ("LESS", "MORE"),
     "accuracy": ("WORSE", "BETTER"),
 }
 
-READ: Mapping[Quantity, Callable[[SampleResult], float | None]] = {
-    "mean latency": lambda sample: sample.T_total,
-    "P95 latency": lambda sample: sample.T_total,
-    "mean energy": lambda sample: sample.energy_j,
-    "accuracy": lambda sample: sample.accuracy,
+
+def _log_latency(sample: SampleResult) -> float | None:
+    """Mean over the sample's runs of the log of the total time in ms; None where it was not timed."""
+    return float(np.mean([math.log(run.T_total) for run in sample.runs])) if sample.runs else None
+
+
+# The logs of what is compared as a ratio.
+LOGS: Mapping[Quantity, Callable[[SampleResult], float | None]] = {
+    "latency": _log_latency,
+    "energy": lambda sample: math.log(sample.energy_j) if sample.energy_j else None,
 }
 
 
 @dataclass(frozen=True)
 class RunDifference:
-    """A setting's quantity in the second run against the first."""
+    """A setting's quantity in the second side against the first; of several settings also that of all together."""
 
-    task: str
-    setting: str
+    task: str  #: empty for all settings together, where they are of several tasks
+    setting: str  #: key; `all 12 settings`
     quantity: Quantity
-    is_paired: bool  #: whether it is over the samples that both have; else each run's own
-    n: tuple[int, int]  #: samples of the first and of the second run
-    #: one, other: latency in ms, energy in J, accuracy as the metric's mean score
+    is_pooled: bool  #: whether it is over all settings; of a single setting it is
+    n: int  #: samples that all runs have, once for each setting; settings of memory
+    pictures: int  #: settings of memory
+    #: one, other: latency in ms and energy in J, geometric means; memory in bytes; accuracy as the metric's mean score,
+    #: over all settings as a part of its best one
     one: float
     other: float
     change: float  #: `other` / `one`; of accuracy `other` - `one`
-    interval: tuple[float, float] | None  #: of `change`; None where there are too few pictures
+    #: of `change`; of memory its range over runs; None where there are too few pictures
+    interval: tuple[float, float] | None
     verdict: Verdict  #: `SAME` where the interval is within the margin; a direction where it does not hold "no change"
-    run: str = ""  #: label of the second run where there are several
-
-
-@dataclass(frozen=True)
-class _Side:
-    """One run's values [n] of a setting, and the number [n] of each one's picture."""
-
-    values: np.ndarray
-    pictures: np.ndarray
+    #: `interval` as if runs of one side were equally fast; None of P95, memory and accuracy
+    interval_of_samples: tuple[float, float] | None = None
+    run_deviation: float | None = None  #: standard deviation of the log of a run's speed; None as above
+    chance_of_same: float | None = None  #: that so precise a comparison of equal sides says `SAME`; None as above
+    run: str = ""  #: label of the second side where there are several
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """Runs compared with the first of them."""
+    """Sides compared with the first of them."""
 
-    runs: Sequence[Sweep]
-    labels: Sequence[str]  #: what sets each apart
-    margin: float  #: fraction by which latency and energy may change and be the same
+    sides: Sequence[Sequence[Sweep]]  #: the runs of each
+    labels: Sequence[str]  #: what sets each side apart
+    margin: float  #: fraction by which latency, energy and memory may change and be the same
     accuracy_margin: float  #: the same of accuracy, as a part of the metric's best score
-    lines: Sequence[RunDifference]  #: of each setting and quantity that the first run shares with another one
+    between_runs: float | None  #: as given: standard deviation of the log of a run's speed
+    lines: Sequence[RunDifference]  #: of each setting and quantity that all runs share, and of all settings together
+    notes: Sequence[str]  #: what else is to be known of the sides
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether the latency of all settings together got longer, of any side."""
+        return any(each.verdict == "SLOWER" for each in self.lines if each.is_pooled and each.quantity == "latency")
 
     def content(self) -> dict[str, Any]:
         """The content of `comparison.json`."""
-        margins = {"margin": self.margin, "accuracy_margin": self.accuracy_margin}
-        return {"schema_version": 1, **margins, "runs": list(self.labels), "lines": [asdict(e) for e in self.lines]}
+        given = {key: getattr(self, key) for key in ("margin", "accuracy_margin", "between_runs")}
+        sides = [{"label": label, "runs": len(runs)} for label, runs in zip(self.labels, self.sides, strict=True)]
+        lines = [asdict(each) for each in self.lines]
+        return {"schema_version": 2, **given, "sides": sides, "lines": lines, "notes": list(self.notes)}
 
     def sentences(self) -> list[str]:
-        """What is printed below the lines: counts of verdicts, names of the runs, drift, and other conditions."""
-        counts = Counter(each.verdict for each in self.lines).most_common()
-        found = [", ".join(f"{count} {verdict}" for verdict, count in counts)]
-        found.append(f"A: {self.labels[0]}" + (f"; B: {self.labels[1]}" if len(self.runs) == 2 else ""))
-        if (drift := max(_drift_of(self.runs[0], run) for run in self.runs[1:])) > 0:
-            found.append(
-                f"latency intervals are widened by the drift allowance, {drift:.0%}: the longer over the shorter time "
-                "of a control setting, minus 1"
-            )
-        for key in dict.fromkeys(each.key for each in self.runs[0].settings if each.result.is_reference):
-            if any(line.setting == key for line in self.lines):
-                found.append(f"{key} is the reference: the model as it is")
-        conditions = other_conditions([each.result for run in self.runs for each in run.settings])
-        return [*found, *(f"differs: {condition}" for condition in conditions)]
+        """What is printed below the lines: counts of verdicts, names of the sides, what each pooled line rests on."""
+        counts = Counter(each.verdict for each in self.lines if not each.is_pooled).most_common()
+        found = ["by setting: " + ", ".join(f"{count} {verdict}" for verdict, count in counts)] if counts else []
+        found.append(f"A: {self.labels[0]}" + (f"; B: {self.labels[1]}" if len(self.sides) == 2 else ""))
+        pooled = [each for each in self.lines if each.is_pooled and each.run_deviation is not None]
+        return [*found, *map(self._conclusion, pooled), *self.notes]
+
+    def _conclusion(self, line: RunDifference) -> str:
+        """The sentence of a line over all settings."""
+        found = f"{line.quantity}: {line.run or 'B'} {line.change - 1:+.1%} against A"
+        if line.verdict != "CANNOT TELL":
+            return f"{found}, {line.verdict}"
+        if line.interval is None or line.interval_of_samples is None:
+            return f"{found}, CANNOT TELL: {line.pictures} pictures, and one run a side needs {fewest_for(None)}"
+        widths = [math.log(high / low) for low, high in (line.interval, line.interval_of_samples)]
+        deviation = line.run_deviation or 0.0
+        if line.interval_of_samples[0] > 1 or line.interval_of_samples[1] < 1:
+            found += f" on these samples, which cannot be told from a change between two runs ({deviation:.1%} each)"
+        found += f", CANNOT TELL: of two equal sides it would say SAME in {line.chance_of_same or 0.0:.0%} of cases"
+        # What adds the more to the variance: runs, or samples.
+        if widths[0] ** 2 < 2 * widths[1] ** 2:
+            return f"{found}, in more with more samples"
+        runs = runs_for_same(deviation, self.margin, TAIL / (len(self.sides) - 1))
+        return f"{found}, in {POWER:.0%} with --run and --repeats {max(runs, 5)}" if runs else found
 
 
-def compare_runs(runs: Sequence[Sweep], labels: Sequence[str], margin: float, accuracy_margin: float) -> RunComparison:
-    """Each run against the first; margins as in RunComparison, intervals hold for all runs together.
+def runs_in(folder: Path) -> tuple[Sweep, ...]:
+    """The runs of a side: those in the folder's sub-folders `1`, `2`, ..., or the folder as one run.
 
     Raises:
-        ResultsError: a run shares no setting with the first, or a task is scored by two metrics.
+        ResultsError: as `load_sweep`.
     """
-    first, *others = runs
-    lines = [
-        # Of two runs alone it is clear which one is meant.
-        replace(line, run=label if len(others) > 1 else "")
-        for label, run in zip(labels[1:], others, strict=True)
-        for line in _compare(first, run, margin, accuracy_margin, TAIL / len(others))
-    ]
-    return RunComparison(runs, labels, margin, accuracy_margin, lines)
+    inside = folder.iterdir() if folder.is_dir() else ()
+    numbered = sorted((each for each in inside if each.is_dir() and each.name.isdecimal()), key=lambda it: int(it.name))
+    return tuple(map(load_sweep, numbered or [folder]))
 
 
-def _compare(one: Sweep, other: Sweep, margin: float, accuracy_margin: float, tail: float) -> list[RunDifference]:
-    """A line for each setting that both runs have, and each quantity that both measured."""
-    sides = [{(each.task, each.key): each.result for each in run.settings} for run in (one, other)]
-    shared = [place for place in sides[0] if place in sides[1]]
-    if not shared:
-        raise ResultsError("the two runs have no setting of one task in common; give runs of the same task and knobs")
-    for task, key in shared:
-        metrics = {side[task, key].metric for side in sides}
-        if len(metrics) > 1:
-            raise ResultsError(f"{task} is scored by {' and by '.join(sorted(metrics))}; rescore one run")
-    drift = _drift_of(one, other)
-    lines = []
-    for quantity, read in READ.items():
-        found = [(*place, _sides(sides[0][place], sides[1][place], read)) for place in shared]
-        present = [(task, key, each) for task, key, each in found if each is not None]
-        for task, key, (first, second, is_paired) in present:
-            best = sides[0][task, key].metric_best
-            lines.append(
-                _line(
-                    task, key, quantity, first, second, is_paired=is_paired, best=best, tail=tail / len(present),
-                    drift=drift if "latency" in quantity else 0.0,
-                    margin=accuracy_margin * best if quantity == "accuracy" else margin,
+def compare_runs(
+    sides: Sequence[Sequence[Sweep]],
+    labels: Sequence[str],
+    margin: float,
+    accuracy_margin: float,
+    between_runs: float | None = None,
+    *,
+    is_paired: bool = False,
+) -> RunComparison:
+    """Each side against the first; margins as in RunComparison.
+
+    Args:
+        between_runs: as in RunComparison; None for 2 %, or more beside other load.
+        is_paired: whether run r of both sides was measured next to each other.
+
+    Raises:
+        ResultsError: the sides share no setting or no question, or a task is scored by two metrics.
+    """
+    first, *others = sides
+    lines: list[RunDifference] = []
+    notes: list[str] = []
+    for label, other in zip(labels[1:], others, strict=True):
+        shared = SharedSamples(first, other)
+        usual = max(BETWEEN_RUNS, BESIDE_LOAD * shared.other_load)
+        stated = 0.0 if shared.is_identical else usual if between_runs is None else between_runs
+        pair = _Pair(shared, margin, accuracy_margin, stated, TAIL / len(others), is_paired)
+        # Of two sides alone it is clear which one is meant.
+        name = label if len(others) > 1 else ""
+        lines += [replace(line, run=name) for line in pair.lines()]
+        notes += pair.notes(name or "B")
+    results = [each.result for runs in sides for run in runs for each in run.settings]
+    references = dict.fromkeys(each.key for each in first[0].settings if each.result.is_reference)
+    notes += [f"{key} is the reference: the model as it is" for key in references]
+    notes += [f"differs: {condition}" for condition in other_conditions(results)]
+    return RunComparison(sides, labels, margin, accuracy_margin, between_runs, lines, list(dict.fromkeys(notes)))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A setting, or all settings together, of a quantity."""
+
+    task: str
+    setting: str
+    is_pooled: bool
+    tail: float  #: probability with which each end of its interval may fail
+    cells: Cells
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Two sides, by how their lines are judged."""
+
+    shared: SharedSamples
+    margin: float
+    accuracy_margin: float
+    between_runs: float  #: of one run a side
+    tail: float  #: probability with which each end of an interval of all settings may fail
+    is_paired: bool
+
+    def lines(self) -> list[RunDifference]:
+        """Quantity by quantity: each setting, then all."""
+        return [*self._ratios("latency"), *self._tails(), *self._ratios("energy"), *self._memory(), *self._accuracies()]
+
+    def notes(self, name: str) -> list[str]:
+        """What is to be known of the two; `name` is the second one's."""
+        found = []
+        if self.shared.is_identical:
+            found.append(f"A and {name} are the same measurement: every sample is equal")
+        elif self.shared.is_one_run_a_side:
+            found.append(
+                f"one run a side: its speed is taken to vary by {self.between_runs:.1%} (--between_runs), with other "
+                f"processes on {self.shared.other_load:.0%} of the CPUs; knobprof compare --run measures how much"
+            )
+        if self.shared.cells(LOGS["latency"]) is not None and not self._tails():
+            need = fewest_for(95, self.tail / len(self.shared.places) / 2)
+            found.append(f"P95 is left out: it needs one run a side, and {need} pictures in every setting")
+        one, other = (" and ".join(map(str, each)) for each in self.shared.protocols)
+        if one != other:
+            found.append(
+                f"A was measured by protocol {one}, {name} by {other}: the change contains that of the protocol; "
+                "measure both with one version"
+            )
+        return found
+
+    def _parts(self, cells: Cells) -> list[_Part]:
+        """The settings, then all together; a single one is all."""
+        places, numbers = self.shared.places, cells.numbers
+        if len(numbers) == 1:
+            return [_Part(*places[numbers[0]], True, self.tail, cells)]
+        tasks = {places[number][0] for number in numbers}
+        task = tasks.pop() if len(tasks) == 1 else ""
+        settings = [_Part(*places[number], False, self.tail / len(numbers), cells.at(number)) for number in numbers]
+        return [*settings, _Part(task, f"all {len(numbers)} settings", True, self.tail, cells)]
+
+    def _ratios(self, quantity: Quantity) -> list[RunDifference]:
+        cells = self.shared.cells(LOGS[quantity])
+        if cells is None:
+            return []
+        (apart, degrees), lines = self._between_settings(cells), []
+        for part in self._parts(cells):
+            own = part.cells
+            found = log_ratio(
+                own.one,
+                own.other,
+                own.pictures,
+                is_paired=self.is_paired,
+                between=self.between_runs,
+                more=apart / len(own.numbers),
+                more_degrees=degrees,
+            )
+            line = self._line(part, quantity, None if found is None else found.interval(part.tail))
+            if found is not None:
+                line = replace(
+                    line,
+                    interval_of_samples=found.interval_within_runs(part.tail),
+                    run_deviation=found.run_deviation,
+                    chance_of_same=chance_of_same(found, self.margin, part.tail),
                 )
-            )  # fmt: skip
-    return lines
+            lines.append(line)
+        return lines
+
+    def _line(self, part: _Part, quantity: Quantity, ends: tuple[float, float] | None) -> RunDifference:
+        """The line of a ratio, whose cells are logs."""
+        own = part.cells
+        one, other = math.exp(own.one.mean()), math.exp(own.other.mean())
+        same = 1 / (1 + self.margin), 1 + self.margin
+        return RunDifference(
+            part.task, part.setting, quantity, part.is_pooled, own.one.shape[1], own.num_pictures, one, other,
+            other / one, ends, verdict_of(ends, same, 1.0, WORDS[quantity]),
+        )  # fmt: skip
+
+    def _between_settings(self, cells: Cells) -> tuple[float, float]:
+        """The variance of a setting's log ratio that blocked order gives each, and its degrees of freedom.
+
+        It is 0 for rounds, and for several runs, which show it. Settings that were measured one after another differ by
+        what the machine did meanwhile. How much, their own log ratios say from FEWEST_SETTINGS on, real differences
+        between settings among it; else the readings of the control setting.
+        """
+        if self.shared.is_identical or not self.shared.is_one_run_a_side or not self.shared.is_blocked:
+            return 0.0, math.inf
+        if len(cells.numbers) < FEWEST_SETTINGS:
+            return self.shared.drift_variance, math.inf
+        changes = [cells.at(number).change.mean() for number in cells.numbers]
+        return float(np.var(changes, ddof=1)), len(changes) - 1.0
+
+    def _tails(self) -> list[RunDifference]:
+        """P95 of the first run of each sample: each end from those of both sides, each failing with half the tail."""
+        cells = self.shared.cells(lambda sample: math.log(sample.runs[0].T_total) if sample.runs else None)
+        if cells is None or not self.shared.is_one_run_a_side:
+            return []
+        lines = []
+        for number in cells.numbers:
+            tail, own = self.tail / len(cells.numbers), cells.at(number)
+            kept = first_of_each(own.pictures)
+            ends = [tail_interval(each[0, kept], 95, tail / 2) for each in (own.one, own.other)]
+            if ends[0] is None or ends[1] is None:
+                return []
+            # The ends hold for these two runs; that runs differ widens them.
+            wider = math.sqrt(2) * self.between_runs * float(stats.norm.isf(tail))
+            found = math.exp(ends[1][0] - ends[0][1] - wider), math.exp(ends[1][1] - ends[0][0] + wider)
+            highest = [np.percentile(each, [95], axis=1) for each in (own.one, own.other)]
+            part = _Part(*self.shared.places[number], False, tail, replace(own, one=highest[0], other=highest[1]))
+            line = self._line(part, "P95 latency", (1.0, 1.0) if self.shared.is_identical else found)
+            lines.append(replace(line, n=own.one.shape[1], pictures=len(kept)))
+        return lines
+
+    def _memory(self) -> list[RunDifference]:
+        """By its range over runs, between which it hardly varies."""
+        cells, lines = self.shared.memory(), []
+        for part in [] if cells is None else self._parts(cells):
+            one, other = part.cells.one.mean(axis=1), part.cells.other.mean(axis=1)
+            lines.append(
+                self._line(part, "memory", (math.exp(other.min() - one.max()), math.exp(other.max() - one.min())))
+            )
+        return lines
+
+    def _accuracies(self) -> list[RunDifference]:
+        """By `ScoreContrasts` of the differences; of all settings together as parts of the metrics' best scores."""
+        cells = self.shared.cells(lambda sample: sample.accuracy)
+        if cells is None:
+            return []
+        places, lines = self.shared.places, []
+        *parts, together = self._parts(cells)
+        bests = [each.metric_best for each in self.shared.runs[0]]
+        for task in dict.fromkeys(places[number][0] for number in cells.numbers):
+            of_task = [number for number in cells.numbers if places[number][0] == task]
+            # Settings are judged together, on the samples that all of them have.
+            own = with_common_samples([cells.at(number) for number in of_task])
+            best, tail = bests[of_task[0]], self.tail * len(own) / len(cells.numbers)
+            found = _score_intervals(np.stack([each.change for each in own]), own[0].pictures, best, tail)
+            for number, each, ends in zip(of_task, own, found, strict=True):
+                lines.append(self._accuracy(_Part(*places[number], not parts, tail, each), best, ends))
+        if parts:
+            scale = np.array(bests)[cells.places]
+            scaled = replace(cells, one=cells.one / scale, other=cells.other / scale)
+            # All settings of a sample are one value.
+            names = [f"{places[at][0]} {sample}" for at, sample in zip(cells.places, cells.samples, strict=True)]
+            _, first, samples = np.unique(names, return_index=True, return_inverse=True)
+            changes = np.bincount(samples, weights=scaled.change) / np.bincount(samples)
+            (ends,) = _score_intervals(changes[None], cells.pictures[first], 1.0, self.tail)
+            lines.append(self._accuracy(replace(together, cells=scaled), 1.0, ends))
+        return lines
+
+    def _accuracy(self, part: _Part, best: float, ends: tuple[float, float] | None) -> RunDifference:
+        own, margin = part.cells, self.accuracy_margin * best
+        one, other = float(own.one.mean()), float(own.other.mean())
+        ends = (0.0, 0.0) if self.shared.is_identical else ends
+        return RunDifference(
+            part.task, part.setting, "accuracy", part.is_pooled, own.one.shape[1], own.num_pictures, one, other,
+            other - one, ends, verdict_of(ends, (-margin, margin), 0.0, WORDS["accuracy"]),
+        )  # fmt: skip
 
 
-def _drift_of(one: Sweep, other: Sweep) -> float:
-    """The larger drift of two runs, as a fraction; 0 where neither read any."""
-    return max(_largest_drift(run) for run in (one, other))
-
-
-def _sides(
-    one: SettingResult, other: SettingResult, read: Callable[[SampleResult], float | None]
-) -> tuple[_Side, _Side, bool] | None:
-    """The values of both, of the same samples in the same order where both have the same questions; None where one of
-    them has none.
-    """
-    known = [
-        {sample.sample_id: (sample, value) for sample in each.per_sample_results if (value := read(sample)) is not None}
-        for each in (one, other)
-    ]
-    if not known[0] or not known[1]:
-        return None
-    shared = sorted(known[0].keys() & known[1].keys())
-    is_paired = bool(shared) and all(is_same_question(known[0][at][0], known[1][at][0]) for at in shared)
-    sides = []
-    for own in known:
-        kept = [own[at] for at in (shared if is_paired else sorted(own))]
-        pictures = [picture_of(sample) for sample, _ in kept]
-        sides.append(_Side(np.array([value for _, value in kept]), np.unique(pictures, return_inverse=True)[1]))
-    return sides[0], sides[1], is_paired
-
-
-def _line(
-    task: str, setting: str, quantity: Quantity, one: _Side, other: _Side,
-    *, is_paired: bool, best: float, tail: float, drift: float, margin: float,
-) -> RunDifference:  # fmt: skip
-    ends: tuple[float, float] | None
-    if quantity == "accuracy":
-        first, second = float(one.values.mean()), float(other.values.mean())
-        change, ends = second - first, _accuracy_interval(one, other, is_paired, best, tail)
-        limits, none = (-margin, margin), 0.0
-    else:
-        is_tail = quantity == "P95 latency"
-        first, second = (float(np.percentile(s.values, 95) if is_tail else s.values.mean()) for s in (one, other))
-        change = second / first
-        if is_tail:
-            ends = _tail_ratio(one, other, tail)
-        else:
-            sides = one.values, one.pictures, other.values, other.pictures
-            ends = mean_ratio(*sides, tail, is_paired=is_paired)
-        ends = None if ends is None else (ends[0] / (1 + drift), ends[1] * (1 + drift))
-        limits, none = (1 / (1 + margin), 1 + margin), 1.0
-    return RunDifference(
-        task, setting, quantity, is_paired, (len(one.values), len(other.values)), first, second, change, ends,
-        verdict_of(ends, limits, none, WORDS[quantity]),
-    )  # fmt: skip
+def _score_intervals(
+    changes: np.ndarray, pictures: np.ndarray, best: float, tail: float
+) -> list[tuple[float, float] | None]:
+    """The interval of the mean of each of [S, N] changes of scores, together; None for fewer than 6 pictures."""
+    found = ScoreContrasts.of(np.vstack([np.zeros((1, changes.shape[1])), changes]), pictures, best=best, reference=0)
+    return [found.interval(row, 0, 1 - 2 * tail) for row in range(1, len(changes) + 1)]
 
 
 def verdict_of(
     ends: tuple[float, float] | None, same: tuple[float, float], none: float, words: tuple[Verdict, Verdict]
 ) -> Verdict:
-    """`SAME` where an interval is inside `same`, else the word for its side of `none`, else `CANNOT TELL`."""
+    """`SAME` where an interval is inside `same`, else the word for its side of `none`, else `CANNOT TELL`.
+
+    That an interval is inside is what two one-sided tests against both margins say.
+    """
     if ends is None:
         return "CANNOT TELL"
     if same[0] <= ends[0] and ends[1] <= same[1]:
         return "SAME"
     return words[0] if ends[1] < none else words[1] if ends[0] > none else "CANNOT TELL"
-
-
-def _accuracy_interval(one: _Side, other: _Side, is_paired: bool, best: float, tail: float) -> tuple[float, float]:
-    """Paired: of the mean difference; else from each one's own interval, distances added in squares (MOVER)."""
-    if is_paired:
-        differences = (other.values - one.values).tolist()
-        return bounded_mean_interval(differences, one.pictures.tolist(), best, -best, tail=tail) or (-best, best)
-    (low, high), (other_low, other_high) = (
-        bounded_mean_interval(side.values.tolist(), side.pictures.tolist(), best, tail=tail) or (0.0, best)
-        for side in (one, other)
-    )
-    first, second = one.values.mean(), other.values.mean()
-    change = float(second - first)
-    return (
-        change - math.hypot(second - other_low, high - first),
-        change + math.hypot(other_high - second, first - low),
-    )
-
-
-def mean_ratio(
-    one: np.ndarray,
-    pictures: np.ndarray,
-    other: np.ndarray,
-    other_pictures: np.ndarray,
-    tail: float,
-    *,
-    is_paired: bool,
-) -> tuple[float, float] | None:
-    """Interval of mean(other) / mean(one), both above 0, by Fieller's theorem over pictures.
-
-    It holds the ratios r for which the mean of other - r * one is within Student's t of 0; unpaired, the covariance is
-    0 and the degrees of freedom those of the smaller side. The lower end is 0 where the samples set none. None for
-    fewer than 6 pictures, or where it has no upper end.
-    """
-    groups = min(len(np.unique(pictures)), len(np.unique(other_pictures)))
-    if groups < FEWEST_PICTURES:
-        return None
-    means, residuals = (one.mean(), other.mean()), []
-    for values, numbers, mean in zip((one, other), (pictures, other_pictures), means, strict=True):
-        own = np.bincount(numbers, weights=values - mean) / len(values)
-        residuals.append(own * math.sqrt(len(own) / (len(own) - 1)))
-    t2 = float(stats.t.isf(tail, groups - 1)) ** 2
-    first = float(means[0] ** 2 - t2 * (residuals[0] @ residuals[0]))
-    mixed = float(means[0] * means[1] - (t2 * (residuals[0] @ residuals[1]) if is_paired else 0.0))
-    last = float(means[1] ** 2 - t2 * (residuals[1] @ residuals[1]))
-    if first <= 0:
-        return None
-    root = math.sqrt(max(mixed**2 - first * last, 0.0))
-    # A ratio of times or energies is above 0 whatever the residuals: below that the interval has no lower end.
-    return max((mixed - root) / first, 0.0), (mixed + root) / first
-
-
-def _tail_ratio(one: _Side, other: _Side, tail: float) -> tuple[float, float] | None:
-    """Interval of the ratio of two P95: from those of each, whose ends fail with half of `tail` each."""
-    ends = [tail_interval(side.values[first_of_each(side.pictures)], 95, tail / 2) for side in (one, other)]
-    if ends[0] is None or ends[1] is None:
-        return None
-    return ends[1][0] / ends[0][1], ends[1][1] / ends[0][0]
-
-
-def _largest_drift(run: Sweep) -> float:
-    """The control setting's longer time over its shorter one, minus 1; 0 where none was read."""
-    ratios = drift_ratios(each.result for each in run.settings)
-    return max((max(ratio, 1 / ratio) - 1 for ratio in ratios), default=0.0)

@@ -1,12 +1,14 @@
-"""Runs side by side: latency, energy and accuracy of the same settings in two folders or more, of other commits,
-machines, precisions or models, each against the first.
+"""Runs side by side: latency, energy, memory and accuracy of the same settings in two folders or more, each against the
+first; or two sides measured in turn, each in fresh processes.
 
 python experiments/core_exp/compare_runs.py results/before results/after --fail_on_slower
+python experiments/core_exp/compare_runs.py --run '' '--precision bfloat16' --output_dir results/precisions \
+    -- --tier_list low --num_samples 8
 """
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,29 +18,42 @@ import pandas as pd
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, add_knob_module
+from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import check_writable, write_text_atomically
 from experiment_core_utils.primitives.units import check_within
 from experiments.analyses.charts.run_charts import runs_chart
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, json_text
-from experiments.analyses.sweeps import labels_of, load_sweep
-from experiments.analyses.two_runs import RunDifference, compare_runs
+from experiments.analyses.runs_in_turn import Side, run_in_turn
+from experiments.analyses.sweeps import labels_of
+from experiments.analyses.two_runs import RunComparison, RunDifference, compare_runs, runs_in
+from experiments.core_exp.multi_datasets import split_at_dashes
+
+# What a quantity's figures are printed in: the name, and how many of the record's unit it is.
+UNITS: Mapping[str, tuple[str, float]] = {
+    "latency": ("latency (ms)", 1.0),
+    "P95 latency": ("P95 latency (ms)", 1.0),
+    "energy": ("energy (J)", 1.0),
+    "memory": ("memory (MB)", 1e6),
+    "accuracy": ("accuracy", 1.0),
+}
 
 
 def table(lines: Sequence[RunDifference]) -> str:
-    """A row for each setting and quantity."""
+    """A row for each setting and quantity, and one for all settings."""
     has_tasks = len({each.task for each in lines}) > 1
     rows = [
         ({"run": each.run} if each.run else {})
         | ({"task": each.task} if has_tasks else {})
         | {
             "setting": each.setting,
-            "quantity": each.quantity,
-            "A": f"{each.one:.4g}",
-            "B" if not each.run else "run's": f"{each.other:.4g}",
+            "quantity": UNITS[each.quantity][0],
+            "A": f"{each.one / UNITS[each.quantity][1]:.4g}",
+            "B" if not each.run else "run's": f"{each.other / UNITS[each.quantity][1]:.4g}",
             "change": f"{each.change:+.3f}" if each.quantity == "accuracy" else f"x {each.change:.3f}",
             "[95 % together]": "-" if each.interval is None else f"[{each.interval[0]:.3f}, {each.interval[1]:.3f}]",
-            "n": f"{each.n[0]}" if each.is_paired else f"{each.n[0]} and {each.n[1]}",
+            "n": each.n,
             "verdict": each.verdict,
         }
         for each in lines
@@ -46,40 +61,90 @@ def table(lines: Sequence[RunDifference]) -> str:
     return pd.DataFrame(rows).to_string(index=False)
 
 
-@reporting_errors
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compare. Exit code: 0 done, 1 the files do not allow it or, on request, a latency got longer, 2 a wrong flag."""
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The command's own arguments, and the profiling command's behind `--`.
+
+    Raises:
+        ConfigurationError: folders beside --run, too few of them without it, or flags of the one with the other.
+    """
+    own, shared = split_at_dashes(argv)
     parser = OneLineParser(prog="compare_runs.py", description="Compare the settings that runs share with the first.")
-    parser.add_argument("run_a", type=Path, metavar="RUN_A", help="--output_dir of the first run")
-    parser.add_argument("others", type=Path, nargs="+", metavar="RUN_B",
-                        help="--output_dir of the second run, and of further ones")  # fmt: skip
+    parser.add_argument("folders", type=Path, nargs="*", metavar="RUN",
+                        help="--output_dir of the first run, of the second, and of further ones; or a folder whose "
+                        "sub-folders 1, 2, ... are runs of one side")  # fmt: skip
+    turn = parser.add_argument_group("measure two sides in turn, in fresh processes: --run A B [-- flags of both]")
+    turn.add_argument("--run", nargs=2, metavar=("A", "B"),
+                      help="flags of the profiling command of each side; '' for none")  # fmt: skip
+    turn.add_argument("--checkout", type=Path, nargs=2, metavar=("A", "B"), help="checkout (default: this)")
+    turn.add_argument("--python", nargs=2, metavar=("A", "B"), help="interpreter (default: this)")
+    turn.add_argument("--repeats", type=int, default=5, metavar="N", help="processes a side (default: 5)")
     parser.add_argument("--margin", type=float, default=0.02, metavar="M",
-                        help="change of latency and energy that is SAME (default: 0.02, which is 2 %%)")  # fmt: skip
-    parser.add_argument("--accuracy_margin", type=float, default=0.01, metavar="M",
-                        help="change of accuracy that is SAME, part of the best score (default: 0.01)")  # fmt: skip
-    parser.add_argument("--fail_on_slower", action="store_true", help="exit code 1 where a latency is SLOWER")
+                        help="change of a ratio that is SAME (default: 0.02, which is 2 %%)")  # fmt: skip
+    parser.add_argument("--accuracy_margin", type=float, default=ACCURACY_MARGIN, metavar="M",
+                        help="change of accuracy that is SAME, part of the best score")  # fmt: skip
+    parser.add_argument("--between_runs", type=float, metavar="S",
+                        help="how much runs of one thing differ in speed, a standard deviation; used where no side has "
+                        "two runs (default: 0.02, or a fifth of the other load on the CPUs)")  # fmt: skip
+    parser.add_argument("--fail_on_slower", action="store_true",
+                        help="exit code 1 where the latency of all settings together is SLOWER")  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the lines as JSON")
-    parser.add_argument("--output_dir", type=Path, metavar="DIR", help="also write the lines and a picture into DIR")
+    parser.add_argument("--output_dir", type=Path, metavar="DIR",
+                        help="also write the lines and a picture into DIR; with --run the runs, too")  # fmt: skip
     add_knob_module(parser)
-    given: argparse.Namespace = parser.parse_args(argv)
+    given = parser.parse_args(_with_words_of_sides(own))
     check_within("--margin", given.margin, 0, 1)
     check_within("--accuracy_margin", given.accuracy_margin, 0, 1)
+    if given.between_runs is not None:
+        check_within("--between_runs", given.between_runs, 0, 1)
+    check_within("--repeats", given.repeats, 2, 1000)
+    if given.run is None and (given.checkout or given.python or shared):
+        raise ConfigurationError("--checkout, --python and flags after -- are for --run A B; give it, or leave them")
+    if given.run is not None and (given.folders or given.output_dir is None):
+        raise ConfigurationError("--run takes no folders of runs, and needs --output_dir DIR for those that it makes")
+    if given.run is None and len(given.folders) < 2:
+        raise ConfigurationError("too few runs: give the folders of two or more, or --run A B")
+    return given, shared
+
+
+def _with_words_of_sides(words: Sequence[str]) -> list[str]:
+    """The words with a space before both of `--run`, which argparse would take for flags of its own."""
+    at = list(words).index("--run") + 1 if "--run" in words else len(words)
+    return [*words[:at], *(f" {word}" for word in words[at : at + 2]), *words[at + 2 :]]
+
+
+def compared(given: argparse.Namespace, shared: Sequence[str]) -> RunComparison:
+    """The comparison of the folders, or of two sides that are measured now."""
+    margins = given.margin, given.accuracy_margin, given.between_runs
+    if given.run is None:
+        runs = [runs_in(folder) for folder in given.folders]
+        return compare_runs(runs, labels_of([each[0] for each in runs], given.folders), *margins)
+    checkouts, pythons = given.checkout or (None, None), given.python or (None, None)
+    sides = [Side.of(*each) for each in zip(given.run, checkouts, pythons, strict=True)]
+    folders = run_in_turn(sides, shared, given.repeats, given.output_dir)
+    return compare_runs([runs_in(each) for each in folders], [each.label for each in sides], *margins, is_paired=True)
+
+
+@reporting_errors
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare. Exit code: 0 done, 1 the files do not allow it, a side failed or, on request, latency got longer, 2 a
+    wrong flag, 130 stopped.
+    """
+    given, shared = parse(sys.argv[1:] if argv is None else argv)
     if given.output is not None:
         check_writable(given.output)
-    folders = [given.run_a, *given.others]
-    runs = [load_sweep(folder) for folder in folders]
-    found = compare_runs(runs, labels_of(runs, folders), given.margin, given.accuracy_margin)
+    found = compared(given, shared)
     print("\n".join([table(found.lines), *found.sentences()]))
     if given.output is not None:
         write_text_atomically(json_text(found.content()), given.output)
     if given.output_dir is not None:
+        runs = [run for side in found.sides for run in side]
         num_settings, num_samples = sum(len(run.settings) for run in runs), sum(run.num_samples for run in runs)
         caption = caption_of([run.provenance for run in runs], num_settings, num_samples)
         named = [replace(each, run=each.run or found.labels[1]) for each in found.lines]
         charts = [runs_chart(named, found.labels[0])]
         for path in AnalysisFiles({"comparison": found.content()}, {}, charts, caption).write(given.output_dir):
             print(path)
-    return 1 if given.fail_on_slower and any(each.verdict == "SLOWER" for each in found.lines) else 0
+    return 1 if given.fail_on_slower and found.is_slower else 0
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.primitives.errors import EXIT_CODE_INVALID
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_within
 from experiments.analyses.charts.knob_charts import knob_study_charts
 from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
@@ -24,8 +25,10 @@ from experiments.analyses.knobs.records import caveats_of, contents_of, tables_o
 
 
 @reporting_errors
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the analysis. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the analysis. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong, 4 the run is INVALID and
+    --strict was given.
+    """
     parser = OneLineParser(prog="e2_knob_pareto.py", description="Show what the knobs of a sweep gain and cost.")
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS_DIR",
                         help="--output_dir of a run (several are compared), or tables of a full grid")  # fmt: skip
@@ -35,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--num_draws", type=int, default=NUM_DRAWS, metavar="B",
                         help=f"number of paired resamples for the intervals (default: {NUM_DRAWS})")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of the resamples (default: 0)")
+    parser.add_argument("--strict", action="store_true", help="exit code 4 where the run is INVALID")
     given: argparse.Namespace = parser.parse_args(argv)
     # All draws are held in memory at the same time.
     check_within("--num_draws", given.num_draws, 100, 100_000)
@@ -52,9 +56,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     first = given.results[0]
     written = files.write(given.output_dir or (first.parent if first.is_file() else first) / "analysis")
     settings = [each for sweep in study.sweeps for each in sweep.settings]
-    findings = lines_of([conclude(each, settings) for each in found.tasks])
+    concluded = [conclude(each, settings) for each in found.tasks]
     shown = [f"caveat: {each.sentence}" for each in caveats]
-    print("\n".join(finding_lines(findings, shown, written, given.verbose)))
+    print("\n".join(finding_lines(lines_of(concluded), shown, written, given.verbose)))
+    return EXIT_CODE_INVALID if given.strict and any(each.voided_by for each in concluded) else 0
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_line(tmp_path: Path) -> None:
 def without_times(value: Any) -> Any:
     """A result without what differs between any two runs, and without the record that profiling was requested."""
     if isinstance(value, dict):
-        steadiness = ("warmup", "conditions", "drift", "precision", "compute_utilisation")
+        steadiness = ("warmup", "conditions", "rounds", "precision", "compute_utilisation")
         # What a busy machine makes runs repeat.
         repeats = ("num_discarded_runs", "disturbances", "num_disturbed_samples")
         own = ("fingerprint", "memory", "provenance", "runs", *steadiness, *repeats)
@@ -124,7 +124,6 @@ def test_a_run_with_profiles_has_the_same_results_and_as_many_runs(tiny_checkpoi
     config = parse_config(
         ["--model_path", str(tiny_checkpoint), "--output_dir", str(tmp_path / "bare"), "--ids", "3", "5", "8",
          "--num_runs_per_sample", "2", "--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
-
          "--num_threads", "1", "--max_new_tokens", "4",
          "--tier_list", "low", "--top_k_list", "2", "4", "--num_active_blocks_list", "4", "--execution", "eager"]
     )  # fmt: skip

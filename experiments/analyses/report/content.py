@@ -42,11 +42,11 @@ NUMBERS = (
     ("tokens in", "mean prompt tokens, image tokens included", "prompt_tokens_mean", 1.0, 0),
     ("tokens out", "mean output tokens", "output_tokens_mean", 1.0, 1),
     ("J a request", "mean energy of a request", "energy_sample_j_mean", 1.0, 2),
-    ("J a token", "energy for each output token", "energy_j_per_output_token", 1.0, 3),
+    ("J a token", "energy for each output token", "energy_passes_j_per_output_token", 1.0, 3),
     (
         "J a correct answer",
-        "energy of one request over the accuracy, with its 95 % interval",
-        "energy_j_per_correct_answer",
+        "energy of all requests over the correct answers, with its 95 % interval",
+        "energy_passes_j_per_correct_answer",
         1.0,
         2,
     ),
@@ -57,9 +57,9 @@ NUMBERS = (
     ("drift", "largest time of the control setting beside it, over its first", "drift_ratio_max", 1.0, 2),
 )
 # Energies of repeated stages, whose kind is `energy_kind`; that of samples is always measured.
-_OF_STAGES = ("energy_j_per_output_token", "energy_j_per_correct_answer")
+_OF_STAGES = ("energy_passes_j_per_output_token", "energy_passes_j_per_correct_answer")
 OPTIONAL = ("num_failed_samples", SHARE_OF_REFERENCE,
-            "energy_sample_j_mean", "energy_j_per_output_token", "energy_j_per_correct_answer",
+            "energy_sample_j_mean", "energy_passes_j_per_output_token", "energy_passes_j_per_correct_answer",
             "mfu_prefill", "mbu_decode", "counted_memory_bytes",
             "peak_memory_bytes", "drift_ratio_max")  # fmt: skip
 

@@ -37,10 +37,10 @@ def _about(sweep: Sweep, sentences: Iterable[str]) -> list[str]:
 
 def _energy(frame: pd.DataFrame) -> Iterator[str]:
     """A sentence for measured energies and one for estimated ones, which are not compared with each other."""
-    known = frame[frame["energy_j_per_output_token"].notna()]
+    known = frame[frame["energy_passes_j_per_output_token"].notna()]
     for kind, own in known.groupby("energy_kind", sort=False):
-        joules = own["energy_j_per_output_token"]
-        by_energy = own.sort_values("energy_j_per_output_token", kind="stable")
+        joules = own["energy_passes_j_per_output_token"]
+        by_energy = own.sort_values("energy_passes_j_per_output_token", kind="stable")
         low, high = by_energy.iloc[0], by_energy.iloc[-1]
         yield (
             f"Energy ({kind}): from {joules.min():.3g} J an output token ({_named(low)}) to "

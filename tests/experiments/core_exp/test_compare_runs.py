@@ -1,59 +1,65 @@
-"""Two runs of the same settings: ratios, intervals and verdicts, and the command's exit code."""
+"""Two sides of the same settings: ratios, intervals and verdicts, sides of several runs, and exit codes."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from experiment_core_utils.primitives.statistics import bounded_mean_interval
+from experiment_core_utils.primitives.contrasts import ScoreContrasts
 from experiments.analyses.charts.chart import Dots, Rule
 from experiments.analyses.charts.run_charts import runs_chart
-from experiments.analyses.two_runs import RunDifference, mean_ratio, verdict_of
+from experiments.analyses.two_runs import RunDifference, verdict_of
 from experiments.core_exp.compare_runs import main
-from tests.experiments.hand_made_sweep import result, setting, write
+from tests.experiments.hand_made_sweep import PROVENANCE, result, setting, write
 from tests.hand_made_records import measured_sample, staged_run
 
+ROUNDS = {"how": "rounds", "seed": 0, "position": None, "num_settings": 2}
+TWO = ((2, 3), (4, 3))
+TWELVE = tuple((top_k, blocks) for top_k in (1, 2, 4) for blocks in (1, 2, 3, 4))
+SAMPLES = range(20)
 
-def run_of(folder: Path, factor: float, samples: range = range(20), drift: float | None = None) -> Path:
-    """Top-k 2 and 4, samples of 1000 to 1190 ms times the factor; half a second of each is prefill and decode."""
-    seconds = [factor * (1 + 0.01 * (number % 100)) for number in samples]
-    made = [
-        measured_sample(number, staged_run(vision_s=total - 0.5))
-        for number, total in zip(samples, seconds, strict=True)
-    ]
+
+def run_of(
+    folder: Path,
+    factor: float,
+    samples: Sequence[int] = SAMPLES,
+    settings: Sequence[tuple[int, int]] = TWO,
+    noise: float = 0.0,
+    seed: int = 0,
+    drift: float | None = None,
+    **more: Any,
+) -> Path:
+    """Samples of 1000 to 1190 ms times the factor, in rounds; half a second of each is prefill and decode."""
+    generator, results = np.random.default_rng(seed), []
     reading = [] if drift is None else [{"rank": 0, "control": "c", "before": 1.0, "after": drift, "reason": None}]
-    return write(folder, *(result(setting(top_k=top_k), made) | {"drift": reading} for top_k in (2, 4)))
+    for top_k, blocks in settings:
+        seconds = [
+            factor * (1 + 0.01 * (number % 100)) * np.exp(noise * generator.standard_normal()) for number in samples
+        ]
+        made = [
+            measured_sample(number, staged_run(vision_s=float(total) - 0.5))
+            for number, total in zip(samples, seconds, strict=True)
+        ]
+        stored = result(setting(top_k=top_k, blocks=blocks), made)
+        results.append(stored | {"drift": reading, "setting_order": ROUNDS} | more)
+    return write(folder, *results)
 
 
-def lines_of(tmp_path: Path, *runs: Path) -> dict[tuple[str, str], dict[str, object]]:
-    assert main([*map(str, runs), "--output", str(tmp_path / "lines.json")]) == 0
+def side_of(folder: Path, factors: Sequence[float], seed: int = 0, **more: Any) -> Path:
+    """A run for each factor, each with noise of its own."""
+    for number, factor in enumerate(factors, 1):
+        run_of(folder / str(number), factor, noise=0.01, seed=seed + number, **more)
+    return folder
+
+
+def lines_of(tmp_path: Path, *arguments: object) -> dict[tuple[str, str], dict[str, Any]]:
+    assert main([*map(str, arguments), "--output", str(tmp_path / "lines.json")]) == 0
     content = json.loads((tmp_path / "lines.json").read_text())
     return {(each["setting"], each["quantity"]): each for each in content["lines"]}
-
-
-def test_the_ratio_of_means_is_fiellers() -> None:
-    one, other = np.array([10.0, 12.0, 14.0, 9.0, 15.0, 12.0]), np.array([20.0, 25.0, 27.0, 19.0, 31.0, 22.0])
-    numbers = np.arange(6)
-    ends = mean_ratio(one, numbers, other, numbers, 0.025, is_paired=True)
-    # At each end r, Student's t of other - r * one is at its 2.5 % bound.
-    t = stats.t.isf(0.025, 5)
-    found = [stats.ttest_1samp(other - ratio * one, 0).statistic for ratio in ends or ()]
-    assert found == pytest.approx([t, -t])
-    apart = mean_ratio(one, numbers, other, numbers, 0.025, is_paired=False)
-    assert apart is not None and ends is not None and apart[0] < ends[0] < ends[1] < apart[1]
-    assert mean_ratio(one[:5], numbers[:5], other[:5], numbers[:5], 0.025, is_paired=True) is None
-
-
-def test_a_ratio_has_no_end_below_0_and_drift_widens_it() -> None:
-    """The second run's times spread so far that its mean is not shown to be above 0."""
-    one, other = np.array([10.0, 12.0, 14.0, 9.0, 15.0, 12.0]), np.array([1.0, 2.0, 900.0, 1.0, 3.0, 2.0])
-    numbers = np.arange(6)
-    assert stats.ttest_1samp(other, 0).statistic < stats.t.isf(0.025, 5)
-    for is_paired in (True, False):
-        ends = mean_ratio(one, numbers, other, numbers, 0.025, is_paired=is_paired)
-        assert ends is not None and ends[0] == 0 < ends[1]
 
 
 @pytest.mark.parametrize(
@@ -71,50 +77,168 @@ def test_the_verdict_by_the_interval(ends: tuple[float, float] | None, verdict: 
     assert verdict_of(ends, (1 / 1.02, 1.02), 1.0, ("FASTER", "SLOWER")) == verdict
 
 
-def test_a_slower_run_is_reported_and_fails_on_request(tmp_path: Path) -> None:
-    before, after = run_of(tmp_path / "a", 1.0), run_of(tmp_path / "b", 1.1)
+def test_two_runs_of_one_thing_on_a_machine_3_percent_slower(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every setting is 3 % slower on its samples, which says nothing of what was compared."""
+    before = run_of(tmp_path / "a", 1.0, range(50), TWELVE, noise=0.03, seed=1)
+    after = run_of(tmp_path / "b", 1.03, range(50), TWELVE, noise=0.03, seed=2)
     found = lines_of(tmp_path, before, after)
-    line = found["tier-low_topk2_blocks3", "mean latency"]
-    assert line["verdict"] == "SLOWER" and line["is_paired"] and line["change"] == pytest.approx(1.1, rel=1e-3)
-    assert line["interval"] == pytest.approx([1.1, 1.1], rel=1e-3)
-    # 20 pictures allow no verdict on a P95.
-    tail = found["tier-low_topk2_blocks3", "P95 latency"]
-    assert (tail["verdict"], tail["interval"]) == ("CANNOT TELL", None)
-    assert main([str(before), str(after), "--fail_on_slower"]) == 1
-    assert main([str(after), str(before), "--fail_on_slower"]) == 0
-    assert main([str(before), str(before), "--fail_on_slower"]) == 0
+    latency = [each for (_, quantity), each in found.items() if quantity == "latency"]
+    assert [each["verdict"] for each in latency] == ["CANNOT TELL"] * 13
+    together = latency[-1]
+    assert together["setting"] == "all 12 settings" and together["is_pooled"] and together["n"] == 600
+    assert together["change"] == pytest.approx(1.03, abs=0.005) and together["interval_of_samples"][0] > 1.02
+    assert main([str(before), str(after), "--fail_on_slower"]) == 0
+    printed = capsys.readouterr().out
+    assert "on these samples, which cannot be told from a change between two runs (2.0% each), CANNOT TELL" in printed
+    assert "knobprof compare --run measures" in printed
+    # As if every run were equally fast, which this one is not.
+    wrong = lines_of(tmp_path, before, after, "--between_runs", 0)
+    assert sum(each["verdict"] == "SLOWER" for each in wrong.values()) >= 11
 
 
-def test_a_run_that_drifted_by_more_says_nothing(tmp_path: Path) -> None:
-    runs = run_of(tmp_path / "a", 1.0), run_of(tmp_path / "b", 1.1, drift=1.2)
-    line = lines_of(tmp_path, *runs)["tier-low_topk2_blocks3", "mean latency"]
-    assert line["verdict"] == "CANNOT TELL"
-    assert line["interval"] == pytest.approx([1.1 / 1.2, 1.1 * 1.2], rel=1e-3)
+def test_a_single_run_a_side_has_the_variance_that_is_stated(tmp_path: Path) -> None:
+    """Without noise all there is is 1.96 times the root of two runs' 0.03^2."""
+    runs = run_of(tmp_path / "a", 1.0), run_of(tmp_path / "b", 1.2)
+    line = lines_of(tmp_path, *runs, "--between_runs", 0.03)["all 2 settings", "latency"]
+    half = 1.959964 * 2**0.5 * 0.03
+    assert line["interval"] == pytest.approx([1.2 * np.exp(-half), 1.2 * np.exp(half)], rel=1e-6)
+    assert (line["verdict"], line["run_deviation"], line["pictures"]) == ("SLOWER", 0.03, 20)
+    # One figure of each side whose ratio is the change: geometric means in ms.
+    assert line["one"] == pytest.approx(1000 * np.exp(np.mean(np.log1p(0.01 * np.arange(20)))))
+    assert line["other"] / line["one"] == pytest.approx(line["change"])
+    assert main([*map(str, runs), "--fail_on_slower"]) == 1
+    assert main([*map(str, reversed(runs)), "--fail_on_slower"]) == 0
+
+
+def test_a_run_beside_other_load_varies_by_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = {"rank": 0, "sm_clock_mhz": None, "memory_clock_mhz": None, "temperature_c_max": None, "power_w_max": None,
+            "power_throttled_s": None, "thermal_throttled_s": None, "foreign_cpu_share": 0.8,
+            "cpu_frequency_mhz": None}  # fmt: skip
+    on_cpu = PROVENANCE | {"hardware": {"device": "cpu", "gpu_name": None, "cpu": "Scripted CPU"}}
+    one = run_of(tmp_path / "a", 1.0, provenance=on_cpu)
+    line = lines_of(tmp_path, one, run_of(tmp_path / "b", 1.2, conditions=[load], provenance=on_cpu))
+    assert line["all 2 settings", "latency"]["run_deviation"] == pytest.approx(0.16)
+    assert line["all 2 settings", "latency"]["verdict"] == "CANNOT TELL"
+    assert "vary by 16.0% (--between_runs), with other processes on 80% of the CPUs" in capsys.readouterr().out
+    # On a GPU the host's load is not that of the device.
+    gpu = run_of(tmp_path / "c", 1.0), run_of(tmp_path / "d", 1.2, conditions=[load])
+    assert lines_of(tmp_path, *gpu)["all 2 settings", "latency"]["run_deviation"] == 0.02
+
+
+def test_one_setting_that_got_slower_does_not_fail(tmp_path: Path) -> None:
+    """What fails is the line of all settings."""
+    one = run_of(tmp_path / "a", 1.0)
+    other = run_of(tmp_path / "b", 1.2, settings=TWO[:1])
+    run_of(tmp_path / "b", 0.84, settings=TWO[1:])
+    found = lines_of(tmp_path, one, other)
+    assert [found[key, "latency"]["verdict"] for key in ("tier-low_topk2_blocks3", "tier-low_topk4_blocks3")] == [
+        "SLOWER", "FASTER",
+    ]  # fmt: skip
+    assert main([str(one), str(other), "--fail_on_slower"]) == 0
+
+
+def test_settings_that_were_measured_in_blocks_differ_by_what_came_between(tmp_path: Path) -> None:
+    blocked: dict[str, Any] = {"setting_order": ROUNDS | {"how": "shuffled", "position": 0}}
+    one = run_of(tmp_path / "a", 1.0, **blocked)
+    found = lines_of(tmp_path, one, run_of(tmp_path / "b", 1.2, drift=1.1, **blocked))
+    # Two settings say little: the later reading of the control setting does.
+    variance = np.log(1.1) ** 2
+    half = 2.241403 * np.sqrt(2 * 0.02**2 + variance)  # 0.0125 at each end
+    line = found["tier-low_topk2_blocks3", "latency"]
+    assert line["interval"] == pytest.approx([1.2 * np.exp(-half), 1.2 * np.exp(half)], rel=1e-6)
+    half = 1.959964 * np.sqrt(2 * 0.02**2 + variance / 2)
+    assert found["all 2 settings", "latency"]["interval"][1] == pytest.approx(1.2 * np.exp(half), rel=1e-6)
+    # Of six settings their own ratios tell, whatever the readings: logs of 1.2 and 1.0 by turns.
+    settings = ((2, 3), (4, 3), (1, 3), (3, 3), (5, 3), (8, 3))
+    sides = [run_of(tmp_path / f"{name}6", 1.0, settings=settings, **blocked) for name in "ab"]
+    for path in sorted(sides[1].glob("*topk[248]*.json")):
+        content = json.loads(path.read_text())
+        for sample in content["per_sample_results"]:
+            sample["T_total"] = sample["runs"][0]["T_total"] = 1.2 * sample["T_total"]
+        path.write_text(json.dumps(content))
+    of_settings = np.log(1.2) ** 2 * 6 / 4 / 5 / 6  # with 5 degrees of freedom
+    # That between pictures is 0: their ratios are alike.
+    variance = 2 * 0.02**2 + of_settings
+    half = stats.t.isf(0.025, variance**2 / (of_settings**2 / 5)) * np.sqrt(variance)
+    line = lines_of(tmp_path, *sides)["all 6 settings", "latency"]
+    assert line["interval"][1] == pytest.approx(1.2**0.5 * np.exp(half), rel=1e-6)
+
+
+def test_several_runs_a_side_show_how_much_runs_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    factors = [1.0, 1.02, 0.98, 1.01, 0.99]
+    before = side_of(tmp_path / "a", factors)
+    slower = side_of(tmp_path / "b", [1.1 * each for each in reversed(factors)], seed=10)
+    line = lines_of(tmp_path, before, slower)["all 2 settings", "latency"]
+    # The factors' standard deviation is 0.0158.
+    assert line["run_deviation"] == pytest.approx(0.0158, abs=0.002)
+    assert line["verdict"] == "SLOWER" and line["change"] == pytest.approx(1.1, abs=0.01)
+    assert main([str(before), str(slower), "--fail_on_slower"]) == 1
+    alike = side_of(tmp_path / "c", [1.01 * each for each in reversed(factors)], seed=20)
+    line = lines_of(tmp_path, before, alike)["all 2 settings", "latency"]
+    assert line["verdict"] == "CANNOT TELL" and line["chance_of_same"] < 0.5
+    capsys.readouterr()
+    assert main([str(before), str(alike), "--fail_on_slower"]) == 0
+    assert "--between_runs" not in capsys.readouterr().out
+
+
+def test_equal_sides_are_found_the_same(tmp_path: Path) -> None:
+    factors = [1.0, 1.003, 0.997, 1.002, 0.998]
+    sides = side_of(tmp_path / "a", factors), side_of(tmp_path / "b", factors[::-1], seed=10)
+    line = lines_of(tmp_path, *sides)["all 2 settings", "latency"]
+    assert line["verdict"] == "SAME" and 0.8 < line["chance_of_same"] <= 1
+    assert 1 / 1.02 < line["interval"][0] < 1 < line["interval"][1] < 1.02
+
+
+def test_the_same_folder_twice_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(tmp_path / "a", 1.0)
+    assert {each["verdict"] for each in lines_of(tmp_path, run, run).values()} == {"SAME"}
+    assert "A and B are the same measurement: every sample is equal" in capsys.readouterr().out
+
+
+def test_what_a_protocol_changes_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    older, newer = run_of(tmp_path / "a", 1.0), run_of(tmp_path / "b", 1.0, noise=0.01, protocol_version=2)
+    assert main([str(older), str(newer)]) == 0
+    assert "A was measured by protocol 1, B by 2" in capsys.readouterr().out
+    assert main([str(newer), str(newer)]) == 0
+    assert "by protocol" not in capsys.readouterr().out
+
+
+def test_a_tail_of_few_pictures_is_left_out_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = run_of(tmp_path / "a", 1.0), run_of(tmp_path / "b", 1.1)
+    assert not any(quantity == "P95 latency" for _, quantity in lines_of(tmp_path, *runs))
+    # 0.95^113 is the first below 0.025 / 2 settings / 2 sides / 2 tests.
+    assert capsys.readouterr().out.count("P95 is left out: it needs one run a side, and 113 pictures") == 1
 
 
 def test_the_ends_of_a_tail_are_those_of_both_runs(tmp_path: Path) -> None:
     """One setting of 100 pictures, in disorder: each end of the two P95s fails with 0.0125.
 
     At most 89 of 100 are below it with 0.0115 and 90 with 0.0282; all 100 with 0.0059 and 99 with 0.0371: its ends are
-    the 90th value and the last one.
+    the 90th value and the last one. The first of a sample's runs counts.
     """
     order, runs = [7 * at % 100 for at in range(100)], []
     for name, factor in (("a", 1.0), ("b", 2.0)):
-        made = [measured_sample(at, staged_run(vision_s=factor * (1 + 0.01 * at) - 0.5)) for at in order]
-        runs.append(write(tmp_path / name, result(setting(), made) | {"drift": []}))
-    line = lines_of(tmp_path, *runs)["tier-low_topk2_blocks3", "P95 latency"]
+        made = [
+            measured_sample(at, staged_run(vision_s=factor * (1 + 0.01 * at) - 0.5), staged_run(vision_s=9.0))
+            for at in order
+        ]
+        runs.append(write(tmp_path / name, result(setting(), made) | {"drift": [], "setting_order": ROUNDS}))
+    line = lines_of(tmp_path, *runs, "--between_runs", 0)["tier-low_topk2_blocks3", "P95 latency"]
     assert line["interval"] == pytest.approx([2 * 1.89 / 1.99, 2 * 1.99 / 1.89], rel=1e-6)
-    assert line["verdict"] == "SLOWER"
+    assert (line["verdict"], line["is_pooled"]) == ("SLOWER", False)
+    # Two runs that each vary by 1 % widen it by 1.96 times 1.4 %.
+    wider = lines_of(tmp_path, *runs, "--between_runs", 0.01)["tier-low_topk2_blocks3", "P95 latency"]
+    assert wider["interval"][1] == pytest.approx(2 * 1.99 / 1.89 * np.exp(1.959964 * 2**0.5 * 0.01), rel=1e-6)
 
 
-def test_a_run_is_the_same_as_itself(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "a", 1.0)
-    found = lines_of(tmp_path, run, run)
-    assert found["tier-low_topk4_blocks3", "mean latency"]["verdict"] == "SAME"
-    # None of 20 changed; two settings are compared: (1 - p)^20 = 0.0125.
-    accuracy = found["tier-low_topk4_blocks3", "accuracy"]
-    assert accuracy["interval"] == pytest.approx([0.0125**0.05 - 1, 1 - 0.0125**0.05])
-    assert accuracy["verdict"] == "CANNOT TELL"
+def test_a_setting_alone_is_the_line_of_all(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path / name, factor, settings=((2, 3),)) for name, factor in (("a", 1.0), ("b", 1.2))]
+    found = lines_of(tmp_path, *runs)
+    assert [(key, each["is_pooled"]) for key, each in found.items()] == [
+        (("tier-low_topk2_blocks3", "latency"), True), (("tier-low_topk2_blocks3", "accuracy"), True),
+    ]  # fmt: skip
 
 
 def test_questions_on_one_picture_are_one_for_the_accuracy_too(tmp_path: Path) -> None:
@@ -126,53 +250,106 @@ def test_questions_on_one_picture_are_one_for_the_accuracy_too(tmp_path: Path) -
         ]
         runs.append(write(tmp_path / name, result(setting(), made)))
     line = lines_of(tmp_path, *runs)["tier-low_topk2_blocks3", "accuracy"]
-    assert line["is_paired"] and line["change"] == pytest.approx(-0.1)
-    # Two pairs of the same fate are one pair: of 10 pictures one is worse by 1.
-    assert line["interval"] == pytest.approx(bounded_mean_interval([0.0] * 3 + [-1.0] + [0.0] * 6, worst=-1.0))
-    same = lines_of(tmp_path, runs[0], runs[0])["tier-low_topk2_blocks3", "accuracy"]
-    # None of 10 pictures changed: (1 - p)^10 = 0.025.
-    assert same["interval"] == pytest.approx([0.025**0.1 - 1, 1 - 0.025**0.1])
+    assert line["change"] == pytest.approx(-0.1) and (line["n"], line["pictures"]) == (20, 10)
+    pictures = np.arange(20) % 10
+    scores = np.array([np.ones(20), np.where(pictures == 3, 0.0, 1.0)])
+    assert line["interval"] == pytest.approx(ScoreContrasts.of(scores, pictures, reference=0).interval(1, 0))
 
 
-def test_other_samples_are_compared_by_intervals(tmp_path: Path) -> None:
-    runs = run_of(tmp_path / "a", 1.0), run_of(tmp_path / "b", 2.0, range(100, 120))
-    line = lines_of(tmp_path, *runs)["tier-low_topk2_blocks3", "mean latency"]
-    assert not line["is_paired"] and line["n"] == [20, 20] and line["verdict"] == "SLOWER"
+def test_accuracies_of_several_settings_are_judged_together(tmp_path: Path) -> None:
+    """Answers of 10 samples of 60 get wrong in one of two settings."""
+    runs = []
+    for name, wrong in (("a", range(0)), ("b", range(10))):
+        right = [measured_sample(at) for at in range(60)]
+        made = [measured_sample(at, prediction=str(float(at not in wrong))) for at in range(60)]
+        results = result(setting(top_k=2), made), result(setting(top_k=4), right)
+        runs.append(write(tmp_path / name, *results))
+    found = lines_of(tmp_path, *runs)
+    worse, equal, together = (
+        found[key, "accuracy"] for key in ("tier-low_topk2_blocks3", "tier-low_topk4_blocks3", "all 2 settings")
+    )
+    changes = np.zeros((3, 60))
+    changes[1, :10] = -1
+    both = ScoreContrasts.of(changes, np.arange(60), reference=0)
+    assert worse["interval"] == pytest.approx(both.interval(1, 0)) and worse["verdict"] == "WORSE"
+    assert equal["interval"] == pytest.approx(both.interval(2, 0)) and equal["change"] == 0
+    half = ScoreContrasts.of(np.array([np.zeros(60), changes[1] / 2]), np.arange(60), reference=0)
+    assert together["change"] == pytest.approx(-1 / 12) and together["interval"] == pytest.approx(half.interval(1, 0))
+
+
+def test_memory_is_compared_without_a_test(tmp_path: Path) -> None:
+    runs = []
+    for name, peaks in (("a", (1000, 2000)), ("b", (1010, 1000))):
+        results = [
+            result(setting(top_k=top_k))
+            | {"memory": {"peak_memory_bytes": peak, "peak_reserved_bytes": None, "counted_memory_bytes": 5}}
+            for top_k, peak in zip((2, 4), peaks, strict=True)
+        ]
+        runs.append(write(tmp_path / name, *results))
+    found = {key: each for (key, quantity), each in lines_of(tmp_path, *runs).items() if quantity == "memory"}
+    assert [(each["change"], each["verdict"]) for each in found.values()] == [
+        (pytest.approx(1.01), "SAME"), (pytest.approx(0.5), "LESS"), (pytest.approx(0.505**0.5), "LESS"),
+    ]  # fmt: skip
+
+
+def test_samples_of_both_alone_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = run_of(tmp_path / "a", 1.0)
+    assert lines_of(tmp_path, one, run_of(tmp_path / "b", 1.0, range(5, 60)))["all 2 settings", "latency"]["n"] == 30
+    assert main([str(one), str(run_of(tmp_path / "c", 1.0, range(100, 120)))]) == 1
+    assert "share no question" in capsys.readouterr().err
 
 
 def test_runs_without_a_common_setting_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = run_of(tmp_path / "a", 1.0)
-    (tmp_path / "b").mkdir()
     other = write(tmp_path / "b", result(setting(blocks=2), [measured_sample(0)]))
     assert main([str(one), str(other)]) == 1
     assert "no setting of one task in common" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["a"], "too few runs"),
+        (["a", "b", "--", "--seed", "1"], "are for --run A B"),
+        (["a", "b", "--checkout", ".", "."], "are for --run A B"),
+        (["a", "--run", "", "", "--output_dir", "c"], "--run takes no folders"),
+        (["--run", "", ""], "needs --output_dir"),
+        (["--run", "", "", "--repeats", "1", "--output_dir", "c"], "--repeats"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert problem in capsys.readouterr().err
+
+
 def test_several_runs_are_compared_with_the_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [run_of(tmp_path / name, factor) for name, factor in (("a", 1.0), ("b", 1.1), ("c", 0.9))]
+    runs = [run_of(tmp_path / name, factor) for name, factor in (("a", 1.0), ("b", 1.2), ("c", 0.8))]
     assert main([*map(str, runs), "--output_dir", str(tmp_path / "out")]) == 0
     content = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    means = [each for each in content["lines"] if each["quantity"] == "mean latency"]
-    assert content["runs"] == ["a", "b", "c"]
-    assert [(each["run"], each["setting"], each["verdict"]) for each in means] == [
-        ("b", "tier-low_topk2_blocks3", "SLOWER"), ("b", "tier-low_topk4_blocks3", "SLOWER"),
-        ("c", "tier-low_topk2_blocks3", "FASTER"), ("c", "tier-low_topk4_blocks3", "FASTER"),
-    ]  # fmt: skip
-    # None of 20 changed; two settings of two runs are compared: (1 - p)^20 = 0.025 / 4.
-    accuracy = next(each for each in content["lines"] if each["quantity"] == "accuracy")
-    assert accuracy["interval"][1] == pytest.approx(1 - 0.00625**0.05)
+    latency = [each for each in content["lines"] if each["quantity"] == "latency"]
+    assert content["sides"] == [{"label": label, "runs": 1} for label in "abc"]
+    assert [(each["run"], each["setting"], each["verdict"]) for each in latency] == [
+        (run, name, verdict)
+        for run, verdict in (("b", "SLOWER"), ("c", "FASTER"))
+        for name in ("tier-low_topk2_blocks3", "tier-low_topk4_blocks3", "all 2 settings")
+    ]
+    # Each of two is judged at half the level: Student's t at 1 - 0.0125.
+    half = 2.241403 * 2**0.5 * 0.02
+    assert latency[2]["interval"] == pytest.approx([1.2 * np.exp(-half), 1.2 * np.exp(half)], rel=1e-6)
     printed = capsys.readouterr().out
     assert "A: a\n" in printed and "run's" in printed and (tmp_path / "out" / "comparison.png").is_file()
 
 
 def test_the_chart_of_runs_has_a_panel_for_each_quantity_and_a_series_for_each_run() -> None:
     lines = [
-        RunDifference("signs", "s", quantity, True, (20, 20), 1.0, 1.1, 1.1, None, "CANNOT TELL", run)
+        RunDifference("signs", "s", quantity, False, 20, 20, 1.0, 1.1, 1.1, None, "CANNOT TELL", run=run)
         for run in ("b", "c")
-        for quantity in ("mean latency", "accuracy")
+        for quantity in ("latency", "accuracy")
     ]  # fmt: skip
     latency, accuracy = runs_chart(lines, "a").panels
-    assert (latency.x.title, accuracy.x.title) == ("mean latency over that of a", "accuracy minus that of a")
+    assert (latency.x.title, accuracy.x.title) == ("latency over that of a", "accuracy minus that of a")
     rule, *series = latency.marks
     assert isinstance(rule, Rule) and rule.at == 1
     assert [(each.name, list(each.y), each.x_intervals) for each in series if isinstance(each, Dots)] == [

@@ -81,7 +81,8 @@ def said_everywhere(folder: Path, capsys: pytest.CaptureFixture[str]) -> Conclus
     line = f"conclusion: {found.sentence}"
     assert closing_lines(report, saved).count(line) == 1
     assert f"C{line[1:]}." == report_of(analyse([folder])).statements[0]
-    e2([str(folder), "--num_draws", "100", "--output_dir", str(folder / "analysis")])
+    code = e2([str(folder), "--num_draws", "100", "--output_dir", str(folder / "analysis"), "--strict"])
+    assert code == (4 if found.voided_by else 0)
     assert capsys.readouterr().out.splitlines()[0] == line
     assert saved_sentence(folder, "0007") == found.sentence and saved_sentence(folder, "0008") is None
     return found

@@ -17,7 +17,6 @@ CONTENTS = ("e2_knob_grid_results", "e2_pareto_frontiers", "e2_coupling_analysis
 def run_of(folder: Path, right: dict[tuple[str, int], int], task: str = "signs", num: int = 10) -> Path:
     """Settings by tier and top-k, right on their first samples; vision takes 0.1 s, at `high` 0.5 s, plus top-k."""
     results = []
-    rounds = {"how": "rounds", "seed": 1, "position": 0, "num_settings": len(right)}
     for (tier, top_k), number in right.items():
         seconds = (0.5 if tier == "high" else 0.1) + top_k / 100
         samples = [
@@ -28,7 +27,8 @@ def run_of(folder: Path, right: dict[tuple[str, int], int], task: str = "signs",
         ]
         provenance = PROVENANCE["task"] | {"name": task}
         one = result(setting(tier, top_k), samples, fingerprint=task, task=provenance)
-        results.append(one | {"drift": [], "setting_order": rounds})
+        order = {"how": "rounds", "seed": 0, "position": len(results), "num_settings": len(right)}
+        results.append(one | {"drift": [], "setting_order": order})
     return write(folder, *results)
 
 
@@ -66,7 +66,9 @@ def test_a_run_becomes_three_files_tables_and_pictures(tmp_path: Path, capsys: p
     assert {row["knob"] for row in coupling["couplings"][0]["fixed"]} == {"vision", "top_k"}
     assert fronts["tasks_compared"] == []
     assert any("P95 of end-to-end latency is based on 10 samples" in each for each in grid["caveats"])
-    assert not any("measured one after another" in each for each in grid["caveats"])
+    assert not any("one after another" in each for each in grid["caveats"])
+    assert by_cost["latency_mean"]["setting_variance"] == {"std": 0.0, "degrees": None, "source": "rounds"}
+    assert by_cost["latency_mean"]["ties"] == [[each["key"]] for each in by_cost["latency_mean"]["settings"]]
     with (out / "e2_fronts.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     # Four settings against three costs.

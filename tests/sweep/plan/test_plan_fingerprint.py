@@ -88,7 +88,7 @@ NOT_FINGERPRINTED = {
 OTHERWISE = {
     "num_samples", "sample_by", "seed", "ids", "dataset_revision", "prompt_template", "importance_scores_file",
     "block_sets_file", "batch_size", "decoding", "first_block_top_k_rule", "columns", "text_only", "system_prompt",
-    "no_chat_template", "knob_flags", "drift_check_every",
+    "no_chat_template", "knob_flags",
 }  # fmt: skip
 
 

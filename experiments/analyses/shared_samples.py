@@ -1,0 +1,168 @@
+"""What two sides of a comparison share: the same samples at the same settings in every run of both."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import numpy as np
+
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.records.sample_result import SampleResult, is_same_question
+from experiment_core_utils.records.setting_result import SettingResult
+from experiments.analyses.knobs.grid import picture_of
+from experiments.analyses.sweeps import Sweep, drift_ratios
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A quantity of C samples at their settings in the R and R' runs of two sides."""
+
+    one: np.ndarray  #: [R, C]
+    other: np.ndarray  #: [R', C]
+    places: np.ndarray  #: [C] number of the setting
+    samples: np.ndarray  #: [C] id of the sample in its task
+    pictures: np.ndarray  #: [C] number of the picture
+
+    def where(self, kept: np.ndarray) -> "Cells":
+        """Those of which [C] bools are true."""
+        pictures = np.unique(self.pictures[kept], return_inverse=True)[1]
+        return Cells(self.one[:, kept], self.other[:, kept], self.places[kept], self.samples[kept], pictures)
+
+    def at(self, place: int) -> "Cells":
+        """Those of a setting."""
+        return self.where(self.places == place)
+
+    @property
+    def change(self) -> np.ndarray:
+        """[C], `other` - `one`, each the mean over runs."""
+        return np.asarray(self.other.mean(axis=0) - self.one.mean(axis=0))
+
+    @property
+    def num_pictures(self) -> int:
+        """The number of pictures."""
+        return len(np.unique(self.pictures))
+
+    @property
+    def numbers(self) -> list[int]:
+        """The settings, each once."""
+        return [int(each) for each in np.unique(self.places)]
+
+
+def with_common_samples(cells: Sequence[Cells]) -> list[Cells]:
+    """Each setting's cells of one task, without samples that another of the settings lacks."""
+    common = reduce(np.intersect1d, [each.samples for each in cells])
+    return [each.where(np.isin(each.samples, common)) for each in cells]
+
+
+class SharedSamples:
+    """The settings that all runs of two sides have, and the samples of each that all have."""
+
+    def __init__(self, first: Sequence[Sweep], second: Sequence[Sweep]) -> None:
+        """Find them.
+
+        Raises:
+            ResultsError: no setting, or no question, is in all runs, or a task is scored by two metrics.
+        """
+        self.num_first = len(first)
+        found = [{(each.task, each.key): each.result for each in run.settings} for run in (*first, *second)]
+        #: task and key of each setting
+        self.places = [place for place in found[0] if all(place in run for run in found)]
+        if not self.places:
+            raise ResultsError("the runs have no setting of one task in common; give runs of the same task and knobs")
+        #: of each run, the results of these settings
+        self.runs: list[list[SettingResult]] = [[run[place] for place in self.places] for run in found]
+        for (task, _), results in zip(self.places, zip(*self.runs, strict=True), strict=True):
+            metrics = {each.metric for each in results}
+            if len(metrics) > 1:
+                raise ResultsError(f"{task} is scored by {' and by '.join(sorted(metrics))}; rescore one run")
+        #: of each setting, a row for each sample: what it is in every run
+        self._samples = [_common(results) for results in zip(*self.runs, strict=True)]
+        if not any(self._samples):
+            raise ResultsError("the runs share no question; measure the same samples of the same data in all")
+
+    @property
+    def is_one_run_a_side(self) -> bool:
+        """Whether neither side has two runs."""
+        return len(self.runs) == 2
+
+    @cached_property
+    def is_identical(self) -> bool:
+        """Whether every sample is the same in all runs, times included: they are one measurement."""
+        return all(each == row[0] for samples in self._samples for row in samples for each in row[1:])
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a run measured one setting after another."""
+        orders = [result.setting_order for run in self.runs for result in run]
+        return any(order is None or order.how != "rounds" for order in orders)
+
+    @property
+    def drift_variance(self) -> float:
+        """Of the log of the control setting's time over its first, the mean square of later readings, summed over
+        runs.
+        """
+        # A reading is after one setting and before the next; the first is 1.
+        readings = [sorted(set(drift_ratios(run)) - {1.0}) for run in self.runs]
+        return sum(float(np.mean(np.log(each) ** 2)) for each in readings if each)
+
+    @property
+    def other_load(self) -> float:
+        """The largest fraction of the CPUs that other processes used in any run on a CPU; 0 where none was read."""
+        return max(
+            (
+                each.foreign_cpu_share or 0.0
+                for run in self.runs
+                for result in run
+                if result.provenance.hardware.gpu_name is None
+                for each in result.conditions
+            ),
+            default=0.0,
+        )
+
+    @property
+    def protocols(self) -> tuple[list[int], list[int]]:
+        """The versions of the measurement protocol in each side; results that do not say theirs are of the first."""
+        known = [{int(getattr(result, "protocol_version", None) or 1) for result in run} for run in self.runs]
+        one, other = known[: self.num_first], known[self.num_first :]
+        return sorted(set().union(*one)), sorted(set().union(*other))
+
+    def cells(self, read: Callable[[SampleResult], float | None]) -> Cells | None:
+        """The values of all samples that have one in every run; None for none."""
+        rows, places, ids, pictures = [], [], [], []
+        for number, samples in enumerate(self._samples):
+            for each in samples:
+                known = [value for sample in each if (value := read(sample)) is not None]
+                if len(known) == len(each):
+                    rows.append(known)
+                    places.append(number)
+                    ids.append(each[0].sample_id)
+                    pictures.append(f"{self.places[number][0]} {picture_of(each[0])}")
+        return self._split(rows, places, ids, pictures) if rows else None
+
+    def memory(self) -> Cells | None:
+        """Logs of the bytes of each setting: the peak on a GPU where all runs have it, else what formulas give."""
+        for name in ("peak_memory_bytes", "counted_memory_bytes"):
+            of_settings = [[getattr(each.memory, name, None) for each in row] for row in zip(*self.runs, strict=True)]
+            known = [number for number, values in enumerate(of_settings) if all(values)]
+            if known:
+                rows = [[float(np.log(value)) for value in of_settings[number] if value] for number in known]
+                return self._split(rows, known, known, list(map(str, known)))
+        return None
+
+    def _split(
+        self, rows: Sequence[Sequence[float]], places: Sequence[int], ids: Sequence[int], pictures: Sequence[str]
+    ) -> Cells:
+        values, numbers = np.array(rows).T, np.unique(pictures, return_inverse=True)[1]
+        return Cells(values[: self.num_first], values[self.num_first :], np.array(places), np.array(ids), numbers)
+
+
+def _common(results: Sequence[SettingResult]) -> list[list[SampleResult]]:
+    """A row for each sample that is in all results with one question: what it is in each."""
+    by_id = [{sample.sample_id: sample for sample in each.per_sample_results} for each in results]
+    every = [[each.get(sample_id) for each in by_id] for sample_id in sorted(by_id[0])]
+    return [
+        known
+        for row in every
+        if len(known := [each for each in row if each is not None]) == len(row)
+        and all(is_same_question(known[0], each) for each in known[1:])
+    ]
