@@ -50,9 +50,7 @@ def installed_model() -> str:
 def asked(model: str, task: str, samples: int, folder: Path, **flags: Any) -> float | None:
     """The accuracy of the whole model."""
     given = {name: value for name, value in flags.items() if value is not None}
-    results = kp.profile(
-        model=model, task=task, samples=samples, output_dir=folder, max_repeats=0, **QUICK, **given
-    )
+    results = kp.profile(model=model, task=task, samples=samples, output_dir=folder, max_repeats=0, **QUICK, **given)
     return max(results.settings, key=lambda each: each.num_active_blocks).accuracy
 
 

@@ -125,7 +125,6 @@ LONGEST_FILES = (
     "test_dense_sweeps.py",
     "test_e1_stage_latency.py",
     "test_steady_numbers.py",
-    "test_on_device.py",
     "test_own_data.py",
     "test_text_model.py",
     "test_original.py",

@@ -38,7 +38,7 @@ ENERGY_SAMPLES = 32
 # Passes come in pairs, there and back.
 LEAST_PASSES = 2
 # No further pair is begun after windows of so many seconds for each setting.
-LIMIT_S = 60.0
+LIMIT_S = 20.0
 _STOPPED = "while energy was measured"
 Inputs = Mapping[str, Any]
 

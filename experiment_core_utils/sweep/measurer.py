@@ -330,6 +330,8 @@ class Rounds:
         for at in done:
             with runner.sample_boundary(at.of, at.sample_id):
                 runner.finish(at, in_rounds=len(self.settings) > 1)
+        # All settings have had them.
+        self.measurer.bench.requests.let_go(RequestKey(*place) for place in taken)
         self.measurer.note_conditions_if_due(self.settings)
         return done
 

@@ -334,6 +334,13 @@ class RequestSource:
         self._upcoming = list(reversed(keys))
         self._prefetch()
 
+    def let_go(self, keys: Iterable[RequestKey]) -> None:
+        """Keep these requests no longer; taken again, they are made again."""
+        for key in keys:
+            found = self._cached.pop(key, None)
+            if found is not None:
+                self._free_bytes += request_bytes(found)
+
     def take(self, sample_id: int, crops: CropRange | None) -> tuple[Sample, PreparedRequest]:
         """The sample (without its picture) and its request; waits where it is not ready.
 

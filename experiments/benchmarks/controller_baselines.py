@@ -11,7 +11,7 @@ over pictures and seeds as well.
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -27,12 +27,14 @@ from experiments.controller.evaluation.replay import (
     PerSampleOracle,
     best_static,
     meetable,
+    outcomes_of,
     replay,
     shares_of_reference,
 )
 from experiments.controller.lookup import build
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
 from experiments.controller.policies.baselines import baselines
+from experiments.controller.policies.feedback import FeedbackPolicy
 from experiments.controller.policies.interface import Policy, RandomPolicy, StaticPolicy
 from experiments.fitting.intervals import draw_counts, interval, resampled
 
@@ -40,6 +42,12 @@ REFERENCES = ("lookup_mean", "chosen_table")
 DRAWS = 4000
 STREAM_LATE = 0.05
 STREAM_NEIGHBOURS = 0.2
+# A stream of requests on a machine whose speed changes.
+STREAM_REQUESTS = 280
+CORRELATED_REQUESTS = 40
+STEP = 1.5
+#: how the speed changes -> standard deviation of its logarithm; None for the step
+CHANGES: Mapping[str, float | None] = {"none": 0.0, "sd 0.2": 0.2, "sd 0.35": 0.35, f"{STEP:g} x slower": None}
 
 
 @dataclass
@@ -94,6 +102,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                              "training seed in the same order, are averaged")  # fmt: skip
     parser.add_argument("--stream", action="store_true",
                         help="budgets that a stream of requests shares instead (default: of each request)")  # fmt: skip
+    parser.add_argument("--changing_speed", action="store_true",
+                        help=f"streams of {STREAM_REQUESTS} requests on a machine whose speed changes: the table with "
+                             "feedback against the table alone")  # fmt: skip
     given = parser.parse_args(argv)
     grid = load_grid(given.results).complete()
     trained = trained_by_split(given.learned)
@@ -102,7 +113,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigurationError(
             f"--learned has controllers of the splits {sorted(trained)}; give each of --splits one"
         )
-    if given.stream:
+    if given.changing_speed:
+        _print_speeds(grid, splits)
+    elif given.stream:
         _print_streams(grid, splits)
     else:
         _print_policies(grid, splits, trained)
@@ -149,7 +162,8 @@ def _print_policies(grid: MeasuredGrid, splits: Sequence[int], trained: Mapping[
     if len(seeds) > 1:
         by_seed = np.stack([sums.of[seed] for seed in seeds])
         for other in REFERENCES:
-            print(f"{len(seeds)} seeds less {other}: {_over_seeds(by_seed, sums.of[other], grid.pictures)}")
+            difference, alone = _over_seeds(by_seed, sums.of[other], grid.pictures)
+            print(f"{len(seeds)} seeds less {other}: {difference} over pictures and seeds; of each seed {alone}")
 
 
 def _print_streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
@@ -178,16 +192,75 @@ def _print_streams(grid: MeasuredGrid, splits: Sequence[int]) -> None:
         print(f"{way:<24}{accuracy / count:>9.3f}{over_all / count:>15.3f}{100 * late / count:>6.1f} %  {more}")
 
 
-def _over_seeds(by_seed: np.ndarray, other: np.ndarray, pictures: Sequence[str]) -> str:
-    """The mean difference over K seeds [K, N, 3] and pictures, its interval over both, and each seed's."""
-    compared: list[int] = np.flatnonzero((by_seed[:, :, 2] > 0).all(axis=0)).tolist()
-    seeds = by_seed[:, compared, 0] / by_seed[:, compared, 2] - other[compared, 0] / other[compared, 2]
-    counts = draw_counts([pictures[place] for place in compared], np.zeros(len(compared)), DRAWS, seed=0)
-    of_draws = counts @ seeds.T / counts.sum(axis=1, keepdims=True)
-    weights = resampled(np.random.default_rng(1), len(seeds), DRAWS) / len(seeds)
-    low, high = interval((weights * of_draws).sum(axis=1))
-    alone = ", ".join(f"{each:+.3f}" for each in seeds.mean(axis=1))
-    return f"{seeds.mean():+.3f} [{low:+.3f}, {high:+.3f}] over pictures and seeds; of each seed {alone}"
+def _print_speeds(grid: MeasuredGrid, splits: Sequence[int]) -> None:
+    """Print a row for each way to choose, for each way in which the speed of the machine changes."""
+    print(f"{len(splits)} splits, each a stream of {STREAM_REQUESTS} requests, {len(set(grid.pictures))} pictures")
+    print(f"{'speed':<16}{'policy':<26}{'in time':>8}{'late':>8}  less the table")
+    for kind, log_sd in CHANGES.items():
+        sums = [_speed_sums(grid, split, log_sd) for split in splits]
+        for name in sums[0].of:
+            own, table = (np.stack([each.of[key] for each in sums]) for key in (name, next(iter(sums[0].of))))
+            in_time, late, count = own.sum(axis=(0, 1))
+            more = "" if own is table or not (own - table).any() else _over_seeds(own, table, grid.pictures)[0]
+            print(f"{kind:<16}{name:<26}{in_time / count:>8.3f}{100 * late / count:>6.1f} %  {more}")
+
+
+def _speed_sums(grid: MeasuredGrid, split: int, log_sd: float | None) -> RequestSums:
+    """In time, late and number of requests by policy, the table first, of one stream of the validation half."""
+    calibration, validation = split_by_picture(grid, 0.5, split)
+    every = shares_of_reference(calibration, BUDGET_SHARES)
+    budgets_s = [budget for budget, can in zip(every, meetable(validation, every), strict=True) if can]
+    generator = np.random.default_rng(split)
+    rounds = -(-STREAM_REQUESTS // len(validation))
+    order = np.concatenate([generator.permutation(len(validation)) for _ in range(rounds)])[:STREAM_REQUESTS]
+    slowness = slowness_of(generator, STREAM_REQUESTS, log_sd)
+    stream = validation.take(order)
+    stream = replace(stream, total_s=stream.total_s * slowness)
+    table = build(calibration)
+    known = np.exp(np.round(np.log(slowness), 2))
+    rows = [[stream.choices.index(table.choose(request, budget / slow))
+             for request, slow in zip(stream.features, known, strict=True)] for budget in budgets_s]  # fmt: skip
+    knowing = outcomes_of("knows the speed", stream, np.array(rows), np.zeros((len(budgets_s), len(stream))))
+    feedback = FeedbackPolicy(table, table.typical_s)
+    sums = RequestSums(grid)
+    for outcome in (*(replay(each, stream, budgets_s) for each in (table, feedback)), knowing,
+                    best_static(stream, budgets_s)):  # fmt: skip
+        late = outcome.latency_s > np.asarray(budgets_s)[:, None]
+        sums.add(outcome.name, stream, (np.where(late, 0.0, outcome.scores / stream.best), late, np.ones(late.shape)))
+    return sums
+
+
+def slowness_of(generator: np.random.Generator, number: int, log_sd: float | None) -> np.ndarray:
+    """How many times as long [number] requests take, one after another.
+
+    Args:
+        log_sd: standard deviation of the logarithm, whose correlation falls to 1/e over `CORRELATED_REQUESTS`; None for
+            `STEP` times as long from the middle on.
+    """
+    if log_sd is None:
+        return np.where(np.arange(number) < number // 2, 1.0, STEP)
+    kept = np.exp(-1 / CORRELATED_REQUESTS)
+    values = generator.standard_normal(number)
+    for place in range(1, number):
+        values[place] = kept * values[place - 1] + np.sqrt(1 - kept**2) * values[place]
+    return np.exp(log_sd * values)
+
+
+def _over_seeds(by_seed: np.ndarray, other: np.ndarray, pictures: Sequence[str]) -> tuple[str, str]:
+    """The mean difference over K seeds [K, N, 3] and pictures with its interval over both, and that of each seed.
+
+    A request counts for the seeds that judge it (count above 0).
+    """
+    compared = by_seed[:, :, 2] > 0
+    own, others = (each[..., 0] / np.maximum(each[..., 2], 1) for each in (by_seed, other))
+    seeds = np.where(compared, own - others, 0.0)
+    counts = draw_counts(pictures, np.zeros(len(pictures)), DRAWS, seed=0)
+    weights = resampled(np.random.default_rng(1), len(seeds), DRAWS)
+    sums, numbers = ((weights * (counts @ each.T)).sum(axis=1) for each in (seeds, compared))
+    # A draw may contain no request that its seeds judge.
+    low, high = interval(np.divide(sums, numbers, out=np.full(DRAWS, np.nan), where=numbers > 0))
+    alone = ", ".join(f"{each:+.3f}" for each in seeds.sum(axis=1) / compared.sum(axis=1))
+    return f"{seeds.sum() / compared.sum():+.3f} [{low:+.3f}, {high:+.3f}]", alone
 
 
 def _difference(own: np.ndarray, other: np.ndarray, pictures: Sequence[str]) -> str:

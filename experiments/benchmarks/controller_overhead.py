@@ -7,14 +7,12 @@ python -m experiments.benchmarks.controller_overhead --shape molmoe_1b --device 
 Flags that are not this program's own go to the profiler's configuration. Captures and warm-ups come first and are not
 counted. With `--shape` weights are random and answers are as long as they may be.
 
-It prints JSON. `device`, `execution` and `execution_reason` say how stages run; `decided_on` and `decided_on_reason`
-where the networks are computed, and why not on the model's GPU. `capture_s` is the time of all captures, `num_runs`
-counts measured pairs, `choices` those of each setting and pause, `num_parameters` those of all networks. The following
-have `p50` and `p95` over the runs: `first_stage_ms`, `second_stage_ms` and their sum `controller_ms`;
-`new_budget_first_stage_ms`, at budgets that were never requested; `adaptive_total_ms` (`T_total`, the stages in it),
-`plain_total_ms` and, run by run, `adaptive_less_plain_ms`. `controller_share` is the median of `controller_ms` /
-`adaptive_total_ms`; `on_host` has the stages of the same requests with the networks on the host, null where they are
-there anyway.
+It prints JSON. `device`, `execution` and `execution_reason` say how the model's stages run; the host computes the
+networks. `capture_s` is the time of all captures, `num_runs` counts measured pairs, `choices` those of each setting and
+pause, `num_parameters` those of all networks. The following have `p50` and `p95` over the runs: `first_stage_ms`,
+`second_stage_ms` and their sum `controller_ms`; `new_budget_first_stage_ms`, at budgets that were never requested;
+`adaptive_total_ms` (`T_total`, the stages in it), `plain_total_ms` and, run by run, `adaptive_less_plain_ms`.
+`controller_share` is the median of `controller_ms` / `adaptive_total_ms`.
 """
 
 import argparse
@@ -45,13 +43,11 @@ from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiment_core_utils.sweep.plan import max_new_tokens_of
 from experiments.benchmarks.molmoe_1b import shape_config
 from experiments.controller.knob_choices import published_space, tier_of
-from experiments.controller.networks.action_logits import HostActionLogits, action_logits_for
-from experiments.controller.networks.on_device import DeviceActionLogits
-from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun
+from experiments.controller.networks.action_logits import ActionLogits
+from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun, request_of
 from experiments.controller.running.deciders import NetworkDecider
 from experiments.controller.running.live import prepare_requests
 from experiments.controller.running.loaded_molmoe import LoadedModel, load_model
-from experiments.controller.training.live_environment import request_of
 
 WARM_UPS = 2
 
@@ -88,22 +84,17 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     requests = _requests_within(loaded, networks.space.knobs.tiers, given.budgets_ms)
     if not requests:
         raise ConfigurationError("no sample and no budget leave nothing to measure; give some of both")
-    logits = action_logits_for(loaded.model, networks)
+    logits = ActionLogits.for_model(loaded.model, networks)
     adaptive = AdaptiveModel(loaded.model, NetworkDecider(logits, networks.space), loaded.blocks)
     started = time.perf_counter()
     adaptive.warm_up([request for request, _ in requests])
     capture_s = time.perf_counter() - started
     ways = {"adaptive": adaptive, "new_budget": adaptive}
-    if isinstance(logits, DeviceActionLogits):
-        host = HostActionLogits(networks, loaded.model.host_embeddings, loaded.model.device)
-        ways["on_host"] = AdaptiveModel(loaded.model, NetworkDecider(host, networks.space), loaded.blocks)
     # Warm-ups come before what counts.
     warm_ups = (requests * WARM_UPS)[:WARM_UPS]
     return {
         "device": str(loaded.model.device),
         **_execution(loaded.model),
-        "decided_on": "device" if isinstance(logits, DeviceActionLogits) else "host",
-        "decided_on_reason": logits.reason,
         "capture_s": capture_s,
         "num_parameters": sum(each.numel() for each in networks.parameters()),
         **_summary(*_run_each_way(loaded.model, ways, [*warm_ups, *requests * given.rounds])),
@@ -175,20 +166,15 @@ def _summary(found: Mapping[str, Sequence[AdaptiveRun]], plain: Sequence[float])
     return {
         "num_runs": len(runs),
         "choices": Counter(f"{run.choice.key}_pause{run.pause}" for run in runs),
-        **_stages_ms(runs),
+        **{
+            f"{name}_ms": _spread(np.array([1000 * getattr(run.times, f"{name}_s") for run in runs]))
+            for name in ("first_stage", "second_stage", "controller")
+        },
         "new_budget_first_stage_ms": _spread(np.array([1000 * run.times.first_stage_s for run in found["new_budget"]])),
         "adaptive_total_ms": _spread(1000 * total_s),
         "plain_total_ms": _spread(1000 * plain_s),
         "adaptive_less_plain_ms": _spread(1000 * (total_s - plain_s)),
         "controller_share": float(np.median(controller_s / total_s)),
-        "on_host": _stages_ms(found["on_host"]) if "on_host" in found else None,
-    }
-
-
-def _stages_ms(runs: Sequence[AdaptiveRun]) -> Mapping[str, Mapping[str, float]]:
-    return {
-        f"{name}_ms": _spread(np.array([1000 * getattr(run.times, f"{name}_s") for run in runs]))
-        for name in ("first_stage", "second_stage", "controller")
     }
 
 

@@ -57,15 +57,10 @@ class ControllerCaveat(Caveat):
             "{num_runs} unmeasured runs, one for each tiling, at the highest knobs; settings have no warm-up of their "
             "own".format_map,
         ),
-        "networks_on_host": CaveatKind(
-            "warning",
-            "{policy} computed its networks on the host and not on the model's device: {reason}".format_map,
-        ),
         "random_weights": CaveatKind(
             "warning", "the model's weights are random, and not those that two_stage was trained with".format_map
         ),
         "sample_left_out": CaveatKind("note", "sample {sample_id} was left out: {reason}".format_map),
-        "samples_left_out": CaveatKind("note", "{num_left_out} of {num_samples} samples cannot be used".format_map),
         "without_states": CaveatKind(
             "note", "{num_without} of {num_samples} samples have no states: {reasons}".format_map
         ),

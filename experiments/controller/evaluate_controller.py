@@ -19,7 +19,7 @@ from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.statistics import percentiles_over_runs
-from experiment_core_utils.primitives.units import LARGEST_SEED, check_fraction, check_within, milliseconds
+from experiment_core_utils.primitives.units import LARGEST_SEED, check_above, check_fraction, check_within, milliseconds
 from experiment_core_utils.records.caveats import caveat_fields
 from experiments.analyses.charts.matplotlib_charts import save_chart
 from experiments.analyses.files import add_output_flags, finding_lines
@@ -48,6 +48,7 @@ from experiments.controller.evaluation.replay import (
 from experiments.controller.lookup import Lookup, load
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
 from experiments.controller.policies.baselines import CHOSEN_TABLE
+from experiments.controller.policies.feedback import FeedbackPolicy
 from experiments.controller.policies.interface import Policy, check_budget
 from experiments.controller.policies.of_flags import (
     add_policy_flags,
@@ -83,6 +84,9 @@ def build_parser() -> argparse.ArgumentParser:
                               "(without a reference: of the largest setting's)")  # fmt: skip
     budgets.add_argument("--num_budgets", type=int, default=8, metavar="B",
                          help="number of budgets, spread over the calibration samples' latencies")  # fmt: skip
+    parser.add_argument("--changing_load", type=float, metavar="SECONDS",
+                        help="live: keep all CPU cores busy by other processes in every second period of this length "
+                             "(default: no load)")  # fmt: skip
     add_policy_flags(parser)
     parser.add_argument(
         "--evaluation_seed",
@@ -113,6 +117,10 @@ def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
     check_policy_flags(given)
     if given.mode == "live":
         _check_live(given, rest)
+    elif given.changing_load is not None:
+        raise ConfigurationError(
+            f"--changing_load {given.changing_load:g} slows a running model; drop it, or give --mode live"
+        )
 
 
 def _check_fraction(given: argparse.Namespace) -> None:
@@ -132,6 +140,8 @@ def _check_live(given: argparse.Namespace, rest: Sequence[str]) -> None:
             f"--states {given.states} is for a replay: with --mode live two_stage sees the states of the running "
             "model; drop one of the two"
         )
+    if given.changing_load is not None:
+        check_above("--changing_load", given.changing_load, 0.0)
     parser = OneLineParser(add_help=False)
     parser.add_argument("--dataset_name", nargs="+", action="extend", default=[])
     tasks = parser.parse_known_args(rest)[0].dataset_name
@@ -225,6 +235,7 @@ def measured_live(
         open_live,
     )
     from experiments.controller.provenance import task_caveats
+    from experiments.controller.running.changing_load import changing_load
     from experiments.controller.running.live import run_live
     from experiments.controller.training.run import load_networks
 
@@ -237,10 +248,11 @@ def measured_live(
     lookup = lookup_of(given, calibration)
     seconds = budgets_of(given, calibration)
     further = further_policies(given, calibration, lookup, seconds)
-    policies = [*policies_of(given, grid, lookup, seed), *further]
+    policies = [*policies_of(given, grid, lookup, seed), FeedbackPolicy(lookup, lookup.typical_s), *further]
     job = open_live(flags, policies, grid, given.learned)
     controllers = controllers_of(job, given.learned)
-    outcomes = run_live(controllers, job.model, job.metric, job.measured, seconds, seed)
+    with changing_load(given.changing_load):
+        outcomes = run_live(controllers, job.model, job.metric, job.measured, seconds, seed)
     can = meetable(grid.complete(), seconds)
     whole_s = calibration.reference_mean_s
     budgets = [Budget(s, can[at], None, _share(s, whole_s)) for at, s in enumerate(seconds)]
@@ -253,11 +265,12 @@ def measured_live(
         **shared_content(given, grid, lookup, calibration),
         "source": job.source,
         "metrics": {job.task.name: job.metric.name},
+        "changing_load_s": given.changing_load,
         "num_dropped": len(job.failed),
         "accuracy_grouped": grouped_accuracy(job, seconds),
         **caveat_fields([
             *notes, *_few(len(keys)), *_seen(lookup, keys),
-            *task_caveats(grid, job.task.name, job.task.split), *live_caveats(job, given.learned, controllers),
+            *task_caveats(grid, job.task.name, job.task.split), *live_caveats(job, given.learned),
         ]),
     }, further)  # fmt: skip
     return evaluation, [*notes, *_seen(lookup, keys)], written

@@ -7,10 +7,11 @@ python -m experiments.controller.lookup predict lookup.json --budget_ms 120
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Annotated, Any, Literal, NotRequired, get_args
 
 import numpy as np
@@ -42,6 +43,8 @@ AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 DEFAULT_AGGREGATION: Aggregation = "in_time"
 PERCENTS: Mapping[Aggregation, float] = {"median": 50.0, "p50": 50.0, "p95": 95.0, "p99": 99.0}
 CONFIDENCE = 0.95
+# Budgets whose settings are kept, with their prompts where these count.
+KEPT_BUDGETS = 1024
 LOOKUP_FLAGS = ("aggregation_method", "tolerance", "max_late", "confidence", "neighbourhood")
 
 
@@ -68,6 +71,11 @@ class LookupEntry(VisionKnob, DecoderKnobs):
     def choice(self) -> Setting:
         """The setting."""
         return setting_of(self)
+
+    @property
+    def known_ms(self) -> list[float]:
+        """`latencies_ms` of the samples that have one."""
+        return [each for each in self.latencies_ms if each is not None]
 
 
 @with_config(ConfigDict(strict=True))
@@ -170,9 +178,15 @@ class Lookup:
         """Task and sample id of each sample."""
         return frozenset((task, sample_id) for task, ids in self.sample_ids.items() for sample_id in ids)
 
+    @cached_property
+    def typical_s(self) -> Mapping[Setting, float]:
+        """Seconds that a request takes at each setting: the geometric mean of its samples, without these the mean."""
+        typical_ms = [geometric_mean(entry.known_ms or [entry.latency_mean_ms]) for entry in self.entries]
+        return {entry.choice: each / 1000 for entry, each in zip(self.entries, typical_ms, strict=True)}
+
     def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
         """See `Policy.choose`; without a neighbourhood the choice is the same for every request."""
-        mixed = self.mixture(1000 * budget_s, request.prompt)
+        mixed = self._mixture(1000 * budget_s, None if self.options.neighbourhood is None else request.prompt)
         draw = draw_of(request, budget_s) / DRAWS
         for entry, fraction in mixed:
             if draw < fraction:
@@ -187,6 +201,10 @@ class Lookup:
         check_budget(budget_ms / 1000)
         gains, costs = self._expected(budget_ms, self._places(prompt))
         return tuple((self.entries[at], share) for at, share in self._price(budget_ms).shares(gains, costs).items())
+
+    @cached_property
+    def _mixture(self) -> Callable[[float, str | None], tuple[tuple[LookupEntry, float], ...]]:
+        return lru_cache(KEPT_BUDGETS)(self.mixture)
 
     def _places(self, prompt: str | None) -> np.ndarray:
         """Places of the samples that a request's table is made of."""

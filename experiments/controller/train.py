@@ -1,8 +1,7 @@
-"""Train the two-stage controller: on a synthetic environment, on a measured grid, or on the running model.
+"""Train the two-stage controller, on a synthetic environment or on a measured grid.
 
 python -m experiments.controller.train --environment synthetic --controller_dir results/controller_synthetic
 python -m experiments.controller.train --environment replay --grid results/grid --controller_dir results/controller
-python -m experiments.controller.train --environment live --num_samples 16 --controller_dir results/controller_live
 """
 
 import argparse
@@ -28,7 +27,7 @@ from experiments.controller.training.run import CHECKPOINT, Objective, TrainingP
 from experiments.controller.training.summary import TensorboardCurves, summary_of, summary_writer, write_curves
 from experiments.controller.training.tabled_environment import Teacher
 
-ENVIRONMENTS = ("synthetic", "replay", "live")
+ENVIRONMENTS = ("synthetic", "replay")
 SUMMARY = "training.json"
 OF_A_REPLAY = ("states", "calibration_share", "split_seed", "num_budgets")
 # For networks that were taught before, by a warm start or another training: not far away from that, because a grid has
@@ -51,7 +50,7 @@ REWARD_FLAGS = {"latency_weight": "weight of latency / budget", "over_budget_pen
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The program's own flags; with replay and live all others go to the profiler's configuration."""
+    """The program's own flags; with replay all others go to the profiler's configuration."""
     parser = OneLineParser(prog="train.py", description="Train the two-stage controller.")
     add = parser.add_argument
     add("--environment", choices=ENVIRONMENTS, required=True)
@@ -121,8 +120,6 @@ def plan_of(given: argparse.Namespace) -> TrainingPlan:
     reward = RewardRecipe(given.latency_weight, given.over_budget_penalty)
     warm = None if teacher == "none" else {"teacher": teacher, "steps": given.warm_start_steps}
     objective: Objective = given.objective or ("expected" if given.environment == "replay" else "grpo")
-    if objective == "expected" and given.environment == "live":
-        raise ConfigurationError("--objective expected needs tables of all choices; give grpo, or another environment")
     return TrainingPlan(grpo, reward, given.updates, given.training_seed, warm, objective)
 
 

@@ -120,5 +120,5 @@ def test_a_request_is_adapted_while_it_runs() -> None:
     printed = ran("-m", "experiments.benchmarks.controller_overhead", "--num_samples", "1", "--rounds", "1",
                   "--device", "cuda", "--budgets_ms", "5")  # fmt: skip
     found = json.loads(printed[printed.index("{") :])
-    assert found["execution"] == "graph" and found["decided_on"] == "device"
+    assert found["execution"] == "graph"
     assert found["adaptive_total_ms"]["p50"] > 0

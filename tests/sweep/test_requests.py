@@ -163,6 +163,17 @@ def test_what_is_not_needed_any_more_makes_room(task: NotedTask) -> None:
     assert len(task.noted("sample")) == 7 + 6
 
 
+def test_what_is_let_go_makes_room(task: NotedTask) -> None:
+    with source(task, (0, 1), 100_000, 0) as requests:
+        requests.announce(keys(LOW, (0, 1), ()))
+        requests.take(0, LOW)
+        requests.take(1, LOW)
+        requests.let_go([RequestKey(0, LOW), RequestKey(7, LOW)])
+        assert requests.cached_bytes == 16
+        requests.take(0, LOW)
+    assert task.noted("request 0 of 3") == ["request 0 of 3"] * 2
+
+
 def test_without_memory_nothing_is_kept_and_nothing_piles_up(task: NotedTask, num_workers: int) -> None:
     ids = tuple(range(10))
     with source(task, ids, 0, num_workers) as requests:

@@ -25,7 +25,8 @@ from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.evaluation.outcomes import AnsweredRequests
 from experiments.controller.knob_choices import KnobSpace, published_space
 from experiments.controller.measured_grid import MeasuredGrid
-from experiments.controller.networks.action_logits import action_logits_for
+from experiments.controller.networks.action_logits import ActionLogits
+from experiments.controller.policies.feedback import FeedbackPolicy
 from experiments.controller.policies.interface import Policy
 from experiments.controller.policies.learned import TwoStageController
 from experiments.controller.provenance import live_leaks, refuse_other_controller, refuse_other_model
@@ -154,7 +155,7 @@ def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
         return controllers
     networks = load_networks(learned)
     assert isinstance(job.model, MolmoeStagedModel)
-    logits = action_logits_for(job.model, networks)
+    logits = ActionLogits.for_model(job.model, networks)
     two_stage = TwoStageController(logits, networks.space, job.model, job.blocks, job.max_new_tokens)
     two_stage.warm_up(job.measured)
     return [*controllers, two_stage]
@@ -164,12 +165,15 @@ def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any]
     """Accuracy on all requests, answered in batches of the same choice; None where all were measured anyway.
 
     The mean of score / best score over the `num_scored` requests that have a score, for each policy of the job at each
-    budget. A two-stage controller is none of these: it chooses inside a run of one request.
+    budget. A two-stage controller is none of these: it chooses inside a run of one request. Nor is a policy with
+    feedback, which chooses by the times of single requests.
     """
     if len(job.requests) == len(job.measured):
         return None
     content: dict[str, Any] = {"num_requests": len(job.requests), "policies": {}}
     for policy in job.policies:
+        if isinstance(policy, FeedbackPolicy):
+            continue
         values = []
         for budget_s in budgets_s:
             choices = [policy.choose(request.features, budget_s) for request in job.requests]
@@ -186,23 +190,13 @@ def grouped_accuracy(job: LiveJob, budgets_s: Sequence[float]) -> dict[str, Any]
     return content
 
 
-def live_caveats(job: LiveJob, learned: Path | None, controllers: Sequence[Controller]) -> list[ControllerCaveat]:
+def live_caveats(job: LiveJob, learned: Path | None) -> list[ControllerCaveat]:
     """Caveats of a live evaluation."""
     caveat = ControllerCaveat.of
     notes = [caveat("prepared_beforehand"), caveat("shared_warm_up", num_runs=job.num_warm_ups)]
     if learned is not None:
         ids = [each.sample.sample_id for each in job.measured]
-        notes += host_caveats(controllers)
         if job.config.model.random_weights:
             notes.append(caveat("random_weights"))
         notes += live_leaks(learned, job.task, ids)
     return [*notes, *(caveat("sample_left_out", sample_id=at, reason=why) for at, why in job.failed.items())]
-
-
-def host_caveats(controllers: Sequence[Controller]) -> list[ControllerCaveat]:
-    """The caveat that networks ran on the host though the model is on a GPU, which takes a request longer."""
-    return [
-        ControllerCaveat.of("networks_on_host", policy=each.name, reason=each.host_reason)
-        for each in controllers
-        if isinstance(each, TwoStageController) and each.host_reason is not None
-    ]

@@ -13,6 +13,7 @@ from experiment_core_utils.primitives.statistics import fraction_above, percenti
 from experiment_core_utils.primitives.units import check_above, shown
 from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
 from experiments.controller.measured_grid import MeasuredGrid
+from experiments.controller.policies.feedback import FeedbackPolicy
 from experiments.controller.policies.interface import Policy, RequestFeatures, check_budget
 
 # A static setting meets a budget where it exceeds it for no more than this fraction of the requests.
@@ -65,6 +66,7 @@ def requests_in(grid: MeasuredGrid) -> AnsweredRequests:
 def replay(policy: Policy, grid: MeasuredGrid, budgets_s: Sequence[float]) -> Outcomes:
     """The outcomes of a policy that chooses for every request at every budget, looked up in the grid.
 
+    The requests of each budget are a stream: a policy with feedback starts anew, and is told of each answer's time.
     The time of choosing is measured here and now; it is not added to the latencies, which another machine may have
     measured.
 
@@ -76,6 +78,8 @@ def replay(policy: Policy, grid: MeasuredGrid, budgets_s: Sequence[float]) -> Ou
     size = len(budgets_s), len(grid)
     picked, overhead_s = np.zeros(size, dtype=np.int64), np.zeros(size)
     for at, budget_s in enumerate(budgets_s):
+        if isinstance(policy, FeedbackPolicy):
+            policy.restart()
         for place, request in enumerate(features):
             started = time.perf_counter()
             choice = policy.choose(request, budget_s)
@@ -86,6 +90,8 @@ def replay(policy: Policy, grid: MeasuredGrid, budgets_s: Sequence[float]) -> Ou
                     "policy the grid's settings"
                 )
             picked[at, place] = rows[choice]
+            if isinstance(policy, FeedbackPolicy):
+                policy.observe(choice, grid.total_s[rows[choice], place])
     return outcomes_of(policy.name, grid, picked, overhead_s)
 
 

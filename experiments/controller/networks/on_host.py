@@ -19,8 +19,6 @@ Array = np.ndarray
 Logits = tuple[list[float], list[float]]
 # As of `layer_norm`, and of the budget token.
 NORM_EPS, RMS_EPS = 1e-5, 1e-8
-# Budgets of which what depends on them alone is kept.
-CACHED_BUDGETS = 256
 # OpenBLAS wakes its threads for a product of 9216 weights or more, which takes longer than the product.
 MOST_WEIGHTS = 8192
 
@@ -49,40 +47,33 @@ class HostNetworks:
         self._prompt_in = _pieces(weights["prompt_in.weight"])
         self._states_in = [_pieces(half) for half in np.split(weights["states_in.weight"], 2, axis=1)]
         tier, pause = np.split(weights["chosen_in.weight"], [self._tiers])
-        #: [tiers, pauses, w], what stage 1's choice adds in front of stage 2's inner layer, biases in it
-        self.chosen = tier[:, None] + pause[None] + weights["states_in.bias"]
+        # [tiers, pauses, w], what stage 1's choice adds in front of stage 2's inner layer, biases in it.
+        self._chosen = tier[:, None] + pause[None] + weights["states_in.bias"]
         self._biases = {name: weights[f"{name}.bias"].tolist() for name in ("first_out", "second_out")}
-
-    def features(self, budget_s: float) -> Array:
-        """The features of a budget in seconds that the budget's networks read; see `sinusoidal_features`."""
-        angles = math.log(budget_s * 1e3) * self._turns
-        return np.concatenate([np.sin(angles), np.cos(angles)]).astype(np.float32)
 
     def budget(self, budget_s: float) -> HostBudget:
         """The values of a budget in seconds that both stages need."""
-        weights = self._weights
-        code = _gelu(weights["budget.encode.weight"] @ self.features(budget_s) + weights["budget.encode.bias"])
+        weights, angles = self._weights, math.log(budget_s * 1e3) * self._turns
+        features = np.concatenate([np.sin(angles), np.cos(angles)]).astype(np.float32)
+        code = _gelu(weights["budget.encode.weight"] @ features + weights["budget.encode.bias"])
         raw = weights["budget.embed.weight"] @ code + weights["budget.embed.bias"]
         token = raw * (weights["budget.embedding_rms"] / math.sqrt(float(raw @ raw) / len(raw) + RMS_EPS))
         return HostBudget(weights["code_in.weight"] @ code + weights["prompt_in.bias"], token.astype(np.float32))
 
     def first(self, prompt: Array, budget: HostBudget) -> Logits:
         """Stage 1: logits of tiers and of pauses, from the prompt [H] and the budget."""
-        return self.split_first(self._logits("first_out", budget.known + self._normed_product(self._prompt_in, prompt)))
-
-    def second(self, states: Array, tier: int, pause: int) -> Logits:
-        """Stage 2: logits of top-k and of numbers of blocks, from states [2, H] and the places of stage 1's choice."""
-        inner = self.chosen[tier, pause]
-        for pieces, state in zip(self._states_in, states, strict=True):
-            inner = inner + self._normed_product(pieces, state)
-        return self.split_second(self._logits("second_out", inner), pause)
-
-    def split_first(self, logits: list[float]) -> Logits:
-        """The logits of tiers and of pauses in stage 1's outputs."""
+        logits = self._logits("first_out", budget.known + self._normed_product(self._prompt_in, prompt))
         return logits[: self._tiers], logits[self._tiers :]
 
-    def split_second(self, logits: list[float], pause: int) -> Logits:
-        """The logits of top-k and of numbers of blocks in stage 2's outputs; what is no longer possible has -inf."""
+    def second(self, states: Array, tier: int, pause: int) -> Logits:
+        """Stage 2: logits of top-k and of numbers of blocks, from states [2, H] and the places of stage 1's choice.
+
+        What is no longer possible has -inf.
+        """
+        inner = self._chosen[tier, pause]
+        for pieces, state in zip(self._states_in, states, strict=True):
+            inner = inner + self._normed_product(pieces, state)
+        logits = self._logits("second_out", inner)
         possible = zip(logits[self._top_ks :], self._possible[pause], strict=True)
         return logits[: self._top_ks], [each if is_possible else -math.inf for each, is_possible in possible]
 

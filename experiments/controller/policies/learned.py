@@ -24,10 +24,9 @@ from experiments.controller.provenance import (
     replay_leaks,
     split_caveats,
 )
-from experiments.controller.running.adaptive_generation import AdaptiveModel
+from experiments.controller.running.adaptive_generation import AdaptiveModel, request_of
 from experiments.controller.running.deciders import NetworkDecider
 from experiments.controller.running.live import AdaptiveAnswer, LiveRequest
-from experiments.controller.training.live_environment import request_of
 from experiments.controller.training.recorded_states import (
     STATES,
     RecordedStates,
@@ -85,7 +84,6 @@ class TwoStageController:
         blocks: BlockChoice,
         max_new_tokens: int,
     ) -> None:
-        self.host_reason = logits.reason  #: see `ActionLogits.reason`
         self._answering = AdaptiveModel(model, NetworkDecider(logits, space), blocks)
         self._limit = max_new_tokens
 

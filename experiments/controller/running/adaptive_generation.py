@@ -40,6 +40,7 @@ from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.knob_choices import chosen_experts
 from experiments.controller.policies.interface import check_budget
 from experiments.controller.running.deciders import Decider, FirstDecision
+from experiments.controller.running.live import LiveRequest
 
 Choose = Callable[[torch.Tensor], EngineKnobs]
 
@@ -135,6 +136,11 @@ class AdaptiveRequest:
     prepared: Mapping[str, PreparedRequest] = field(default_factory=dict)
 
 
+def request_of(request: LiveRequest, max_new_tokens: int) -> AdaptiveRequest:
+    """A sample prepared at every tier as such a request."""
+    return AdaptiveRequest(request.sample, request.prompt, max_new_tokens, request.prepared)
+
+
 @dataclass(frozen=True)
 class AdaptiveTimes:
     """The times of one request, in seconds, by marks of that run. `total_s` is the sum of all but the last two."""
@@ -196,9 +202,8 @@ class AdaptiveModel:
     def warm_up(self, requests: Sequence[AdaptiveRequest]) -> None:
         """Prepare for these requests, at least one, at all possible decisions, before they are timed.
 
-        Where modules run only the decider has something to do.
+        Where modules run there is nothing to do.
         """
-        self._decider.warm_up(max(len(prompt_ids(self._staged, request.prompt)) for request in requests))
         if isinstance(self._staged.split, EagerPausedPrefill):
             return
         choices: dict[str, list[tuple[int, EngineKnobs]]] = {}

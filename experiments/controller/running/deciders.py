@@ -31,9 +31,6 @@ class Decider(Protocol):
     def possible(self) -> Sequence[Decisions]:
         """All decisions that the two stages may make."""
 
-    def warm_up(self, most_ids: int) -> None:
-        """Prepare for prompts of so many ids."""
-
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
         """Stage 1's decision, and the budget token [1, 1, H] for the end of the prompt; None for none.
 
@@ -63,9 +60,6 @@ class FixedDecider:
     def possible(self) -> Sequence[Decisions]:
         """See `Decider.possible`."""
         return [(self._first, self._second)]
-
-    def warm_up(self, most_ids: int) -> None:
-        """See `Decider.warm_up`; nothing has to be prepared."""
 
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
         """See `Decider.first`."""
@@ -111,10 +105,6 @@ class NetworkDecider:
             for (_, blocks), second in self._seconds.items()
             if left[blocks]
         ]
-
-    def warm_up(self, most_ids: int) -> None:
-        """See `Decider.warm_up`."""
-        self._logits.warm_up(most_ids)
 
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor]:
         """See `Decider.first`."""

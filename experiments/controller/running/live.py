@@ -21,6 +21,7 @@ from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Task, 
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes
 from experiments.controller.knob_choices import KnobSpace, tier_of
+from experiments.controller.policies.feedback import FeedbackPolicy
 from experiments.controller.policies.interface import PictureShape, Policy, RequestFeatures
 
 
@@ -90,7 +91,10 @@ class ChosenBefore:
         synchronize(self.model.device)
         with failure_named(f"sample {request.sample.sample_id}", self.model.describe):
             run = run_staged(self.model, inputs, self.max_new_tokens)
-        return AdaptiveAnswer(choice, run.token_ids, run.total_s, overhead_s, run.total_s + overhead_s)
+        latency_s = run.total_s + overhead_s
+        if isinstance(self.policy, FeedbackPolicy):
+            self.policy.observe(choice, latency_s)
+        return AdaptiveAnswer(choice, run.token_ids, run.total_s, overhead_s, latency_s)
 
 
 def prepare_requests(

@@ -1,13 +1,11 @@
-"""The interface of training environments, which answer requests with budgets."""
+"""Requests with budgets, what became of them, and what that is worth to a training."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
 from experiment_core_utils.primitives.units import check_within
-from experiments.controller.networks.two_stage import BLOCKS, PAUSE, TIER, TOP_K, ActionSpace, TwoStageNetworks
+from experiments.controller.networks.two_stage import BLOCKS, PAUSE, TIER, TOP_K
 
 
 @dataclass(frozen=True)
@@ -15,7 +13,7 @@ class BudgetedRequests:
     """The places of B requests, with a budget each."""
 
     samples: torch.Tensor  #: [B], places in the environment
-    levels: torch.Tensor  #: [B], places among the budgets that the environment answers at; zeros where any is possible
+    levels: torch.Tensor  #: [B], places among the budgets that the environment answers at
     budgets_s: torch.Tensor  #: [B], float64
 
     def repeated(self, times: int) -> "BudgetedRequests":
@@ -35,26 +33,6 @@ class RollOut:
     actions: torch.Tensor  #: [B, 4], columns TIER, PAUSE, TOP_K and BLOCKS: places in the action space
     accuracy: torch.Tensor  #: [B], fraction of the metric's best score
     latency_s: torch.Tensor  #: [B]
-
-
-class Environment(Protocol):
-    """Answers requests with budgets."""
-
-    space: ActionSpace
-    hidden_size: int
-    #: its states were recorded with the budget token as it is, which must not be trained then
-    budget_token_is_fixed: bool
-
-    def draw(self, count: int, generator: torch.Generator) -> BudgetedRequests:
-        """Requests and budgets, independent and evenly over samples and over the budgets' range."""
-
-    def roll_out(
-        self, networks: TwoStageNetworks, budgeted: BudgetedRequests, generator: torch.Generator | None
-    ) -> RollOut:
-        """Answer each request once with actions that the networks draw; None takes the likeliest."""
-
-    def describe(self) -> Mapping[str, Any]:
-        """A description (JSON values only) for the results, by which a resumed training recognises the environment."""
 
 
 def drawn(log_probs: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:

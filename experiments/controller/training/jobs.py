@@ -8,15 +8,11 @@ from pathlib import Path
 
 import torch
 
-from experiment_core_utils.c_prompt_processing import draw_samples, open_task, open_tasks
+from experiment_core_utils.c_prompt_processing import open_tasks
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.progress import sample_lines
-from experiment_core_utils.sweep.plan import max_new_tokens_of
-from experiment_core_utils.tasks.registry import get_metric
-from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.evaluation.replay import spread_budgets
-from experiments.controller.knob_choices import published_space
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
 from experiments.controller.networks.two_stage import TwoStageNetworks
 from experiments.controller.provenance import (
@@ -27,11 +23,8 @@ from experiments.controller.provenance import (
     refuse_other_weights,
     split_caveats,
 )
-from experiments.controller.running.live import prepare_requests, requests_that_run
 from experiments.controller.running.loaded_molmoe import find_molmoe, load_model
-from experiments.controller.training.environment import Environment
 from experiments.controller.training.grpo import warm_start
-from experiments.controller.training.live_environment import LiveEnvironment, check_scored, measured_range
 from experiments.controller.training.recorded_states import (
     STATES,
     RecordedStates,
@@ -41,7 +34,7 @@ from experiments.controller.training.recorded_states import (
     without_states,
 )
 from experiments.controller.training.replay_environment import grid_space, replay_environment, with_states
-from experiments.controller.training.run import CHECKPOINT, TrainingPlan, load_networks, stored_environment
+from experiments.controller.training.run import TrainingPlan, load_networks
 from experiments.controller.training.tabled_environment import TabledEnvironment, synthetic_environment
 
 SYNTHETIC_SAMPLES, SYNTHETIC_BUDGETS = 30, 12
@@ -52,22 +45,16 @@ class TrainingJob:
     """A training before its first update: loaded and measured."""
 
     networks: TwoStageNetworks
-    environment: Environment
-    held_out: TabledEnvironment | None  #: other pictures than those trained on; None where there are no tables of any
+    environment: TabledEnvironment
+    held_out: TabledEnvironment | None  #: other pictures than those trained on; None of a synthetic training
     caption: str  #: of the curves
     #: "task id" of each sample that was requested and is not trained or evaluated on -> why
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def run_warm_start(self, plan: TrainingPlan) -> list[float]:
-        """Run the warm start that the plan requests; returns its losses, none without one.
-
-        Raises:
-            ConfigurationError: there are no tables to teach from.
-        """
+        """Run the warm start that the plan requests; returns its losses, none without one."""
         if plan.warm_start is None:
             return []
-        if not isinstance(self.environment, TabledEnvironment):
-            raise ConfigurationError("--warm_start needs tables; train on a replay first, then --init_from that")
         self.networks.budget.encode.requires_grad_(not self.environment.budget_token_is_fixed)
         generator = torch.Generator().manual_seed(plan.seed + 1)
         return warm_start(
@@ -98,9 +85,9 @@ def open_job(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan)
         return TrainingJob(
             networks, environment, None, f"synthetic environment  ·  trained on {SYNTHETIC_SAMPLES} samples"
         )
-    if (given.grid is None) == (given.environment == "replay"):
+    if given.grid is None:
         raise ConfigurationError("--grid RESULTS goes with --environment replay, which needs it")
-    return _replay(given, rest, plan) if given.environment == "replay" else _live(given, rest, plan)
+    return _replay(given, rest, plan)
 
 
 def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
@@ -188,45 +175,3 @@ def _record(
     budgets_s = spread_budgets(train_part.complete(), given.num_budgets)
     progress = sample_lines("recording states", len(sample_keys))
     return record_states(loaded.model, sample_keys, networks, budgets_s, loaded.described, progress), networks
-
-
-def _live(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
-    loaded = load_model(rest, given.init_from)
-    config, model = loaded.config, loaded.model
-    networks = loaded.networks(published_space(loaded.source.limits), plan.seed, given.init_from)
-    space, task = networks.space, open_task(config.task)
-    prepared, failed = prepare_requests(model, task, draw_samples(task, config.task).sample_ids, space.knobs.tiers)
-    requests, refused = requests_that_run(model, space.knobs, loaded.blocks, prepared)
-    failed |= refused
-    if not requests:
-        raise ConfigurationError(f"none of {len(failed)} samples can be used; give others")
-    left_out = {f"{task.name} {at}": why for at, why in failed.items()}
-    if left_out:
-        total = len(left_out) + len(requests)
-        found = ControllerCaveat.of("samples_left_out", num_left_out=len(left_out), num_samples=total)
-        print(f"caveat: {found.sentence}", file=sys.stderr)
-    metric = get_metric(task.metric)
-    # Before the budgets are measured.
-    check_scored(metric, requests)
-    limit = max_new_tokens_of(config.task, task)
-    # A resumed training uses the budgets that it began with.
-    went = stored_environment(given.controller_dir / CHECKPOINT) if given.resume else None
-    if went is not None and went["kind"] == "live":
-        budgets_ms = went["budgets_ms"]
-    else:
-        budgets_ms = [1000 * each for each in measured_range(model, requests, space, loaded.blocks, limit)]
-    low_ms, high_ms = budgets_ms
-    described = {
-        "kind": "live",
-        "task": task.name,
-        "split": task.split,
-        "sample_ids": [each.sample.sample_id for each in requests],
-        "model": loaded.described,
-        "device": str(model.device),
-        "max_new_tokens": limit,
-        "budgets_ms": [low_ms, high_ms],
-    }
-    range_s = low_ms / 1000, high_ms / 1000
-    environment = LiveEnvironment(model, metric, requests, space, loaded.blocks, limit, range_s, described)
-    caption = f"live: {loaded.source.name}, {task.name}, trained on {len(requests)} samples"
-    return TrainingJob(networks, environment, None, caption, left_out)

@@ -1,7 +1,6 @@
 """A training run: updates of the networks, learning curves, and checkpoints that it can resume from.
 
-On one machine the same seed gives the same networks, up to rounding, where the environment gives the same latencies,
-in one go or with stops in between.
+On one machine the same seed gives the same networks, up to rounding, in one go or with stops in between.
 """
 
 import copy
@@ -15,7 +14,7 @@ import torch
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiments.controller.networks.two_stage import TwoStageNetworks
-from experiments.controller.training.environment import Environment, RewardRecipe, rewards
+from experiments.controller.training.environment import RewardRecipe, rewards
 from experiments.controller.training.expected import update_expected
 from experiments.controller.training.grpo import GrpoRecipe, update
 from experiments.controller.training.recorded_states import space_of
@@ -40,7 +39,7 @@ class TrainingPlan:
     updates: int
     seed: int  #: of the initial weights, of requests and of draws
     warm_start: Mapping[str, Any] | None = None  #: how the networks were taught before; None for not at all
-    objective: Objective = "grpo"  #: `expected` needs the tables of a `TabledEnvironment`
+    objective: Objective = "grpo"
 
     def __post_init__(self) -> None:
         check_within("--updates", self.updates, 1, MOST_TIMES)
@@ -55,7 +54,11 @@ class TrainingRun:
     """
 
     def __init__(
-        self, networks: TwoStageNetworks, environment: Environment, plan: TrainingPlan, start: Mapping[str, Any] = DRAWN
+        self,
+        networks: TwoStageNetworks,
+        environment: TabledEnvironment,
+        plan: TrainingPlan,
+        start: Mapping[str, Any] = DRAWN,
     ) -> None:
         self.networks = networks
         self.environment = environment
@@ -84,7 +87,6 @@ class TrainingRun:
 
     def _expected_row(self) -> dict[str, float]:
         recipe = self.plan.grpo
-        assert isinstance(self.environment, TabledEnvironment)
         budgeted = self.environment.draw(recipe.asks_per_update * recipe.group_size, self._generator)
         found = update_expected(
             self.networks, self._reference, self._optimiser, self.environment, budgeted, self.plan.reward, recipe,

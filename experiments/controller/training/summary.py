@@ -23,13 +23,12 @@ from experiments.controller.training.tabled_environment import TabledEnvironment
 
 
 def summary_of(job: TrainingJob, run: TrainingRun, spent: Mapping[str, float]) -> dict[str, Any]:
-    """The content of training.json; `parts` is empty for an environment without tables."""
+    """The content of training.json."""
     parts = []
     environment, recipe = job.environment, run.plan.reward
-    if isinstance(environment, TabledEnvironment):
-        for name, tabled in (("trained", environment), ("held_out", job.held_out)):
-            if tabled is not None:
-                parts += [{"part": name, **row} for row in policies_on(tabled, environment, run, recipe)]
+    for name, tabled in (("trained", environment), ("held_out", job.held_out)):
+        if tabled is not None:
+            parts += [{"part": name, **row} for row in policies_on(tabled, environment, run, recipe)]
     return {
         "schema_version": 1,
         "kind": "controller_training_summary",

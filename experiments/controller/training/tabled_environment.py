@@ -50,11 +50,11 @@ class TabledEnvironment:
         self._described = described
 
     def describe(self) -> Mapping[str, Any]:
-        """See `Environment.describe`."""
+        """A description (JSON values only), by which a resumed training recognises the environment."""
         return self._described
 
     def draw(self, count: int, generator: torch.Generator) -> BudgetedRequests:
-        """See `Environment.draw`."""
+        """Requests and budgets, independent and evenly over samples and budgets."""
         samples = torch.randint(len(self.tables.prompts), (count,), generator=generator)
         levels = torch.randint(len(self.tables.budgets_s), (count,), generator=generator)
         return BudgetedRequests(samples, levels, self.tables.budgets_s[levels])
@@ -74,7 +74,7 @@ class TabledEnvironment:
     def roll_out(
         self, networks: TwoStageNetworks, budgeted: BudgetedRequests, generator: torch.Generator | None
     ) -> RollOut:
-        """See `Environment.roll_out`."""
+        """Answer each request once with actions that the networks draw; None takes the likeliest."""
         prompts = self.tables.prompts[budgeted.samples]
         tier_log_probs, pause_log_probs = networks.split_first(
             networks.first(prompts, networks.code_of(budgeted.budgets_s))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.analyses.recorded_table import RecordedTable, write_table
-from experiments.benchmarks.controller_baselines import _over_seeds, main
+from experiments.benchmarks.controller_baselines import _over_seeds, main, slowness_of
 
 ORIGIN = {
     "model": "hand-made", "task": "signs", "split": "validation", "metric": "em", "precision": "float32",
@@ -57,5 +57,34 @@ def test_budgets_of_a_stream(table: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_seeds_that_differ_make_the_interval_wide() -> None:
     # Of 3 budgets for each of 8 requests: 1.5 and 2.1 points by the two seeds, 1.8 by the table.
     of = [np.column_stack([np.full(8, points), np.zeros(8), np.full(8, 3.0)]) for points in (1.5, 2.1, 1.8)]
-    printed = _over_seeds(np.stack(of[:2]), of[2], [f"picture {at}" for at in range(8)])
-    assert printed == "+0.000 [-0.100, +0.100] over pictures and seeds; of each seed -0.100, +0.100"
+    pictures = [f"picture {at}" for at in range(8)]
+    assert _over_seeds(np.stack(of[:2]), of[2], pictures) == ("+0.000 [-0.100, +0.100]", "-0.100, +0.100")
+    # The second seed judges two requests alone: (8 x -0.1 + 2 x 0.1) / 10.
+    of[1][2:] = 0
+    assert _over_seeds(np.stack(of[:2]), of[2], pictures)[0].startswith("-0.060 [-0.100, ")
+
+
+def test_a_machine_that_becomes_slower(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(table), "--splits", "0", "1", "--changing_speed"]) == 0
+    found = {tuple(line[:42].split("  ", 1)): line[42:].split() for line in capsys.readouterr().out.splitlines()[2:]}
+    by_name = {(kind.strip(), name.strip()): values for (kind, name), values in found.items()}
+    assert by_name["none", "lookup_in_time_feedback"] == by_name["none", "lookup_in_time"] == ["0.536", "0.0", "%"]
+    # At the last of 14 budgets alone the high tier is in time, and that in the first half of the stream only.
+    slower = {name: values for (kind, name), values in by_name.items() if kind == "1.5 x slower"}
+    assert slower["lookup_in_time"] == ["0.500", "3.6", "%"]
+    # The table that knows the speed takes the low tier then: (13 x 0.5 + 0.75) / 14. With feedback one answer is late.
+    assert slower["knows the speed"][:4] == ["0.518", "0.0", "%", "+0.018"]
+    assert slower["lookup_in_time_feedback"][:4] == ["0.518", "0.0", "%", "+0.018"]
+    # The high tier is in time for half of the stream, the low one worth half: equal, and the low one is faster.
+    assert slower["best_static"][:3] == ["0.500", "0.0", "%"]
+
+
+def test_how_the_speed_changes() -> None:
+    generator = np.random.default_rng(0)
+    assert slowness_of(generator, 4, None).tolist() == [1.0, 1.0, 1.5, 1.5]
+    assert slowness_of(generator, 4, 0.0).tolist() == [1.0] * 4
+    # 500 stretches of 40 requests are about 250 independent values: a standard error of 4.5 % of the deviation, and of
+    # 0.06 of the correlation 1/e after 40 requests.
+    logs = np.log(slowness_of(generator, 20_000, 0.35))
+    assert logs.std() == pytest.approx(0.35, rel=0.15)
+    assert np.corrcoef(logs[:-40], logs[40:])[0, 1] == pytest.approx(np.exp(-1), abs=0.2)

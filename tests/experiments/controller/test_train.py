@@ -44,8 +44,6 @@ def test_a_run_writes_checkpoint_curves_and_summary(tmp_path: Path, capsys: pyte
     ("flags", "teacher", "kl_weight", "learning_rate"),
     [
         (["--environment", "synthetic"], None, 0.0, 3e-3),
-        (["--environment", "live"], None, 0.0, 3e-3),
-        (["--environment", "live", "--init_from", "other.pt"], None, 0.1, 1e-3),
         (["--environment", "replay"], "per_budget", 0.1, 1e-3),
         (["--environment", "replay", "--kl_weight", "0", "--learning_rate", "0.5"], "per_budget", 0.0, 0.5),
         (["--environment", "replay", "--warm_start", "none"], None, 0.0, 3e-3),
@@ -148,12 +146,6 @@ def test_missing_curves_of_a_finished_training_are_written_when_it_resumes(tmp_p
             ["--environment", "synthetic", "--num_budgets", "16", "--split_seed", "0"],
             "drop --split_seed, --num_budgets",
         ),
-        (
-            ["--environment", "live", "--calibration_share", "0.5"],
-            "live takes no states and no split of a grid; drop --c",
-        ),
-        (["--environment", "live", "--split_seed", "3"], "split of a grid; drop --split_seed"),
-        (["--environment", "live", "--num_budgets", "4"], "split of a grid; drop --num_budgets"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(

@@ -10,7 +10,6 @@ import torch
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.block_choice import BlockChoice
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused
 from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.tasks.interface import Score
@@ -21,20 +20,17 @@ from experiments.controller.evaluation.live import (
     LiveJob,
     controllers_of,
     grouped_accuracy,
-    host_caveats,
     live_caveats,
     open_live,
 )
 from experiments.controller.knob_choices import KnobSpace, choice_of
-from experiments.controller.networks.action_logits import HostActionLogits
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.policies.interface import StaticPolicy
-from experiments.controller.policies.learned import TwoStageController
 from experiments.controller.running.live import prepare_requests
 from experiments.controller.training.environment import RewardRecipe
 from experiments.controller.training.grpo import GrpoRecipe
-from experiments.controller.training.live_environment import LiveEnvironment
 from experiments.controller.training.run import CHECKPOINT, TrainingPlan, TrainingRun
+from experiments.controller.training.tabled_environment import TabledEnvironment, synthetic_environment
 from tests.conftest import save_tiny, tiny_config
 from tests.experiments.controller.hand_made_requests import grid
 from tests.experiments.hand_made_sweep import result, setting, write
@@ -61,9 +57,8 @@ def trained(job: LiveJob, folder: Path) -> Path:
     """A checkpoint before its first update, of a training on the job's requests."""
     space = action_space(job.space, job.blocks)
     ids = [each.sample.sample_id for each in job.requests]
-    environment = LiveEnvironment(
-        job.model, job.metric, job.requests, space, job.blocks, 3, (0.1, 0.4), live(job.task.split, ids)
-    )
+    tables = synthetic_environment(5, 2, seed=0).tables
+    environment = TabledEnvironment(space, tables, live(job.task.split, ids), budget_token_is_fixed=False)
     networks = TwoStageNetworks(space, TINY_WIDTH, 1.0, 0)
     TrainingRun(networks, environment, TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0)).save(folder / CHECKPOINT)
     return folder / CHECKPOINT
@@ -73,7 +68,7 @@ def test_adaptive_requests_that_cannot_run_as_the_others_are_refused(tiny_checkp
     """A store of 10^13 slots is more than any address can reach."""
     job = opened(tiny_checkpoint)
     checkpoint = trained(job, tmp_path)
-    caveats = sentences(live_caveats(job, checkpoint, controllers_of(job, checkpoint)))
+    caveats = sentences(live_caveats(job, checkpoint))
     assert "two_stage was trained on 2 of the 2 requests that it is evaluated on" in caveats
     with pytest.raises(EngineRefused, match="^requests with a pause: the device has no memory left"):
         controllers_of(replace(job, max_new_tokens=10**13), checkpoint)
@@ -102,24 +97,6 @@ def test_the_caption_says_what_was_measured_here_and_now(tiny_checkpoint: Path):
     )
 
 
-def test_networks_that_run_on_the_host_of_a_gpu_are_a_caveat(tiny_checkpoint: Path, tmp_path: Path):
-    job = opened(tiny_checkpoint)
-    checkpoint = trained(job, tmp_path)
-    space = action_space(job.space, job.blocks)
-    networks = TwoStageNetworks(space, TINY_WIDTH, 1.0, 0)
-    assert isinstance(job.model, MolmoeStagedModel)
-    for reason, output in (
-        ("no Triton", ["two_stage computed its networks on the host and not on the model's device: no Triton"]),
-        (None, []),
-    ):
-        logits = HostActionLogits(networks, job.model.host_embeddings, job.model.device, reason)
-        two_stage = TwoStageController(logits, space, job.model, job.blocks, 3)
-        assert sentences(host_caveats([two_stage])) == output
-        assert [
-            each for each in sentences(live_caveats(job, checkpoint, [two_stage])) if "on the host" in each
-        ] == output
-
-
 @pytest.mark.parametrize("other", ["grid", "controller"])
 def test_a_grid_or_a_controller_of_another_model_is_refused_before_samples_are_drawn(
     tiny_checkpoint: Path, tmp_path: Path, other: str
@@ -140,10 +117,8 @@ def test_random_weights_under_a_trained_controller_are_a_caveat(tiny_checkpoint:
     job = opened(tiny_checkpoint)
     output = "the model's weights are random, and not those that two_stage was trained with"
     checkpoint = trained(job, tmp_path)
-    assert output not in sentences(live_caveats(job, checkpoint, []))
-    assert output in sentences(
-        live_caveats(replace(job, config=job.config.replaced(random_weights=True)), checkpoint, [])
-    )
+    assert output not in sentences(live_caveats(job, checkpoint))
+    assert output in sentences(live_caveats(replace(job, config=job.config.replaced(random_weights=True)), checkpoint))
 
 
 def test_a_live_evaluation_says_that_its_grid_is_of_another_task(tmp_path: Path):

@@ -20,7 +20,7 @@ from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.knob_choices import KnobSpace, choice_of
-from experiments.controller.networks.action_logits import action_logits_for
+from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveTimes
 from experiments.controller.running.deciders import Decider, FixedDecider, NetworkDecider
@@ -93,7 +93,7 @@ def test_the_budget_changes_the_choice_but_not_the_answer_of_a_choice(
     # Odds far from even, so that the draw of untrained networks is their own.
     for head in (networks.first_out, networks.second_out):
         head.weight.data.mul_(50)
-    decider = NetworkDecider(action_logits_for(model, networks), networks.space)
+    decider = NetworkDecider(ActionLogits.for_model(model, networks), networks.space)
     found = AdaptiveModel(model, decider, SCORES).adaptive_generate(request, budget_s)
     assert found.token_ids == plain_tokens(model, request, found.setting)
     prompt, states, actions = decider.seen
@@ -104,7 +104,7 @@ def test_the_budget_changes_the_choice_but_not_the_answer_of_a_choice(
 
 def test_stage_2_sees_the_budget_and_not_only_the_prompt(model: MolmoeStagedModel) -> None:
     networks = TwoStageNetworks(action_space(KNOBS, SCORES, pauses=(1,)), 32, embedding_rms=0.2, seed=1)
-    decider = NetworkDecider(action_logits_for(model, networks), networks.space)
+    decider = NetworkDecider(ActionLogits.for_model(model, networks), networks.space)
     seen = []
     for budget_s in (0.1, 0.2):
         AdaptiveModel(model, decider, SCORES).adaptive_generate(adaptive_request(), budget_s)

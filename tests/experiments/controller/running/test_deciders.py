@@ -7,7 +7,7 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.setting import Setting
 from experiments.controller.knob_choices import KnobSpace, choice_of
-from experiments.controller.networks.action_logits import HostActionLogits
+from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.running.deciders import FirstDecision, FixedDecider, NetworkDecider
 from tests.experiments.controller.networks.hand_made_networks import trained_looking
@@ -26,12 +26,12 @@ def networks() -> TwoStageNetworks:
 
 
 @pytest.fixture
-def logits(networks: TwoStageNetworks) -> HostActionLogits:
-    return HostActionLogits(networks, EMBEDDINGS.numpy(), torch.device("cpu"))
+def logits(networks: TwoStageNetworks) -> ActionLogits:
+    return ActionLogits(networks, EMBEDDINGS.numpy(), torch.device("cpu"))
 
 
 @torch.no_grad()
-def test_choices_and_tokens_are_those_of_the_modules(networks: TwoStageNetworks, logits: HostActionLogits) -> None:
+def test_choices_and_tokens_are_those_of_the_modules(networks: TwoStageNetworks, logits: ActionLogits) -> None:
     decider, generator = NetworkDecider(logits, networks.space), torch.Generator().manual_seed(2)
     found, expected = set(), set()
     for place, budget_s in enumerate(BUDGETS_S * 5):
@@ -57,7 +57,7 @@ def test_choices_and_tokens_are_those_of_the_modules(networks: TwoStageNetworks,
     assert len(found) == len(expected) > 20
 
 
-def test_all_that_may_be_decided(networks: TwoStageNetworks, logits: HostActionLogits) -> None:
+def test_all_that_may_be_decided(networks: TwoStageNetworks, logits: ActionLogits) -> None:
     # 3 tiers x 5 top-k x (2 pauses x 5 numbers of blocks + 3 pauses x all blocks alone).
     decisions = NetworkDecider(logits, networks.space).possible()
     assert len(decisions) == len(set(decisions)) == 3 * 5 * (2 * 5 + 3 * 1)
@@ -65,7 +65,7 @@ def test_all_that_may_be_decided(networks: TwoStageNetworks, logits: HostActionL
     assert FixedDecider(choice_of("low", 4, 12), 2).possible() == [(FirstDecision("low", 2), second)]
 
 
-def test_draws_follow_the_probabilities(networks: TwoStageNetworks, logits: HostActionLogits) -> None:
+def test_draws_follow_the_probabilities(networks: TwoStageNetworks, logits: ActionLogits) -> None:
     decider = NetworkDecider(logits, networks.space, torch.Generator().manual_seed(5))
     ids = torch.tensor([7, 9])
     fractions = networks.log_probs(

@@ -1,5 +1,6 @@
 """Requests that are really run: whose setting is in force, what is counted, and grouped answers against single ones."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import EngineRefused
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiments.controller.knob_choices import KnobSpace, choice_of
+from experiments.controller.policies.feedback import FeedbackPolicy
 from experiments.controller.policies.interface import PictureShape, RandomPolicy, StaticPolicy
 from experiments.controller.running.live import (
     ChosenBefore,
@@ -84,6 +86,14 @@ def test_a_setting_without_memory_is_refused(tiny_checkpoint: Path, requests, ru
     }
     with pytest.raises(EngineRefused, match="no memory left .*; run all settings with --execution eager$"):
         acts[run]()
+
+
+def test_a_policy_with_feedback_is_told_how_long_the_answer_took(model, requests):
+    choice = choice_of("low", 2, 3)
+    policy = FeedbackPolicy(StaticPolicy(choice), {choice: 1e6}, half_life=1.0)
+    ChosenBefore(policy, model, SPACE, BLOCKS, LIMIT).answer(requests[0], 1.0)
+    # Much faster than predicted counts as a quarter, of which one answer shows half: ln 2 rounded to 0.01.
+    assert policy.ratio == math.exp(-0.69)
 
 
 def test_controllers_take_turns_and_what_was_in_force_comes_back(model, requests):

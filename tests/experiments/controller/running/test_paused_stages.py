@@ -22,7 +22,7 @@ from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.knob_choices import KnobSpace, choice_of
-from experiments.controller.networks.action_logits import action_logits_for
+from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.running.adaptive_generation import (
     AdaptiveModel,
@@ -85,7 +85,7 @@ def test_networks_see_and_choose_the_same(models: dict[str, MolmoeStagedModel], 
             head.weight.data.mul_(50)
         runs, seen = [], []
         for model in models.values():
-            decider = NetworkDecider(action_logits_for(model, networks), space)
+            decider = NetworkDecider(ActionLogits.for_model(model, networks), space)
             runs.append(AdaptiveModel(model, decider, BlockChoice()).adaptive_generate(request_, budget_s))
             seen.append(decider.seen)
         assert_same_floats(seen[1][0], seen[0][0])
@@ -140,9 +140,7 @@ def test_graphed_answers_are_those_of_the_modules(tiny_checkpoint: Path, request
         config = parse_config([*flags, "--execution", execution])
         model = load_staged_model(config.model, find_model(str(tiny_checkpoint)), torch.device("cuda"))
         assert isinstance(model, MolmoeStagedModel)
-        # The device's logits, so that they are seen to be those of the modules' own embeddings too.
-        logits = action_logits_for(model, networks)
-        assert logits.reason is None
+        logits = ActionLogits.for_model(model, networks)
         deciders = [NetworkDecider(logits, space, torch.Generator().manual_seed(seed)) for seed in range(4)]
         for adaptive in (AdaptiveModel(model, decider, BlockChoice()) for decider in deciders):
             adaptive.warm_up([request_])

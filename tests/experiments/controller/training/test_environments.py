@@ -1,6 +1,5 @@
-"""Recorded states against a running model, a replay against its grid by hand, live roll-outs, learned policies."""
+"""Recorded states against a running model, a replay against its grid by hand, learned policies."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,25 +13,18 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
-from experiment_core_utils.tasks.interface import Answer, Sample, Score, Scoring
-from experiment_core_utils.tasks.registry import get_metric, load_task
+from experiment_core_utils.tasks.registry import load_task
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import MeasuredGrid
-from experiments.controller.networks.action_logits import action_logits_for
+from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.policies.interface import RequestFeatures
 from experiments.controller.policies.learned import RecordedTwoStage, TwoStageController
-from experiments.controller.running.adaptive_generation import AdaptiveModel
+from experiments.controller.running.adaptive_generation import AdaptiveModel, request_of
 from experiments.controller.running.deciders import NetworkDecider
 from experiments.controller.running.live import LiveRequest, prepare_requests
 from experiments.controller.training.environment import BudgetedRequests, RewardRecipe
 from experiments.controller.training.grpo import GrpoRecipe
-from experiments.controller.training.live_environment import (
-    LiveEnvironment,
-    measured_range,
-    request_of,
-    score_fractions_among,
-)
 from experiments.controller.training.recorded_states import RecordedStates, load_states, record_states
 from experiments.controller.training.replay_environment import grid_space, replay_environment
 from experiments.controller.training.run import TrainingPlan, TrainingRun, load_networks
@@ -91,7 +83,7 @@ def test_recorded_states_are_what_a_running_request_shows(
 ) -> None:
     assert states.prompts.shape == (3, WIDTH) and states.last.shape == (3, 2, 2, WIDTH)
     assert states.tokens.shape == (3, 2, 2, 2, WIDTH)
-    decider = NetworkDecider(action_logits_for(model, networks), networks.space)
+    decider = NetworkDecider(ActionLogits.for_model(model, networks), networks.space)
     for place, request in enumerate(requests):
         for level, budget_s in enumerate(BUDGETS_S):
             AdaptiveModel(model, decider, BLOCKS).adaptive_generate(request_of(request, LIMIT), budget_s)
@@ -171,127 +163,11 @@ def test_the_budget_token_of_a_replay_is_not_trained(states: RecordedStates, tmp
     assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in networks.state_dict().items())
 
 
-def test_live_roll_outs_are_adaptive_runs_and_train(
-    model: MolmoeStagedModel, requests: list[LiveRequest], networks: TwoStageNetworks
-) -> None:
-    environment = LiveEnvironment(
-        model, get_metric(TASK.metric), requests, SPACE, BLOCKS, LIMIT, (0.2, 0.3), {"kind": "live"}
-    )
-    generator = torch.Generator().manual_seed(0)
-    budgeted = environment.draw(50, generator)
-    assert 0.2 <= budgeted.budgets_s.min() < 0.22 and 0.28 < budgeted.budgets_s.max() <= 0.3
-    assert set(budgeted.samples.tolist()) == {0, 1}
-    few = BudgetedRequests(budgeted.samples[:3], budgeted.levels[:3], budgeted.budgets_s[:3])
-    rolled = environment.roll_out(networks, few, generator)
-    assert rolled.prompts.shape == (3, WIDTH) and rolled.states.shape == (3, 2, WIDTH)
-    assert rolled.actions.shape == (3, 4) and (rolled.latency_s > 0).all()
-    # A pause of two blocks leaves all four blocks alone.
-    assert all(blocks == 1 for _, pause, _, blocks in rolled.actions.tolist() if pause == 1)
-    trained = TwoStageNetworks(SPACE, WIDTH, 0.2, seed=2)
-    before = trained.budget.encode.weight.clone()
-    recipe = GrpoRecipe(group_size=2, asks_per_update=2, epochs=1)
-    run = TrainingRun(trained, environment, TrainingPlan(recipe, RewardRecipe(), updates=1, seed=0))
-    assert run.step()["latency_ms"] > 0
-    assert not torch.equal(trained.budget.encode.weight, before)
-
-
-def captioned(picture: str, reference: str) -> LiveRequest:
-    """As much of a request as a score needs."""
-    sample = Sample(0, picture, "What is there?", (reference,), None, "caption")
-    return LiveRequest(sample, "", {}, RequestFeatures("captions", 0, 10, {}, None))
-
-
-def test_a_caption_is_worth_the_same_whatever_else_is_requested() -> None:
-    """CIDEr-D of "one two five six" against "one two three four", one bigram of each three the same.
-
-    Of three pictures "one", "two" and "one two" are in two, all else in one: their weights are ln 1.5 and ln 3. The
-    cosines are ln²1.5 / (ln²1.5 + ln²3) = 0.11989 of single tokens and ln²1.5 / (ln²1.5 + 2 ln²3) = 0.06377 of pairs;
-    no longer n-gram is in both. A quarter of their sum is the share of the best.
-    """
-    requests = [
-        captioned("a", "one two three four"),
-        captioned("b", "one two five six"),
-        captioned("c", "seven eight nine ten"),
-    ]
-    metric = get_metric("cider_score")
-    of_a, of_b = (
-        Answer("one two five six", each.sample.answers, image_id=each.sample.image_id) for each in requests[:2]
-    )
-    expected = (0.11989 + 0.06377) / 4
-    assert score_fractions_among(metric, requests, [of_a]) == pytest.approx([expected], abs=1e-5)
-    assert score_fractions_among(metric, requests, [of_a, of_b, of_a]) == pytest.approx(
-        [expected, 1.0, expected], abs=1e-5
-    )
-
-
-class CountsPictures:
-    """What an answer is worth is how many pictures are scored together."""
-
-    name = "pictures"
-    best = 2.0
-    scores_each_answer = False
-
-    def score(self, answers: Sequence[Answer]) -> Scoring:
-        worth = float(len({answer.image_id for answer in answers}))
-        return Scoring(tuple(Score(worth) for _ in answers), worth)
-
-
-def test_live_roll_outs_of_one_picture_are_scored_among_all(
-    model: MolmoeStagedModel, requests: list[LiveRequest], networks: TwoStageNetworks
-) -> None:
-    environment = LiveEnvironment(model, CountsPictures(), requests, SPACE, BLOCKS, LIMIT, (0.2, 0.3), {})
-    budgeted = BudgetedRequests(
-        torch.tensor([1, 1]), torch.tensor([0, 0]), torch.tensor([0.2, 0.2], dtype=torch.float64)
-    )
-    assert environment.roll_out(networks, budgeted, torch.Generator().manual_seed(0)).accuracy.tolist() == [1.0, 1.0]
-
-
-class LengthsOfAnswers:
-    """What an answer is worth is the number of its characters."""
-
-    name = "lengths"
-    best = 1.0
-    scores_each_answer = True
-
-    def score(self, answers: Sequence[Answer]) -> Scoring:
-        return Scoring(tuple(Score(float(len(answer.prediction))) for answer in answers), 0.0)
-
-
-@pytest.mark.parametrize("is_open", [False, True])
-def test_thinking_that_has_not_ended_is_rewarded_as_an_empty_answer(
-    model: MolmoeStagedModel, requests: list[LiveRequest], networks: TwoStageNetworks, is_open: bool
-) -> None:
-    before = model.ends
-    model.ends = replace(before, is_thinking_open=is_open)
-    try:
-        environment = LiveEnvironment(model, LengthsOfAnswers(), requests, SPACE, BLOCKS, LIMIT, (0.2, 0.3), {})
-        budgeted = BudgetedRequests(
-            torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([0.2, 0.2], dtype=torch.float64)
-        )
-        rewarded = environment.roll_out(networks, budgeted, torch.Generator().manual_seed(0)).accuracy
-    finally:
-        model.ends = before
-    assert (rewarded == 0).tolist() == [is_open, is_open]
-
-
-def test_requests_that_have_no_score_are_refused_before_they_are_run(model: MolmoeStagedModel) -> None:
-    requests = [captioned("a", "one two three four"), captioned("a", "five six seven eight")]
-    with pytest.raises(ConfigurationError, match="cider_score has no scores for 2 samples of 1 picture; give samples"):
-        LiveEnvironment(model, get_metric("cider_score"), requests, SPACE, BLOCKS, LIMIT, (0.2, 0.3), {})
-
-
-def test_the_measured_range_is_that_of_the_lowest_and_the_highest_knobs(
-    model: MolmoeStagedModel, requests: list[LiveRequest]
-) -> None:
-    low, high = measured_range(model, requests, SPACE, BLOCKS, LIMIT)
-    assert 0.0 < low < high
-
-
 def test_learned_policies_choose_the_same_recorded_and_live(
     model: MolmoeStagedModel, networks: TwoStageNetworks, requests: list[LiveRequest], states: RecordedStates
 ) -> None:
     policy = RecordedTwoStage(networks, states)
-    controller = TwoStageController(action_logits_for(model, networks), SPACE, model, BLOCKS, LIMIT)
+    controller = TwoStageController(ActionLogits.for_model(model, networks), SPACE, model, BLOCKS, LIMIT)
     assert policy.name == controller.name == "two_stage"
     for request in requests:
         for budget_s in BUDGETS_S:
