@@ -45,7 +45,7 @@ from experiment_core_utils.records.settings import MeasuredSetting, SettingFailu
 from experiment_core_utils.saved_results.eval_results import write_eval_results
 from experiment_core_utils.saved_results.trackers import check_tracker
 from experiment_core_utils.sweep.batches import alone_caveats
-from experiment_core_utils.sweep.front_search import SearchRules, random_order
+from experiment_core_utils.sweep.front_search import random_order
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
     agreed_fingerprint,
@@ -414,12 +414,9 @@ def search_front(run: ProfilingRun, settings: Sequence[Setting]) -> dict[str, Se
     settings = [setting for setting in settings if setting != requested.beside]
     if not settings:
         return failed
-    rules = SearchRules(margin=config.search.pareto_margin, alpha=config.search.pareto_alpha, best=bench.metric.best)
     order = random_order(requested.sample_ids, config.task.seed)
     reference = None if config.knobs.no_reference else reference_setting(requested.source.limits).key
-    search = FrontSearch(
-        config.measuring, config.machine, context, bench, run.measurer, settings, order, rules, reference
-    )
+    search = FrontSearch(config.measuring, config.machine, context, bench, run.measurer, settings, order, reference)
     with bench.requests, signals_stop(context.stop):
         result = search.run()
     if context.is_main:

@@ -370,25 +370,9 @@ class SearchConfig(Part):
 
     pareto_search: bool = Field(
         default=False,
-        description="measure in rounds and leave out what another setting beats, in a third of the full grid's time",
+        description="leave out what another setting beats on the first samples, and stop after a third of the "
+        "full grid's time",
     )
-    pareto_margin: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.01,
-        description="fraction of the best score that a faster setting may lose and still eliminate a slower one",
-    )
-    pareto_alpha: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.05, description="probability that a given setting eliminates another wrongly"
-    )
-
-    @model_validator(mode="after")
-    def _check_rules(self) -> Self:
-        fields = SearchConfig.model_fields
-        defaults = (fields["pareto_margin"].default, fields["pareto_alpha"].default)
-        if not self.pareto_search and (self.pareto_margin, self.pareto_alpha) != defaults:
-            raise ConfigurationError(
-                "--pareto_margin and --pareto_alpha say how --pareto_search decides; give it, or drop them"
-            )
-        return self
 
 
 NUM_WARMUP_RUNS = 2

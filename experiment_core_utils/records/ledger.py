@@ -298,14 +298,6 @@ def read_plan(output_dir: Path) -> RunPlan:
     return plan
 
 
-class MeanDifference(Record):
-    """Mean of the paired differences of two settings, with its one-sided bounds."""
-
-    mean: Number
-    low: Number | None  #: lower bound; None if all samples share one picture
-    high: Number | None  #: upper bound; None if all samples share one picture
-
-
 class RemainingSetting(Record):
     """A setting that stayed in a search to its end."""
 
@@ -314,7 +306,6 @@ class RemainingSetting(Record):
     num_samples: Count  #: samples that it was measured on
     accuracy: Number | None  #: mean score; None if no sample has one
     T_total_mean: Amount  #: mean total time in ms
-    open_against: list[str]  #: the remaining settings that may beat it
 
 
 class BeatenSetting(Record):
@@ -324,24 +315,18 @@ class BeatenSetting(Record):
     result_file: str  #: name of its result file
     by: str  #: the setting that beat it
     round: Count  #: the round after which it left, from 1
-    level: Amount  #: error probability of each bound
-    num_samples: Count  #: samples that both settings have
-    #: accuracy of `by` minus its own: object of `mean`, which is slightly biased towards 0, `low` and `high`; the
-    #: ends are null if all samples share one picture
-    accuracy_gain: MeanDifference
-    #: its total time minus that of `by` in ms: the same, with bounds at `alpha` / number of rounds
-    T_total_saving: MeanDifference
+    num_samples: Count  #: samples that all settings in the race had by then
+    accuracy_gain: Number  #: accuracy of `by` minus its own
+    T_total_ratio: Amount  #: total time of `by` over its own, geometric mean
 
 
 class SearchRecord(Record):
     """What a front search found and took, which is the JSON of its file."""
 
-    schema_version: Literal[1]  #: 1
+    schema_version: Literal[2]  #: 2
     fingerprint: str  #: that of the results
-    #: object of `margin`, `alpha`, `doubt` (level of setting aside), `first_samples`, `growth`, `share` (budget) and
-    #: `best` (highest score)
-    rules: dict[str, Number]
-    #: `settled` (no remaining setting can beat another), `budget` or `samples` (all have all samples)
+    #: `settled` (of each two that remained one is surely faster and the other more accurate), `budget` or `samples`
+    #: (all have all samples)
     stopped: str
     share: Amount | None  #: `T_model` / `T_model_full_grid`; None if no sample ran
     T_model: Amount  #: model time of all measured runs in ms
@@ -349,8 +334,7 @@ class SearchRecord(Record):
     T_model_full_grid: Amount
     front: list[RemainingSetting]  #: a list of [remaining settings](#remaining-settings-of-a-search), fastest first
     undecided: list[RemainingSetting]  #: a list of the same: beaten by the means, but not surely
-    set_aside: list[BeatenSetting]  #: a list of [beaten settings](#beaten-settings-of-a-search), in order of leaving
-    eliminated: list[BeatenSetting]  #: a list of the same
+    eliminated: list[BeatenSetting]  #: a list of [beaten settings](#beaten-settings-of-a-search), in order of leaving
     failed: dict[str, dict[str, Any]]  #: setting -> object of `error`, `reason`, `attempts`
     rounds: list[dict[str, Count]]  #: a list of objects, setting -> samples requested in that round
 
@@ -358,9 +342,8 @@ class SearchRecord(Record):
     def places(self) -> dict[str, str]:
         """For each setting that did not fail, where it ended."""
         remaining = {"front": self.front, "undecided": self.undecided}
-        beaten = {"likely beaten": self.set_aside, "beaten": self.eliminated}
         return {each.setting: place for place, found in remaining.items() for each in found} | {
-            each.setting: f"{place} by {each.by}" for place, found in beaten.items() for each in found
+            each.setting: f"beaten by {each.by}" for each in self.eliminated
         }
 
     @property
@@ -368,6 +351,6 @@ class SearchRecord(Record):
         """What the search found and took."""
         fraction = "" if self.share is None else f", {self.share:.3f} of the full grid's model time (estimated)"
         return (
-            f"front of {len(self.front)} settings ({len(self.undecided)} undecided, {len(self.set_aside)} set aside, "
-            f"{len(self.eliminated)} eliminated) after {len(self.rounds)} rounds{fraction}; stopped: {self.stopped}"
+            f"front of {len(self.front)} settings ({len(self.undecided)} undecided, {len(self.eliminated)} "
+            f"eliminated) after {len(self.rounds)} rounds{fraction}; stopped: {self.stopped}"
         )

@@ -62,7 +62,7 @@ from experiment_core_utils.sweep.plan import (
     replaced_results_lines,
     requested_run,
 )
-from experiment_core_utils.sweep.statistical_power import pair_spread, power_sentences
+from experiment_core_utils.sweep.statistical_power import power_sentences, sweep_noise
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.registry import get_metric
 
@@ -140,9 +140,10 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *energy_plan_lines(measuring.energy, config.machine.device, accelerator.local_process_index),
         *upper_bound_sentences(config, len(drawn)),
         *power_sentences(
+            len(requested.settings),
             len(drawn),
             num_timed(config, len(drawn)),
-            pair_spread(earlier.by_key),
+            sweep_noise(earlier.by_key),
             config.machine.detect,
             get_metric(task.metric).best,
         ),

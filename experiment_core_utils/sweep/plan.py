@@ -470,7 +470,7 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
     if digests is not None:
         of_task.pop("path", None)
         data = short_digest(repr(sorted(digests.items())))
-    requested, model, measuring, search = config.task, config.model, config.measuring, config.search
+    requested, model, measuring = config.task, config.model, config.measuring
     choice = chosen_blocks(config, source)
     # Of a file the name has always been that one.
     name = requested.dataset_name or VISION_TASK
@@ -498,7 +498,7 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         most_processes_per_device(accelerator),
         (PROTOCOL_VERSION, measuring.order),
         (measuring.profiler, measuring.use_profiler_on_all_samples),
-        (search.pareto_margin, search.pareto_alpha) if search.pareto_search else None,
+        config.search.pareto_search or None,
         environment_stamp(accelerator.device),
         *_later_parts(config, choice, stops_of(requested, task)),
         *_prompt_part(requested_run),

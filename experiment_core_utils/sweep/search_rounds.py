@@ -15,6 +15,7 @@ from typing import Final
 from experiment_core_utils.config.parts import MachineConfig, MeasuringConfig
 from experiment_core_utils.k_results_aggregation import collect_finished, merge_parts
 from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.primitives.contrasts import FEWEST_PICTURES
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
 from experiment_core_utils.primitives.files import (
@@ -29,7 +30,6 @@ from experiment_core_utils.records.journal import remove_journals
 from experiment_core_utils.records.ledger import (
     BeatenSetting,
     Ledger,
-    MeanDifference,
     RemainingSetting,
     SearchRecord,
 )
@@ -37,12 +37,11 @@ from experiment_core_utils.records.result_files import read_versioned_object
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.sweep.batches import Bench
 from experiment_core_utils.sweep.front_search import (
-    MeanBound,
+    LARGEST_SHARE,
     Observation,
     ParetoSearch,
     Removal,
     SearchResult,
-    SearchRules,
     Survivor,
     run_search,
 )
@@ -53,9 +52,10 @@ from experiment_core_utils.tasks.sampling import shards_of
 from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
 
 SEARCH_FILE = "pareto_search.json"
-LEAST_SAMPLES = 6
+# Fewer are not enough for a verdict in the time there is.
+LEAST_SAMPLES = math.ceil(FEWEST_PICTURES / LARGEST_SHARE)
 _POLL_S = 0.1
-SEARCH_SCHEMA_VERSION: Final = 1
+SEARCH_SCHEMA_VERSION: Final = 2
 
 
 def check_searchable(metric: Metric, num_samples: int) -> None:
@@ -84,7 +84,6 @@ class FrontSearch:
     measurer: ShardMeasurer
     settings: Sequence[Setting]
     sample_ids: Sequence[int]  #: all samples of the full run, in the random order in which the search uses them
-    rules: SearchRules
     reference: str | None = None  #: key of the setting that is measured on all samples once the search is over
     #: what all processes have of each setting so far; settings that failed are not in it
     measured: dict[str, MeasuredSetting] = field(default_factory=dict, init=False)
@@ -94,7 +93,7 @@ class FrontSearch:
 
     def __post_init__(self) -> None:
         self._by_key = {setting.key: setting for setting in self.settings}
-        self._search = ParetoSearch(list(self._by_key), self.sample_ids, self.rules)
+        self._search = ParetoSearch(list(self._by_key), self.sample_ids, self.bench.metric.best)
         self._requested: dict[str, set[int]] = {key: set() for key in self._by_key}
 
     def run(self) -> SearchResult:
@@ -130,14 +129,12 @@ class FrontSearch:
         return SearchRecord(
             schema_version=SEARCH_SCHEMA_VERSION,
             fingerprint=self.context.fingerprint,
-            rules=asdict(self.rules),
             stopped=result.stopped,
             share=result.share,
             T_model=1e3 * result.cost_s,
             T_model_full_grid=1e3 * result.full_cost_s,
             front=[_remaining(each, files) for each in result.front],
             undecided=[_remaining(each, files) for each in result.undecided],
-            set_aside=[_beaten(each, files) for each in result.set_aside],
             eliminated=[_beaten(each, files) for each in result.eliminated],
             failed={key: asdict(failure) for key, failure in self.failures.items()},
             rounds=[dict(each) for each in result.rounds],
@@ -276,7 +273,6 @@ def _remaining(each: Survivor, files: Mapping[str, str]) -> RemainingSetting:
         num_samples=each.num_samples,
         accuracy=each.accuracy,
         T_total_mean=1e3 * each.seconds,
-        open_against=list(each.open_against),
     )
 
 
@@ -286,14 +282,7 @@ def _beaten(each: Removal, files: Mapping[str, str]) -> BeatenSetting:
         result_file=files[each.key],
         by=each.by,
         round=each.round,
-        level=each.level,
-        num_samples=each.gain.n,
-        accuracy_gain=_difference(each.gain),
-        T_total_saving=_difference(each.saving_s, 1e3),
+        num_samples=each.num_samples,
+        accuracy_gain=each.gain,
+        T_total_ratio=each.time_ratio,
     )
-
-
-def _difference(bound: MeanBound, unit: float = 1.0) -> MeanDifference:
-    """Bounds that are not there (fewer than two pictures) are null."""
-    low, high = (unit * bound.low, unit * bound.high) if math.isfinite(bound.half) else (None, None)
-    return MeanDifference(mean=unit * bound.mean, low=low, high=high)

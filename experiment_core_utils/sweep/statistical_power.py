@@ -1,122 +1,186 @@
-"""Statistical power: the differences between two settings that a number of samples can show, and the reverse.
+"""Statistical power of a planned sweep: the differences between settings that its samples show, and the reverse.
 
-A difference is shown where the 95 % interval of paired samples leaves out 0; here with a probability of 80 %, for one
-pair of settings that is named beforehand, each sample with a picture of its own. More settings need more samples.
+A difference is shown where the verdict on a pair of settings is `yes` (`primitives/contrasts.py`): better with 95 %
+over all pairs of the sweep. It is shown with a probability of 80 % by simulation: requests are drawn as if all settings
+were equal, with noise from earlier results of the task in the folder where there are some, else with the assumed one;
+from them come the critical value of the whole sweep and the error of a pair. Each sample has a picture of its own;
+settings are measured in rounds.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import ndtri
 
-from experiment_core_utils.primitives.statistics import CONFIDENCE
+from experiment_core_utils.primitives.contrasts import ADDED_ANSWERS, FEWEST_PICTURES, PairedContrasts, ScoreContrasts
+from experiment_core_utils.primitives.statistics import SEED
 from experiment_core_utils.records.setting_result import SettingResult
 
 POWER = 0.8
 # Where no earlier results say: answers that change from a setting to another, and the spread of a sample's ratio of
 # times around their mean ratio.
 ASSUMED_CHANGED, ASSUMED_SPREAD = 0.1, 0.1
-# Earlier settings that are looked at in pairs.
+NUM_SIMULATED = 2000
+# More samples are not drawn: from there on errors fall as the root of their number.
+MOST_DRAWN = 600
+# Earlier settings that are looked at.
 _MOST_SETTINGS = 12
 
 
 @dataclass(frozen=True)
-class PairSpread:
-    """How two settings differ from sample to sample."""
+class SweepNoise:
+    """How two settings that are equally good differ from sample to sample."""
 
     changed: float  #: fraction of samples whose score differs
-    #: standard deviation of the difference in time, left when one's times are scaled to the other's mean, as a fraction
-    #: of that mean
-    latency: float
-    num_pairs: int  #: pairs of earlier settings of which these are the medians; 0 where they are assumed
+    #: [n] deviations of a setting's logarithm of time from what its mean and the sample's say
+    log_times: np.ndarray
+    num_settings: int  #: earlier settings of which it is; 0 where any of it is assumed
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the logarithm of a sample's ratio of times."""
+        return float(self.log_times.std() * math.sqrt(2))
 
 
-def pair_spread(earlier: Mapping[str, SettingResult]) -> PairSpread:
-    """The medians over pairs of earlier settings; what they do not say is assumed."""
-    changed, latency = [], []
-    sides = [
-        {sample.sample_id: (sample.accuracy, sample.T_total) for sample in result.per_sample_results}
-        for result in list(earlier.values())[:_MOST_SETTINGS]
+def assumed_log_times(spread: float) -> np.ndarray:
+    """Deviations from a normal distribution, of which two differ by this standard deviation."""
+    return np.asarray(ndtri((np.arange(1000) + 0.5) / 1000) * spread / math.sqrt(2))
+
+
+def sweep_noise(earlier: Mapping[str, SettingResult]) -> SweepNoise:
+    """The noise of earlier results of the same task; what they do not say is assumed."""
+    sides = [{each.sample_id: each for each in found.per_sample_results} for found in earlier.values()]
+    sides = sides[:_MOST_SETTINGS]
+    shared = sorted(set.intersection(*map(set, sides))) if len(sides) > 1 else []
+    scores = [[side[at].accuracy for at in shared] for side in sides]
+    changed = [
+        float(np.mean([a != b for a, b in zip(one, other, strict=True)]))
+        for one, other in combinations([each for each in scores if each and None not in each], 2)
     ]
-    for one, other in combinations(sides, 2):
-        pairs = [(one[at], other[at]) for at in one.keys() & other.keys()]
-        scores = [(a, b) for (a, _), (b, _) in pairs if a is not None and b is not None]
-        times = np.array([(a, b) for (_, a), (_, b) in pairs if a is not None and b is not None])
-        if scores:
-            changed.append(sum(a != b for a, b in scores) / len(scores))
-        if len(times) > 2:
-            scaled = times / times.mean(axis=0)
-            latency.append(float((scaled[:, 0] - scaled[:, 1]).std(ddof=1)))
+    times = [at for at in shared if all(side[at].runs for side in sides)]
+    deviations = assumed_log_times(ASSUMED_SPREAD)
+    if len(times) >= FEWEST_PICTURES:
+        logs = np.array([[np.mean([math.log(run.T_total) for run in side[at].runs]) for at in times] for side in sides])
+        logs -= logs.mean(axis=0)
+        freedom = (1 - 1 / len(sides)) * (1 - 1 / len(times))
+        deviations = ((logs - logs.mean(axis=1, keepdims=True)) / math.sqrt(freedom)).ravel()
+    is_known = bool(changed) and len(times) >= FEWEST_PICTURES
     # Answers that never changed among few samples say little about many.
-    return PairSpread(
-        max(float(np.median(changed)), 0.01) if changed else ASSUMED_CHANGED,
-        float(np.median(latency)) if latency else ASSUMED_SPREAD,
-        min(len(changed), len(latency)),
-    )
+    share = max(float(np.median(changed)), 0.01) if changed else ASSUMED_CHANGED
+    return SweepNoise(share, deviations, len(sides) if is_known else 0)
 
 
-def samples_for_accuracy(difference: float, changed: float) -> int | None:
-    """Samples that show a difference in accuracy; None where fewer answers change than that.
+@dataclass(frozen=True)
+class SweepPower:
+    """What the verdicts on pairs of a sweep's settings show; make one by `of_accuracy` or `of_latency`.
 
-    R. Connor, "Sample size for testing differences in proportions for the paired-sample design", Biometrics 43 (1987).
+    Differences are in units of what is compared: the mean score, the mean logarithm of time.
     """
-    if difference > changed:
-        return None
-    sure, power = (float(ndtri(each)) for each in (0.5 + CONFIDENCE / 2, POWER))
-    spread = sure * math.sqrt(changed) + power * math.sqrt(changed - difference**2)
-    return max(math.ceil((spread / difference) ** 2), math.ceil(6 / changed))
 
+    num_settings: int
+    #: values [S, N] of S equally good settings
+    draw: Callable[[np.random.Generator, int, int], np.ndarray]
+    contrasts: type[PairedContrasts] | type[ScoreContrasts]
+    largest: float  #: no pair can differ by more
 
-def accuracy_shown(num_samples: int, changed: float) -> float | None:
-    """The smallest difference in accuracy, in steps of 0.001, that so many samples show; None for none."""
-    for step in range(1, math.floor(1000 * changed) + 1):
-        needed = samples_for_accuracy(step / 1000, changed)
-        if needed is not None and needed <= num_samples:
-            return step / 1000
-    return None
+    @classmethod
+    def of_accuracy(cls, num_settings: int, changed: float) -> "SweepPower":
+        """Of scores that are 0 or 1, of which two settings differ in a fraction `changed`."""
+        flipped = (1 - math.sqrt(max(1 - 2 * changed, 0.0))) / 2
 
+        def draw(generator: np.random.Generator, size: int, number: int) -> np.ndarray:
+            common = generator.random(number) < 0.5
+            return np.asarray(common ^ (generator.random((size, number)) < flipped), dtype=np.float64)
 
-def latency_shown(num_samples: int, spread: float) -> float | None:
-    """The smallest relative difference in mean latency that so many samples show; None for fewer than 6."""
-    if num_samples < 6:
-        return None
-    quantiles = sum(float(stdtrit(num_samples - 1, each)) for each in (0.5 + CONFIDENCE / 2, POWER))
-    return quantiles * spread / math.sqrt(num_samples)
+        return cls(num_settings, draw, ScoreContrasts, changed)
 
+    @classmethod
+    def of_latency(cls, num_settings: int, log_times: np.ndarray) -> "SweepPower":
+        """Of times whose logarithms deviate by these numbers."""
+        return cls(
+            num_settings, lambda generator, *shape: generator.choice(log_times, shape), PairedContrasts, math.inf
+        )
 
-def samples_for_latency(difference: float, spread: float) -> int:
-    """Samples that show a relative difference in mean latency."""
-    normal = sum(float(ndtri(each)) for each in (0.5 + CONFIDENCE / 2, POWER))
-    number = max(math.floor((normal * spread / difference) ** 2), 6)
-    # Student's t is wider than the normal by a few samples.
-    while (latency_shown(number, spread) or math.inf) > difference:
-        number += 1
-    return number
+    def power(self, num_samples: int, difference: float) -> float:
+        """Probability that a pair that differs by so much is a `yes`."""
+        if num_samples < FEWEST_PICTURES or difference > self.largest:
+            return 0.0
+        return float(np.mean(self._least(num_samples) <= difference))
+
+    def shown(self, num_samples: int) -> float | None:
+        """The smallest difference that so many samples show with the probability POWER; None for none."""
+        if num_samples < FEWEST_PICTURES:
+            return None
+        least = float(np.quantile(self._least(num_samples), POWER))
+        return least if least <= self.largest else None
+
+    def needed(self, difference: float) -> int | None:
+        """Samples that show a difference with the probability POWER; None where no number does."""
+        if difference > self.largest:
+            return None
+        number = MOST_DRAWN
+        for _ in range(5):
+            least = float(np.quantile(self._least(number), POWER))
+            number = max(math.ceil(number * (least / difference) ** 2), FEWEST_PICTURES)
+        return number
+
+    def _least(self, num_samples: int) -> np.ndarray:
+        """[R], by how much the settings of a pair would have to differ in each simulated sweep to be a `yes`."""
+        number = min(num_samples, MOST_DRAWN)
+        # Not the numbers that flips of pictures are drawn from, with which they would be correlated.
+        generator = np.random.default_rng(SEED + 1)
+        critical = self._critical.get(number)
+        if critical is None:
+            drawn = self.draw(generator, self.num_settings, number)
+            critical = self._critical[number] = self.contrasts.of(drawn, range(number)).critical()
+        one, other = self.draw(generator, 2, NUM_SIMULATED * number).reshape(2, NUM_SIMULATED, number)
+        differences = one - other
+        means = differences.mean(axis=1)
+        squares = ((differences - means[:, None]) ** 2).sum(axis=1)
+        squares += 2 * ADDED_ANSWERS if self.contrasts is ScoreContrasts else 0
+        errors = np.sqrt(squares / (number - 1) / number)
+        return np.asarray((critical * errors - means) * math.sqrt(number / num_samples))
+
+    @cached_property
+    def _critical(self) -> dict[int, float]:
+        return {}
 
 
 def power_sentences(
-    num_samples: int, num_timed: int, spread: PairSpread, detect: float | None, best: float = 1.0
+    num_settings: int, num_samples: int, num_timed: int, noise: SweepNoise, detect: float | None, best: float = 1.0
 ) -> list[str]:
-    """What the plan's samples can show, and how many show `detect` (accuracy as a part of `best`, latency relative)."""
-    accuracy, latency = accuracy_shown(num_samples, spread.changed), latency_shown(num_timed, spread.latency)
+    """What the plan's samples show, and the power for `detect` (accuracy as a part of `best`, latency relative)."""
+    if num_settings < 2:
+        return []
+    accuracy = SweepPower.of_accuracy(num_settings, noise.changed)
+    latency = SweepPower.of_latency(num_settings, noise.log_times)
+    scores, times = accuracy.shown(num_samples), latency.shown(num_timed)
     of = "" if best == 1.0 else f" of {best:g}"
-    basis = f"median of {spread.num_pairs} pairs of earlier settings" if spread.num_pairs else "assumed"
+    basis = f"of {noise.num_settings} earlier settings" if noise.num_settings else "assumed"
     lines = [
-        "differences that two settings can show (95 % interval, 80 % power): accuracy "
-        + ("none" if accuracy is None else f"{accuracy * best:.3g}")
+        f"differences that two of {num_settings} settings show (95 % over all pairs, 80 % power): accuracy "
+        + ("none" if scores is None else f"{scores * best:.2g}")
         + f"{of} with {num_samples} samples, mean latency "
-        + ("none" if latency is None else f"{latency:.1%}")
-        + f" with {num_timed} timed ones ({basis}: {spread.changed:.0%} of answers change, times spread by "
-        f"{spread.latency:.1%})"
+        + ("none" if times is None else f"{math.expm1(times):.1%}")
+        + f" with {num_timed} timed ones ({basis}: {noise.changed:.0%} of answers change, times spread by "
+        f"{noise.spread:.1%})"
     ]
     if detect is not None:
-        answers = samples_for_accuracy(detect, spread.changed)
-        shown = "no number of samples, fewer answers change" if answers is None else f"{answers} samples"
+        answers, timed = accuracy.needed(detect), latency.needed(math.log1p(detect)) or 0
+        needed = "no number of samples, fewer answers change" if answers is None else f"{_rounded(answers)} samples"
+        now = accuracy.power(num_samples, detect), latency.power(num_timed, math.log1p(detect))
         lines.append(
-            f"to show {detect:g}: accuracy {shown}; mean latency ({detect:.1%}) "
-            f"{samples_for_latency(detect, spread.latency)} timed samples"
+            f"to show {detect:g} with 80 % power: accuracy {needed} ({now[0]:.0%} with {num_samples}); mean latency "
+            f"({detect:.1%}) {_rounded(timed)} timed samples ({now[1]:.0%} with {num_timed})"
         )
     return lines
+
+
+def _rounded(number: int) -> int:
+    """Up to two digits, which is what a simulation knows."""
+    unit = 10 ** max(len(str(number)) - 2, 0)
+    return math.ceil(number / unit) * unit

@@ -25,7 +25,6 @@ from experiment_core_utils.records.setting_result import read_setting, setting_k
 from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure, ShardDone
 from experiment_core_utils.saved_results.terminal import closing_table
 from experiment_core_utils.sweep.batches import Bench
-from experiment_core_utils.sweep.front_search import SearchRules
 from experiment_core_utils.sweep.measurer import ShardMeasurer
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.sweep.rounds import RoundOrder
@@ -39,7 +38,7 @@ from experiment_core_utils.sweep.search_rounds import (
     wait_until_all_are_over,
 )
 from experiment_core_utils.tasks.registry import get_metric, load_task
-from tests.documents.test_docs import SCHEMA, first_cells
+from tests.documents.test_docs import first_cells
 from tests.hand_made_records import failed_sample
 from tests.processes.forked_runs import KILLED, TWO_PROCESSES, Run, RunServer
 from tests.scripted.scripted_model import ScriptedModel
@@ -64,7 +63,7 @@ def search_config(checkpoint: Path, output_dir: Path) -> ProfilingConfig:
 
 
 def settings_in(content: dict[str, Any]) -> list[str]:
-    places = ("front", "undecided", "set_aside", "eliminated")
+    places = ("front", "undecided", "eliminated")
     return sorted(each["setting"] for place in places for each in content[place])
 
 
@@ -109,10 +108,9 @@ def test_every_key_of_the_file_is_documented_and_no_other(searched: tuple[Profil
     assert search is not None
     content = search.content()
     assert set(content) == first_cells("Pareto search")
-    for section, places in (("Remaining", ("front", "undecided")), ("Beaten", ("set_aside", "eliminated"))):
+    for section, places in (("Remaining", ("front", "undecided")), ("Beaten", ("eliminated",))):
         for each in (each for place in places for each in content[place]):
             assert set(each) == first_cells(f"{section} settings of a search")
-    assert all(f"`{key}`" in SCHEMA for key in content["rules"])
 
 
 def test_a_finished_search_is_not_done_again(searched: tuple[ProfilingConfig, RunReport]) -> None:
@@ -120,8 +118,6 @@ def test_a_finished_search_is_not_done_again(searched: tuple[ProfilingConfig, Ru
     again = run_profiling(config)
     assert again.experiment_id is None
     assert (again.search, again.results) == (report.search, report.results)
-    # Another margin is another search.
-    assert run_profiling(config.replaced(pareto_margin=0.02)).experiment_id is not None
 
 
 def test_the_table_says_where_each_setting_ended(searched: tuple[ProfilingConfig, RunReport]) -> None:
@@ -244,10 +240,8 @@ def test_a_setting_that_fails_leaves_the_race_and_the_others_go_on(tmp_path: Pat
     context = RunContext("0001", 0, {0: ids}, ledger, tmp_path, StopRequest())
     bench = Bench(model, requests, 4, get_metric(task.metric), frozenset(ids))
     measurer = ShardMeasurer(config.measuring, context, bench, RoundOrder((slow.key, quick.key), 0))
-    # Of different pictures. However long the host holds one of them up, nothing is sure enough to end the race. So many
-    # that the time left suffices for a second round unless the times' deviation is 0.8 of their mean.
-    rules = SearchRules(alpha=1e-12, doubt=1e-12, share=1.0, first_samples=12)
-    search = FrontSearch(config.measuring, config.machine, context, bench, measurer, [slow, quick], ids, rules)
+    # Both are always wrong, so that nothing ends the race before its second round.
+    search = FrontSearch(config.measuring, config.machine, context, bench, measurer, [slow, quick], ids)
     result = search.run()
     assert result.failed == (quick.key,)
     assert search.failures == {quick.key: SettingFailure("OutOfMemory", "no room", 1)}
@@ -258,17 +252,10 @@ def test_a_setting_that_fails_leaves_the_race_and_the_others_go_on(tmp_path: Pat
 
 def test_what_cannot_be_searched_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="cider_score has no score of a single sample"):
-        check_searchable(get_metric("cider_score"), 6)
-    check_searchable(get_metric("vqa_score"), 6)
-    with pytest.raises(ConfigurationError, match="needs at least 6 samples, and there are 5"):
-        check_searchable(get_metric("vqa_score"), 5)
-    for flags, message in (
-        (["--pareto_search", "--pareto_margin", "1"], "--pareto_margin 1 is not possible; give less than 1"),
-        (["--pareto_search", "--pareto_alpha", "0"], "--pareto_alpha 0 is not possible; give more than 0"),
-        (["--pareto_margin", "0.02"], "say how --pareto_search decides"),
-    ):
-        with pytest.raises(ConfigurationError, match=message):
-            parse_config(flags)
+        check_searchable(get_metric("cider_score"), 18)
+    check_searchable(get_metric("vqa_score"), 18)
+    with pytest.raises(ConfigurationError, match="needs at least 18 samples, and there are 17"):
+        check_searchable(get_metric("vqa_score"), 17)
 
 
 KEY, FINGERPRINT = "tier-low_topk4_blocks3", "f"
@@ -277,15 +264,15 @@ KEY, FINGERPRINT = "tier-low_topk4_blocks3", "f"
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"schema_version": 1, "finger', "json cannot be read .*; remove it or measure again"),
-        ('{"schema_version": 2, "fingerprint": "f"}', "json is not the file of a search of schema 1 .its schema is 2"),
-        ('{"schema_version": 1, "fingerprint": "f"}', "json lacks 'rules': .*; remove it and run the same command"),
+        ('{"schema_version": 2, "finger', "json cannot be read .*; remove it or measure again"),
+        ('{"schema_version": 9, "fingerprint": "f"}', "json is not the file of a search of schema 2 .its schema is 9"),
+        ('{"schema_version": 2, "fingerprint": "f"}', "json lacks 'stopped': .*; remove it and run the same command"),
     ],
 )
 def test_a_file_that_is_no_search_is_refused(tmp_path: Path, content: str, message: str) -> None:
     ledger = Ledger(tmp_path, FINGERPRINT, trackers=tmp_path)
     assert finished_search(tmp_path, (KEY,), ledger) is None
-    (tmp_path / SEARCH_FILE).write_text('{"schema_version": 1, "fingerprint": "of another run"}')
+    (tmp_path / SEARCH_FILE).write_text('{"schema_version": 2, "fingerprint": "of another run"}')
     assert finished_search(tmp_path, (KEY,), ledger) is None
     (tmp_path / SEARCH_FILE).write_text(content)
     with pytest.raises(ResultsRefused, match=message):

@@ -1,56 +1,45 @@
-"""The replay and its judgement, on numbers made by hand."""
+"""The replay and what it is compared by, on numbers made by hand."""
 
 import numpy as np
 import pytest
 
-from experiment_core_utils.sweep.front_search import SearchResult, SearchRules, Survivor
+from experiment_core_utils.primitives.statistics import on_front
 from experiments.analyses.recorded_table import RecordedTable
-from experiments.benchmarks.pareto_search import (
-    compare_fronts,
-    made_up_table,
-    replay,
-)
+from experiments.benchmarks.pareto_search import Grid, RuleOutcome, outcome, outcomes
 
 
-def found(*front: str) -> SearchResult:
-    standings = tuple(Survivor(key, 10, 0.5, 1.0, ()) for key in front)
-    return SearchResult(standings, (), (), (), (), 3.0, 9.0, ({},), "budget")
+def by_hand() -> Grid:
+    """60 samples of own pictures: a is right on half, b too and slower, c on all and slowest, d never and quickest."""
+    scores = np.array([[1.0, 0.0] * 30, [1.0, 0.0] * 30, [1.0] * 60, [0.0] * 60])
+    seconds = np.array([1.0, 2.0, 3.0, 0.5])[:, None] * np.tile([0.99, 1.01], 30)
+    pictures = tuple(f"p{at}" for at in range(60))
+    return Grid.recorded(RecordedTable(tuple("abcd"), tuple(range(60)), pictures, scores, seconds, seconds, 1.0, {}))
 
 
-def by_hand() -> RecordedTable:
-    """20 samples of own pictures: a and b are right on 10, b is slower; c on all, d on 19 and a bit faster; e never."""
-    scores = np.array([[1.0] * 10 + [0.0] * 10, [1.0] * 10 + [0.0] * 10, [1.0] * 20, [1.0] * 19 + [0.0], [0.0] * 20])
-    jitter = np.tile([0.99, 1.01], 10)
-    seconds = np.array([1.0, 2.0, 3.0, 2.99, 0.5])[:, None] * jitter
-    pictures = tuple(f"p{at}" for at in range(20))
-    return RecordedTable(tuple("abcde"), tuple(range(20)), pictures, scores, seconds, seconds, 1.0, {})
+def test_what_a_front_is_compared_by() -> None:
+    # The true front is a, c, d. Of those b stands for a, but slower: the best that is not slower is d, worse by 0.5.
+    found = outcome(by_hand(), [1, 2, 3], [0], 0.3)
+    assert list(vars(found).values()) == pytest.approx([2 / 3, 1 / 3, 1 / 3, 0.5 / 3, 0.3])
+    assert outcome(by_hand(), [0, 2, 3], [], 1.0) == RuleOutcome(1.0, 0.0, 0.0, 0.0, 1.0)
 
 
-def test_what_counts_as_found() -> None:
-    # By means the front is e, a, d, c (b is as accurate as a and slower).
-    whole = compare_fronts(by_hand(), found("a", "c", "d", "e"))
-    assert (whole.points, whole.lost, whole.lost_paired, whole.gap, whole.wrong) == (4, (), (), 0.0, 0)
-    # d stands for c, with which it agrees within the intervals; c is a little slower than d by every sample.
-    assert compare_fronts(by_hand(), found("a", "d", "e")).lost == ()
-    assert compare_fronts(by_hand(), found("a", "d", "e")).gap == pytest.approx(0.05)
-    # Without a nobody as fast is as accurate: e is 0.5 below.
-    lost = compare_fronts(by_hand(), found("c", "d", "e"))
-    assert (lost.lost, lost.lost_paired, lost.gap) == (("a",), ("a",), 0.5)
-    # b is beaten by c? c is slower. By a: as accurate, not better by more than chance, so not shown.
-    assert compare_fronts(by_hand(), found("a", "b", "c", "d", "e")).wrong == 0
-    assert compare_fronts(by_hand(), found("a")).share == pytest.approx(3.0 / by_hand().costs.sum())
+def test_the_search_the_trivial_rule_and_all_samples() -> None:
+    found = outcomes(by_hand(), seed=1)
+    assert found["all samples"] == RuleOutcome(1.0, 0.0, 0.0, 0.0, 1.0)
+    assert found["random third"].share == pytest.approx(1 / 3, abs=0.01)
+    assert found["search"].excluded == 0.0 and found["search"].share < 0.35
 
 
-def test_a_setting_that_the_full_run_shows_to_be_dominated_is_counted() -> None:
-    table = by_hand()
-    table.seconds[1] = 4 * table.seconds[3]
-    assert compare_fronts(table, found("a", "b", "c", "d", "e")).wrong == 1
+def test_synthetic_grids_are_what_they_say() -> None:
+    for kind, size, front in (("dominated", 60, 6), ("trade-offs", 12, 11)):
+        grid = Grid.drawn(kind, 4000, seed=3)
+        assert (len(grid.table.settings), on_front(grid.seconds, grid.accuracy).sum()) == (size, front)
+        assert grid.table.scores.mean(axis=1) == pytest.approx(grid.accuracy, abs=0.04)
+        # A factor exp(N(0, 0.25)) has mean exp(0.25^2 / 2) = 1.032.
+        assert grid.table.seconds.mean(axis=1) / grid.seconds == pytest.approx(1.032, abs=0.03)
 
 
-def test_the_replay_keeps_to_its_budget_and_finds_the_front_of_a_made_up_grid() -> None:
-    table = made_up_table(300, seed=1)
-    assert len(table.settings) == 60
-    for seed in (0, 1):
-        result = compare_fronts(table, replay(table, SearchRules(), seed))
-        assert result.share <= 1 / 3
-        assert not result.lost
+def test_the_search_beats_the_trivial_rule_where_most_settings_are_dominated() -> None:
+    done = [outcomes(Grid.drawn("dominated", 100, seed), seed) for seed in range(8)]
+    found = {rule: np.mean([each[rule].found for each in done]) for rule in done[0]}
+    assert found["search"] > found["random third"] + 0.05

@@ -73,13 +73,12 @@ def test_a_search_concludes_of_its_front_and_the_reference() -> None:
     (front,) = [
         RemainingSetting(
             setting=setting_key(each), result_file="file", num_samples=200, accuracy=1.0, T_total_mean=600.0,
-            open_against=[],
         )
         for each in results[:1]
     ]  # fmt: skip
     search = SearchRecord(
-        schema_version=1, fingerprint="f00d", rules={}, stopped="settled", share=0.5, T_model=1.0,
-        T_model_full_grid=2.0, front=[front], undecided=[], set_aside=[], eliminated=[], failed={}, rounds=[],
+        schema_version=2, fingerprint="f00d", stopped="settled", share=0.5, T_model=1.0,
+        T_model_full_grid=2.0, front=[front], undecided=[], eliminated=[], failed={}, rounds=[],
     )  # fmt: skip
     lines = closing_lines(replace(NOTHING_LEFT, results=results, search=search))
     (line,) = [each for each in lines if each.startswith("conclusion: ")]

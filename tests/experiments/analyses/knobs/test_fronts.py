@@ -212,7 +212,7 @@ def test_a_measured_grid_has_the_front_that_the_search_is_compared_with() -> Non
     table = read_table(REPOSITORY / "docs" / "core_exp" / "pareto_table.json")
     accuracy, seconds = table.scores.mean(axis=1), table.seconds.mean(axis=1)
     standings = [
-        Survivor(key, len(table.sample_ids), float(accuracy[at]), float(seconds[at]), ())
+        Survivor(key, len(table.sample_ids), float(accuracy[at]), float(seconds[at]))
         for at, key in enumerate(table.settings)
     ]
     expected = {each.key for each in front_of(standings)}
