@@ -144,11 +144,8 @@ def draw_other_samples(
 
     Those of the same task, split and source are known by their ids, any others by their content.
     """
-    left_out, contents = set[int](), set[str]()
-    for name, scored in (choice.questions or {}).items():
-        contents.update(scored.scored_sha256 or ())
-        if (name, scored.split, _where_from(scored.source)) == (task.name, task.split, _where_from(task.source)):
-            left_out.update(each for each in scored.scored_ids if each < len(task))
+    left_out = ids_that_chose(task, choice)
+    contents = {digest for scored in (choice.questions or {}).values() for digest in scored.scored_sha256 or ()}
     while True:
         drawn = draw_samples(task, config, may_stop_early=may_stop_early, left_out=left_out)
         digests = digests_of(task, drawn.sample_ids, None) if contents else None
@@ -156,6 +153,15 @@ def draw_other_samples(
         if not seen:
             return drawn
         left_out |= seen
+
+
+def ids_that_chose(task: Task, choice: BlockChoice) -> set[int]:
+    """The samples of the task by which the blocks were chosen, where that was on the same split and source."""
+    found = set[int]()
+    for name, scored in (choice.questions or {}).items():
+        if (name, scored.split, _where_from(scored.source)) == (task.name, task.split, _where_from(task.source)):
+            found.update(each for each in scored.scored_ids if each < len(task))
+    return found
 
 
 def _where_from(source: Mapping[str, Any]) -> Mapping[str, Any]:

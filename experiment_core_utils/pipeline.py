@@ -394,7 +394,9 @@ def summarise_and_save(
     )
     name = setting_file_name(result)
     save_setting_result(result, config.machine.output_dir / name)
-    if not is_stopped:
+    if is_stopped:
+        ledger.mark_unfinished(setting.key)
+    else:
         ledger.mark_done(setting.key, name)
     ledger.remove_others(name)
     return name

@@ -62,6 +62,10 @@ class CudaMarks:
     def unmark(self) -> None:
         self._events.pop()
 
+    def newest_is_reached(self) -> bool:
+        """Whether the GPU has done all work that was queued before the newest mark; does not wait for it."""
+        return bool(self._events[-1].query())
+
     def seconds(self) -> list[float]:
         if self._events:
             self._events[-1].synchronize()

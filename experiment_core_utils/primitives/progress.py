@@ -99,6 +99,9 @@ class Progress:
         self._part.close()
         if self._run is not None and self._started:
             self._run.close()
+        elif self._run is not None:
+            # Nothing was begun: no line of it comes behind an error.
+            self._run.disable = True
 
     def start(self, name: str, already_done: int, num_samples: int) -> None:
         """The next part begins, of whose samples an earlier run has done that many.

@@ -260,7 +260,11 @@ def journals_in(folder: Path) -> Iterator[Path]:
     Raises:
         ResultsRefused: something else than a file has the name of one.
     """
-    for path in sorted(folder.glob("*.rank*.jsonl")):
+    try:
+        found = sorted(folder.glob("*.rank*.jsonl"))
+    except FileNotFoundError:  # gone since: who writes there says so
+        found = []
+    for path in found:
         if re.search(r"\.rank[0-9]{1,9}$", path.stem):
             if os.path.lexists(path) and not path.is_file():
                 raise ResultsRefused(

@@ -206,6 +206,11 @@ class Ledger:
         """Remember a setting whose file is written."""
         self._write(key, LedgerEntry(result_file, None))
 
+    def mark_unfinished(self, key: str) -> None:
+        """Remember that a setting is due, whatever file of an unfinished run has its name."""
+        if self._entries.pop(key, None) is not None:
+            self._save()
+
     def remove_others(self, result_file: str) -> None:
         """Remove other result files of the file's task and setting: `crops` in their names is of other samples."""
         names = result_files_in(self._output_dir)
@@ -214,11 +219,18 @@ class Ledger:
                 remove_file(self._output_dir / name)
 
     def mark_failed(self, key: str, failure: SettingFailure) -> None:
-        """Remember a setting that could not be run."""
+        """Remember a setting that could not be run; what an unfinished run left of it goes."""
+        for name, (_, of_file) in result_files_in(self._output_dir).items():
+            content = _result_bytes(self._output_dir / name) if of_file == key else b""
+            if self.fingerprint.encode() in content and not _is_whole(content, self.fingerprint):
+                remove_file(self._output_dir / name)
         self._write(key, LedgerEntry(None, failure))
 
     def _write(self, key: str, entry: LedgerEntry) -> None:
         self._entries[key] = entry
+        self._save()
+
+    def _save(self) -> None:
         content = {
             "fingerprint": self.fingerprint,
             "settings": _ENTRIES.dump_python(self._entries),

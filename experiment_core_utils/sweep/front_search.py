@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import stdtrit
 
 from experiment_core_utils.primitives.contrasts import PairedContrasts, ScoreContrasts
 from experiment_core_utils.primitives.statistics import fraction_of, on_front
@@ -246,11 +246,6 @@ def surely_better(contrasts: PairedContrasts | ScoreContrasts, level: float) -> 
 def t_quantile(level: float, degrees: int) -> float:
     """What Student's t exceeds with probability `level`."""
     return -float(stdtrit(degrees, level))
-
-
-def normal_quantile(level: float) -> float:
-    """What a standard normal exceeds with probability `level`."""
-    return -float(ndtri(level))
 
 
 def front_of(survivors: Sequence[Survivor]) -> list[Survivor]:

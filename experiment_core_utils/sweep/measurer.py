@@ -9,12 +9,13 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.load import ConditionsMeter, conditions_meter, load_sampler
 from experiment_core_utils.meters.stability import PrecisionGoal
 from experiment_core_utils.meters.stages import StageMeasurement
-from experiment_core_utils.primitives.device import MemoryWindow
+from experiment_core_utils.primitives.device import MemoryWindow, out_of_memory_named
 from experiment_core_utils.primitives.errors import (
     GenerationFailed,
     KnobDidNotAct,
     SampleError,
     SettingError,
+    library_faults_named,
 )
 from experiment_core_utils.primitives.files import allow_open_files
 from experiment_core_utils.primitives.progress import Progress
@@ -133,6 +134,8 @@ class ShardMeasurer:
     def _measure_energy(self, at_work: Sequence[SettingAtWork], progress: Progress, how: StageMeasurement) -> None:
         """Measure the energy of these settings after all of their samples: it disturbs no time."""
         context = self.context
+        # One of which no sample was timed has none to measure; where that is all of them, their ends say so.
+        at_work = [each for each in at_work if each.shard.has_times] or at_work
         passes = EnergyPasses(self.bench, how, context.experiment_id, context.rank, self.config.sample_timeout)
         measured = {
             each.key: [done.measured for done in each.shard.finished.values() if done.measured is not None]
@@ -159,14 +162,14 @@ class ShardMeasurer:
             if attempt > 1:
                 self.context.stop.sleep(self.config.config_retry_delay)
             runner.is_last_attempt = attempt == attempts
-            self._attempt(due, runner)
+            self._attempt(due, at_work, runner)
             for each in due:
                 # Neither depends on when it is tried.
                 is_final = attempt == attempts or isinstance(each.error, KnobDidNotAct | GenerationFailed)
                 if each.error is not None and is_final:
                     each.failure = SettingFailure(type(each.error).__name__, str(each.error), attempt)
 
-    def _attempt(self, due: Sequence[SettingAtWork], runner: SampleRunner) -> None:
+    def _attempt(self, due: Sequence[SettingAtWork], at_work: Sequence[SettingAtWork], runner: SampleRunner) -> None:
         """Warm up and prove each setting, run the rounds of every sample not yet finished, then answer the rest."""
         self._note_conditions("open", due)
         is_alone = len(due) == 1
@@ -182,7 +185,7 @@ class ShardMeasurer:
                     with runner.progress.step("warming up" if is_alone else f"warming up {each.key}"):
                         runner.open_setting(each)
                 self.context.stop.raise_if_requested("between two settings")
-            Rounds(self, runner, [each for each in due if each.error is None]).run()
+            Rounds(self, runner, [each for each in due if each.error is None], at_work).run()
             for each in due:
                 if each.error is None:
                     with runner.setting_boundary(each):
@@ -251,9 +254,15 @@ def ids_of(at_work: Sequence[SettingAtWork]) -> tuple[int, ...]:
 
 
 def num_requested(at_work: Sequence[SettingAtWork]) -> int:
-    """How many ids from the front are requested: as many as the setting needs that needs most."""
-    alive = [each for each in at_work if each.failure is None] or at_work
-    return max(each.shard.num_requested for each in alive)
+    """How many ids from the front are requested: up to where there are enough of every setting that has not failed."""
+    most = max(len(each.shard.sample_ids) for each in at_work)
+    return next((place for place in range(most) if has_enough(at_work, place)), most)
+
+
+def has_enough(at_work: Sequence[SettingAtWork], place: int) -> bool:
+    """Whether every setting that is still in has enough samples among the first `place` ids."""
+    alive = [each for each in at_work if each.failure is None and each.error is None]
+    return bool(alive) and all(each.shard.is_enough(place) for each in alive)
 
 
 @dataclass
@@ -281,6 +290,7 @@ class Rounds:
     measurer: ShardMeasurer
     runner: SampleRunner
     settings: Sequence[SettingAtWork]
+    all_settings: Sequence[SettingAtWork]  #: with those that are done already, which are as precise as they are
     seen: RoundsSeen = field(default_factory=RoundsSeen)
 
     def run(self) -> None:
@@ -295,10 +305,9 @@ class Rounds:
         timed = [(place, each) for place, each in enumerate(ids_of(self.settings)) if each in bench.latency_ids]
         first: list[SampleAtWork] = []
         begin = size = 0
-        while begin < len(timed) and not self._is_enough(timed[begin][0]):
+        while begin < len(timed) and not has_enough(self.all_settings, timed[begin][0]):
             size = bench.model.samples_per_round(len(self.settings))
-            place, group = timed[begin][0], [sample_id for _, sample_id in timed[begin : begin + size]]
-            done = self._group(place, group)
+            done = self._group(begin // size, [sample_id for _, sample_id in timed[begin : begin + size]])
             first, begin = first or done, begin + size
         if len(self.settings) > 1 and self.seen.num_rounds:
             self._close(first)
@@ -307,13 +316,8 @@ class Rounds:
             for each in self.settings:
                 each.journal.append(trace)
 
-    def _is_enough(self, place: int) -> bool:
-        """Whether every setting that is still in has enough samples among the first `place` ids."""
-        alive = [each for each in self.settings if each.error is None and place < len(each.shard.sample_ids)]
-        return all(each.shard.is_enough(place) for each in alive)
-
     def _group(self, place: int, sample_ids: Sequence[int]) -> list[SampleAtWork]:
-        """All rounds of a group of samples, the first of which has that place in the shard; what was measured."""
+        """All rounds of a group of samples, which has that place among the groups; what was measured."""
         runner, num_runs = self.runner, self.measurer.config.num_runs_per_sample
         self.measurer.context.stop.raise_if_requested()
         taken: Taken = {}
@@ -330,8 +334,9 @@ class Rounds:
         for at in done:
             with runner.sample_boundary(at.of, at.sample_id):
                 runner.finish(at, in_rounds=len(self.settings) > 1)
-        # All settings have had them.
-        self.measurer.bench.requests.let_go(RequestKey(*place) for place in taken)
+        if len(self.settings) > 1:
+            # All settings have had them; in blocked order the next one may have the same crops.
+            self.measurer.bench.requests.let_go(RequestKey(*place) for place in taken)
         self.measurer.note_conditions_if_due(self.settings)
         return done
 
@@ -343,7 +348,8 @@ class Rounds:
             runs = self._runs(number, at_work)
             found = watch.found()
             # The runs take as long again, and each sample must end within its time.
-            again_s, limit_s = 1.5 * watch.elapsed_s + REPEAT_AFTER_S, config.sample_timeout
+            again_s = 1.5 * watch.elapsed_s / max(len(runs), 1) + REPEAT_AFTER_S
+            limit_s = config.sample_timeout
             is_late = limit_s is not None and any(at.spent_s + again_s > limit_s for at, *_ in runs)
             if not found or not runs or is_late or repeats == config.max_repeats:
                 break
@@ -385,6 +391,10 @@ class Rounds:
             at.spent_s = 0.0
             if at.of.error is not None:
                 continue
-            with suppress(SampleError, SettingError):
+            with (
+                suppress(SampleError, SettingError),
+                library_faults_named(f"sample {at.sample_id}"),
+                out_of_memory_named(),
+            ):
                 again[at.of.key, at.sample_id] = self.runner.run(at)[0].total_s
         self.seen.closing_factor = common_factor(self.seen.first, again)

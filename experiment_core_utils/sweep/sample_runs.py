@@ -101,6 +101,11 @@ class Shard:
         runs = [(each.run.total_s, each.image_id) for each in timed if each is not None and each.run is not None]
         return self._goal.is_reached([total_s for total_s, _ in runs], [picture for _, picture in runs])
 
+    @property
+    def has_times(self) -> bool:
+        """Whether a sample was measured."""
+        return any(each.measured is not None and bool(each.measured.runs) for each in self.finished.values())
+
     def add(self, sample: FinishedSample) -> None:
         """Note that one more sample is finished."""
         self.finished[sample.sample_id] = sample

@@ -85,13 +85,9 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
     written = ledger.path.stat().st_mtime if ledger.path.exists() else 0.0
     # Failures of an earlier run are tried again: they count once this run has written about any.
     settled = set(done) | (set(failed) if written >= plan.started_unix_s else set())
-    # Settings that this run is through with: those before the one at work; without one, those with an outcome.
-    handled = settled
-    if at_work is not None and at_work.key in plan.due:
-        handled = set(plan.due[: plan.due.index(at_work.key)])
     finished = {each.key: len(each.finished) for each in journals}
     # A setting that failed may have left samples out; none of them is run any more.
-    missing = sum(plan.num_samples - finished.get(key, 0) for key in plan.due if key not in handled)
+    missing = sum(plan.num_samples - finished.get(key, 0) for key in plan.due if key not in settled)
     by_run = (
         sum(plan.num_samples if key in done else finished.get(key, 0) for key in plan.due) - plan.num_samples_before
     )

@@ -119,13 +119,6 @@ class SharedSamples:
             default=0.0,
         )
 
-    @property
-    def protocols(self) -> tuple[list[int], list[int]]:
-        """The versions of the measurement protocol in each side; results that do not say theirs are of the first."""
-        known = [{int(getattr(result, "protocol_version", None) or 1) for result in run} for run in self.runs]
-        one, other = known[: self.num_first], known[self.num_first :]
-        return sorted(set().union(*one)), sorted(set().union(*other))
-
     def cells(self, read: Callable[[SampleResult], float | None]) -> Cells | None:
         """The values of all samples that have one in every run; None for none."""
         rows, places, ids, pictures = [], [], [], []

@@ -214,12 +214,6 @@ class _Pair:
         if self.shared.cells(LOGS["latency"]) is not None and not self._tails():
             need = fewest_for(95, self.tail / len(self.shared.places) / 2)
             found.append(f"P95 is left out: it needs one run a side, and {need} pictures in every setting")
-        one, other = (" and ".join(map(str, each)) for each in self.shared.protocols)
-        if one != other:
-            found.append(
-                f"A was measured by protocol {one}, {name} by {other}: the change contains that of the protocol; "
-                "measure both with one version"
-            )
         return found
 
     def _parts(self, cells: Cells) -> list[_Part]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -103,27 +104,73 @@ def without(blocks: Blocks, block: int) -> Blocks:
 
 
 @dataclass(frozen=True)
+class Baseline:
+    """One way to choose blocks without scores; of several sets, figures are of each sample's mean over them."""
+
+    sets: tuple[Blocks, ...]
+    score: Estimate
+    set_scores: tuple[float, ...]  #: of each set, the mean over tasks
+    gain: Estimate  #: of the choice over it
+
+
+@dataclass(frozen=True)
 class ChoiceComparison:
-    """A choice of blocks against the first ones, as many, on the same samples."""
+    """A choice of blocks against baselines with as many blocks, on the same samples."""
 
     blocks: Blocks
     chosen: Estimate
-    first: Estimate
-    gain: Estimate
+    baselines: Mapping[str, Baseline]
 
 
-def against_first(scorer: BlockSetScorer, chosen: Mapping[int, Blocks]) -> dict[int, ChoiceComparison]:
-    """For each number of blocks, what the chosen ones score against that many first ones.
+def against_baselines(
+    scorer: BlockSetScorer, chosen: Mapping[int, Blocks], baselines: Mapping[str, Mapping[int, Sequence[Blocks]]]
+) -> dict[int, ChoiceComparison]:
+    """For each number of blocks, what the chosen ones score against the sets of each baseline.
 
     Fair only on samples that the choice has not seen.
     """
-    counts = sorted(chosen)
-    found = scorer.measured([*(chosen[count] for count in counts), *(tuple(range(count)) for count in counts)])
-    pairs = zip(counts, found[: len(counts)], found[len(counts) :], strict=True)
+    sets = [*chosen.values(), *(each for of in baselines.values() for count in chosen for each in of[count])]
+    distinct = list(dict.fromkeys(sets))
+    found = dict(zip(distinct, scorer.measured(distinct), strict=True))
     return {
-        count: ChoiceComparison(chosen[count], estimate(ours), estimate(first), estimate(difference(ours, first)))
-        for count, ours, first in pairs
+        count: ChoiceComparison(
+            blocks,
+            estimate(found[blocks]),
+            {name: _baseline(found, blocks, tuple(of[count])) for name, of in baselines.items()},
+        )
+        for count, blocks in sorted(chosen.items())
     }
+
+
+def _baseline(found: Mapping[Blocks, Measured], chosen: Blocks, sets: tuple[Blocks, ...]) -> Baseline:
+    mean = mean_of_sets([found[each] for each in sets])
+    scores = tuple(estimate(found[each]).value for each in sets)
+    return Baseline(sets, estimate(mean), scores, estimate(difference(found[chosen], mean)))
+
+
+def mean_of_sets(measured: Sequence[Measured]) -> Measured:
+    """Each sample's mean over sets of blocks; all are of the same samples."""
+    return {
+        task: TaskValues(
+            tuple(sum(values) / len(measured) for values in zip(*(one[task].values for one in measured), strict=True)),
+            each.image_ids,
+        )
+        for task, each in measured[0].items()
+    }
+
+
+RANDOM_SETS = 5
+
+
+def random_sets(count: int, total_blocks: int, seed: int) -> tuple[Blocks, ...]:
+    """RANDOM_SETS different sets of `count` blocks, block 0 in each; all sets where there are fewer."""
+    generator = np.random.default_rng([seed, count])
+    wanted = min(RANDOM_SETS, math.comb(total_blocks - 1, count - 1))
+    found: dict[Blocks, None] = {}
+    while len(found) < wanted:
+        others = 1 + generator.choice(total_blocks - 1, count - 1, replace=False)
+        found[(0, *sorted(others.tolist()))] = None
+    return tuple(found)
 
 
 def chosen_by(scores: Mapping[int, Estimate], counts: Sequence[int]) -> dict[int, Blocks]:
@@ -161,12 +208,16 @@ def as_json(each: Estimate) -> dict[str, Any]:
 
 def comparison_as_json(each: ChoiceComparison) -> dict[str, Any]:
     """A comparison as fields of the provenance."""
-    return {
-        "blocks": list(each.blocks),
-        "chosen": as_json(each.chosen),
-        "first": as_json(each.first),
-        "gain": as_json(each.gain),
+    baselines = {
+        name: {
+            "sets": [list(blocks) for blocks in one.sets],
+            "set_scores": list(one.set_scores),
+            "score": as_json(one.score),
+            "gain": as_json(one.gain),
+        }
+        for name, one in each.baselines.items()
     }
+    return {"blocks": list(each.blocks), "chosen": as_json(each.chosen), "baselines": baselines}
 
 
 @contextmanager

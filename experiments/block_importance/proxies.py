@@ -1,7 +1,8 @@
 """Cheap estimates of a block's importance, from one pass over each sample.
 
 - Activation change: how far a block turns the hidden states that it is given, 1 - cos(input, output). Known as Block
-  Influence (X. Men et al., "ShortGPT: Layers in Large Language Models are More Redundant Than You Expect", 2024).
+  Influence (X. Men et al., "ShortGPT: Layers in Large Language Models are More Redundant Than You Expect", 2024,
+  arXiv:2403.03853).
 - Gradient: how much the loss of the right answer would change if the block's output were its input, to first order:
   |sum of dL/d(output) * (output - input)| over all positions (P. Molchanov et al., "Importance Estimation for Neural
   Network Pruning", CVPR 2019, there for the parameters of a filter).

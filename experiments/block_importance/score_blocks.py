@@ -9,7 +9,7 @@ Flags that are not this program's own go to the profiler's configuration: --spli
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 
 from experiment_core_utils.b_model_loader import ModelSource, find_requested_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import (
+    ids_that_chose,
     open_tasks,
     refuse_unfit_pictures,
     with_task_named,
@@ -27,7 +28,7 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS
-from experiment_core_utils.knobs.block_choice import BlockChoice, provenance_path, read_importance
+from experiment_core_utils.knobs.block_choice import BlockChoice, choice_by_scores, provenance_path
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.knobs.top_k import experts_of
@@ -50,12 +51,13 @@ from experiments.block_importance.importance import (
     Blocks,
     BlockSetScorer,
     Estimate,
-    against_first,
+    against_baselines,
     as_json,
     chosen_by,
     comparison_as_json,
     estimate,
     leave_one_out,
+    random_sets,
     save_scores,
     save_sets,
     select_block_sets,
@@ -82,13 +84,12 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="number of further samples, to compare the choice with the first blocks",
+        help="number of further samples, to compare the choice with the first blocks, random sets and ShortGPT's rule",
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="do not score: compare the scores in --output with the first blocks, by accuracy on the --held_out "
-        "samples",
+        help="do not score: compare the scores in --output as --held_out does, by accuracy",
     )
     parser.add_argument(
         "--method",
@@ -143,20 +144,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     scorers = pictures_of(job) if job.own.measure == "answer_loss" else samples_of(job)
     if job.own.check:
         (path,) = outputs_of(job.own)
-        choice = BlockChoice(scores=read_importance(job.own.output))
+        choice = choice_by_scores(job.own.output, flag="--output")
+        refuse_seen(job, scorers, choice)
         chosen = {count: choice.blocks(count, job.model.num_total_blocks) for count in job.counts}
-        write_json_atomically({**provenance_of(job, scorers), **held_out_of(scorers, chosen)}, path)
+        write_json_atomically({**provenance_of(job, scorers), **held_out_of(job, scorers, chosen)}, path)
         print(f"wrote {path}")
         return 0
     if job.own.select is not None:
         width = job.own.beam_width if job.own.select == "beam" else 1
         sets = select_block_sets(partial(_values, scorers.scored), job.model.num_total_blocks, job.counts, width)
-        save_sets(job.own.output, sets, {**provenance_of(job, scorers), **held_out_of(scorers, sets)})
+        save_sets(job.own.output, sets, {**provenance_of(job, scorers), **held_out_of(job, scorers, sets)})
     else:
         scores, whole = scores_of(job, scorers)
         extra = {"whole_model": as_json(whole)} if whole is not None else {}
         chosen = chosen_by(scores, job.counts)
-        save_scores(job.own.output, scores, {**provenance_of(job, scorers), **extra, **held_out_of(scorers, chosen)})
+        save_scores(
+            job.own.output, scores, {**provenance_of(job, scorers), **extra, **held_out_of(job, scorers, chosen)}
+        )
     print(f"wrote {job.own.output} and {provenance_path(job.own.output)}")
     return 0
 
@@ -226,27 +230,28 @@ class Scorers:
 
     scored: BlockSetScorer
     held_out: BlockSetScorer | None  #: None where none are held out
-    drawn: tuple[DrawnTask, ...]  #: for the methods that look at each sample by themselves; empty for `answer_loss`
+    drawn: tuple[DrawnTask, ...]  #: the scored samples, for the methods that look at each by themselves
     samples: Mapping[str, Mapping[str, int]]  #: of each task, how many are scored and held out
     scored_ids: Mapping[str, tuple[int, ...]]  #: of each task, which are scored
+    held_out_ids: Mapping[str, tuple[int, ...]]  #: and which are held out
 
 
 def samples_of(job: Job) -> Scorers:
     """Samples drawn from each task by the seed, those to score before those held out."""
     budget = int(available_memory_bytes() / 4 / len(job.tasks) / 2)
     parts: list[list[DrawnTask]] = [[], []]
-    samples, scored_ids = {}, {}
+    samples, scored_ids, held_out_ids = {}, {}, {}
     for task in job.tasks:
         ids = create_sampled_dataset(task, job.own.num_samples + job.own.held_out, job.config.task.seed).sample_ids
         if job.own.held_out and len(ids) <= job.own.num_samples:
             raise ConfigurationError(f"{task.name} has {len(ids)} samples, none are left for --held_out; ask for fewer")
         split = ids[: job.own.num_samples], ids[job.own.num_samples :]
         samples[task.name] = {"scored": len(split[0]), "held_out": len(split[1])}
-        scored_ids[task.name] = tuple(sorted(split[0]))
+        scored_ids[task.name], held_out_ids[task.name] = (tuple(sorted(part)) for part in split)
         for part, chosen in zip(parts, split, strict=True):
             part.append(draw_task(job.model, task, sorted(chosen), budget))
     scored, held_out = (AnswerScorer(job.model, part, job.setting, job.own.batch_size) for part in parts)
-    return Scorers(scored, held_out if job.own.held_out else None, tuple(parts[0]), samples, scored_ids)
+    return Scorers(scored, held_out if job.own.held_out else None, tuple(parts[0]), samples, scored_ids, held_out_ids)
 
 
 def pictures_of(job: Job) -> Scorers:
@@ -273,8 +278,20 @@ def pictures_of(job: Job) -> Scorers:
         task.name: {"scored": scored * task.questions_per_image, "held_out": held_out * task.questions_per_image}
         for task in tasks
     }
-    scored_ids = {task.name: questions_about(task, parts[0]) for task in tasks}
-    return Scorers(made[0], made[1] if held_out else None, (), samples, scored_ids)
+    scored_ids, held_out_ids = ({task.name: questions_about(task, part) for task in tasks} for part in parts)
+    drawn = tuple(draw_task(model, task, scored_ids[task.name], 0) for task in tasks)
+    return Scorers(made[0], made[1] if held_out else None, drawn, samples, scored_ids, held_out_ids)
+
+
+def refuse_seen(job: Job, scorers: Scorers, choice: BlockChoice) -> None:
+    """Raises ConfigurationError where held-out samples are among those that the scores were made of."""
+    for task in job.tasks:
+        seen = ids_that_chose(task, choice).intersection(scorers.held_out_ids[task.name])
+        if seen:
+            raise ConfigurationError(
+                f"{len(seen)} of the held-out samples of {task.name} {task.split} made the scores in {job.own.output}, "
+                "and accuracy would be too good; give another --split, or the --num_samples and --seed of the scores"
+            )
 
 
 def questions_about(task: GeneratedTask, pictures: Sequence[int]) -> tuple[int, ...]:
@@ -295,17 +312,45 @@ def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate
     return {block: estimate(values) for block, values in measured.items()}, None
 
 
-def held_out_of(scorers: Scorers, chosen: Mapping[int, Blocks]) -> dict[str, Any]:
-    """The comparison with the same number of first blocks, for the provenance; it is printed too."""
+# Of each task, samples that Block Influence is a mean over: one prefill each.
+INFLUENCE_SAMPLES = 50
+
+
+def baselines_of(job: Job, scorers: Scorers, counts: Sequence[int]) -> dict[str, dict[int, tuple[Blocks, ...]]]:
+    """The sets of blocks, by baseline and number, that a choice must be better than.
+
+    `block_influence` keeps the blocks that turn hidden states most, averaged over positions and scored samples: the
+    rule of X. Men et al., "ShortGPT: Layers in Large Language Models are More Redundant Than You Expect", 2024,
+    arXiv:2403.03853. Block 0 is kept, since it always runs.
+    """
+    total = job.model.num_total_blocks
+    few = [replace(each, sample_ids=each.sample_ids[:INFLUENCE_SAMPLES]) for each in scorers.drawn]
+    changes = activation_changes(job.model, few, job.setting)
+    by_influence = chosen_by({block: estimate(values) for block, values in changes.items()}, counts)
+    return {
+        "first": {count: (tuple(range(count)),) for count in counts},
+        "random": {count: random_sets(count, total, job.config.task.seed) for count in counts},
+        "block_influence": {count: (by_influence[count],) for count in counts},
+    }
+
+
+_BASELINES = {"first": "the first blocks", "random": "random sets", "block_influence": "ShortGPT's rule"}
+
+
+def held_out_of(job: Job, scorers: Scorers, chosen: Mapping[int, Blocks]) -> dict[str, Any]:
+    """The comparison with the baselines, for the provenance; it is printed too."""
     if scorers.held_out is None:
         return {}
-    found = against_first(scorers.held_out, chosen)
+    found = against_baselines(scorers.held_out, chosen, baselines_of(job, scorers, list(chosen)))
     for count, each in found.items():
-        error = each.gain.standard_error
-        print(
-            f"{count} blocks {list(each.blocks)}: {each.chosen.value:.4f}, the first {count}: {each.first.value:.4f}, "
-            f"gain {each.gain.value:+.4f}" + (f" (standard error {error:.4f})" if error is not None else "")
-        )
+        print(f"{count} blocks {list(each.blocks)}: {each.chosen.value:.4f}")
+        for name, one in each.baselines.items():
+            sets = f"{len(one.sets)} sets, {min(one.set_scores):.4f} to {max(one.set_scores):.4f}"
+            error = one.gain.standard_error
+            print(
+                f"  {_BASELINES[name]} ({list(one.sets[0]) if len(one.sets) == 1 else sets}): {one.score.value:.4f}, "
+                f"gain {one.gain.value:+.4f}" + (f" (standard error {error:.4f})" if error is not None else "")
+            )
     return {"held_out": {str(count): comparison_as_json(each) for count, each in found.items()}}
 
 

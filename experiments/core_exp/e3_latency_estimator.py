@@ -1,6 +1,6 @@
-"""E3, a latency estimator from a run's folder: load, fit, validate on settings left out, write.
+"""E3, a latency estimator from the folders of runs: load, fit, validate on settings left out, write.
 
-python experiments/core_exp/e3_latency_estimator.py RESULTS_DIR [--output_dir DIR] [--target_dir OTHER_RESULTS]
+python experiments/core_exp/e3_latency_estimator.py RESULTS_DIR... [--output_dir DIR] [--target_dir OTHER_RESULTS]
 
 Writes e3_latency_estimator.json (the model), e3_validation.json, e3_predictions.csv and pictures. See
 docs/core_exp/e3_latency_estimator.md.
@@ -29,26 +29,32 @@ from experiments.analyses.sweeps import load_sweep, samples_frame
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the analysis. Exit code: 0 written, 1 the results are broken or too few, 2 the request is not possible."""
     parser = OneLineParser(prog="e3_latency_estimator.py", description="Fit and validate a latency estimator.")
-    parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="folder of a profiling run")
-    add_output_flags(parser, "RESULTS_DIR/analysis")
+    parser.add_argument(
+        "results_dirs",
+        type=Path,
+        nargs="+",
+        metavar="RESULTS_DIR",
+        help="folder of a profiling run; several are runs of the same settings on the same device",
+    )
+    add_output_flags(parser, "analysis in the first RESULTS_DIR")
     parser.add_argument(
         "--target_dir", type=Path, help="run of the same model on another device, for the error of recalibration"
     )
     parser.add_argument("--level", type=float, default=LEVEL, help="level of the prediction intervals")
     given: argparse.Namespace = parser.parse_args(argv)
     steps = Steps()
-    sweep = load_sweep(given.results_dir)
+    sweep, *further = (load_sweep(folder) for folder in dict.fromkeys(map(Path.resolve, given.results_dirs)))
     target = None if given.target_dir is None else load_sweep(given.target_dir)
     if target is not None:
         refuse_other_model(sweep, target)
-    count = len(sweep.settings)
+    count = sum(len(run.settings) for run in (sweep, *further))
     steps.say(count, f"{count} settings are read; the estimator is fitted, and validated on settings left out")
-    found = analyse_latency(sweep, samples_frame(sweep), given.level)
+    found = analyse_latency(sweep, samples_frame(sweep), given.level, further)
     studies = recalibration_studies(sweep, found, target)
     steps.say(count, "files and pictures are written")
-    caption = caption_of([sweep.provenance], count, len(found.samples))
+    caption = caption_of([run.provenance for run in (sweep, *further)], count, len(found.samples))
     files = AnalysisFiles(contents_of(sweep, found, studies), tables_of(found), latency_charts(found, studies), caption)
-    written = files.write(given.output_dir or given.results_dir / "analysis")
+    written = files.write(given.output_dir or given.results_dirs[0] / "analysis")
     print("\n".join(finding_lines(latency_findings(found), [*detail_lines(found, studies)], written, given.verbose)))
 
 

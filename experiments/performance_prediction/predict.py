@@ -37,6 +37,11 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="input sizes for validation (default: every third)",
     )
+    fitting.add_argument(
+        "--without-launch-bound",
+        action="store_true",
+        help="leave out inferences that the timer marked: their times may contain waits for the host",
+    )
     fitting.add_argument("--figures", type=Path, metavar="FOLDER", help="draw pictures into this folder")
     predicting = commands.add_parser("predict", help="predict a network")
     predicting.add_argument("model", metavar="MODEL", help="name of a network, as run_profile.py --list-models says")
@@ -54,7 +59,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Fit or predict. Exit code: 0 done, 1 unreadable or unwritable files, 2 it cannot be done."""
     arguments = build_parser().parse_args(argv)
     if arguments.command == "fit":
-        fit(arguments.results, arguments.output, arguments.held_out_sizes, arguments.figures)
+        fit(
+            arguments.results,
+            arguments.output,
+            arguments.held_out_sizes,
+            arguments.figures,
+            arguments.without_launch_bound,
+        )
     else:
         predict(
             arguments.file,

@@ -21,6 +21,7 @@ from experiment_core_utils.meters.stability import is_stable, needs_another_run
 from experiment_core_utils.meters.windows import WindowGoal, energy_of_act, why_no_power
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import (
+    CudaMarks,
     HostMarks,
     Marks,
     MemoryWindow,
@@ -60,7 +61,9 @@ class CUDALayerTimer:
     """Times layers by a mark before and after each: CUDA events on a GPU, the host's clock on the CPU.
 
     On a GPU the marks measure the device alone: it is kept busy with products until the host has queued the whole
-    inference, so that a gap in which it waits for the host is in no layer's time.
+    inference, so that a gap in which it waits for the host is in no layer's time. Where that fails (more launches than
+    the GPU's queue holds, or a slow host) the layer is marked as launch-bound: the GPU has begun it before the host had
+    queued all of it, so it may have waited.
 
     Args:
         layers: modules of the network by name; none is inside another.
@@ -72,32 +75,48 @@ class CUDALayerTimer:
         self._device = device
         self._marks: Marks = new_marks(device)
         self._called: list[str] = []
+        self._caught_up: list[bool] = []  # by span, see `launch_bound_layers`
 
     def time(self, inference: Callable[[], object], repeats: int) -> LayerPass:
         """The times of so many inferences, after one that is not timed; the hooks are removed when it returns."""
         totals: list[float] = []
         layers: dict[str, list[float]] = defaultdict(list)
-        with hooked(self._layers, self._before, lambda *_: self._marks.mark()):
+        launch_bound: set[str] = set()
+        is_launch_bound = False
+        with hooked(self._layers, self._before, lambda *_: self._mark()):
             keep_busy = self._ballast(inference)
             for _ in range(repeats):
                 total_s, calls = self._once(inference, keep_busy)
                 totals.append(total_s)
                 for name, seconds in calls.items():
                     layers[name].append(seconds)
-        return LayerPass(tuple(totals), {name: tuple(seconds) for name, seconds in layers.items()})
+                launch_bound |= launch_bound_layers(self._called, self._caught_up)
+                is_launch_bound |= any(self._caught_up)
+        known = self._device.type == "cuda"
+        return LayerPass(
+            tuple(totals),
+            {name: tuple(seconds) for name, seconds in layers.items()},
+            is_launch_bound if known else None,
+            frozenset(launch_bound) if known else None,
+        )
 
     def _once(self, inference: Callable[[], object], keep_busy: Callable[[], None]) -> tuple[float, dict[str, float]]:
         synchronize(self._device)
-        self._marks, self._called = new_marks(self._device), []
+        self._marks, self._called, self._caught_up = new_marks(self._device), [], []
         keep_busy()
         self._marks.mark()
         inference()
-        self._marks.mark()
+        self._mark()
         spans = self._marks.seconds()
         return sum(spans), seconds_of_layers(self._called, spans)
 
     def _before(self, name: str, *_: Any) -> None:
         self._called.append(name)
+        self._mark()
+
+    def _mark(self) -> None:
+        """End a span; where the GPU has reached its beginning by now, it was not all queued before."""
+        self._caught_up.append(isinstance(self._marks, CudaMarks) and self._marks.newest_is_reached())
         self._marks.mark()
 
     def _ballast(self, inference: Callable[[], object]) -> Callable[[], None]:
@@ -144,6 +163,17 @@ def seconds_of_layers(called: Sequence[str], spans: Sequence[float]) -> dict[str
     for name, seconds in zip(called, spans[1::2], strict=True):
         layers[name] += seconds
     return dict(layers)
+
+
+def launch_bound_layers(called: Sequence[str], caught_up: Sequence[bool]) -> set[str]:
+    """The layers whose time may contain waits for the host.
+
+    Args:
+        called: layers in the order of their calls.
+        caught_up: of each span between marks, as `seconds_of_layers` has them, whether the device had begun it before
+            the host had queued all of it.
+    """
+    return {name for name, found in zip(called, caught_up[1::2], strict=True) if found}
 
 
 NOT_REQUESTED = "energy was not requested (--energy off)"

@@ -10,9 +10,11 @@ CSV_NAME = "reference-vqa_settings.csv"
 SAMPLES_NAME = "reference-vqa_samples.csv"
 NOT_COMPARED = {
     *("experiment_id", "experiment_ids", "timestamp", "process_rss_bytes", "cache_budget_bytes", "cache_used_bytes"),
-    *("warmup", "conditions", "drift", "precision", "compute_utilisation", "num_discarded_runs"),
+    *("warmup", "conditions", "rounds", "precision", "compute_utilisation"),
     # What else the machine did.
-    *("num_disturbed_samples", "disturbances"),
+    *("num_disturbed_samples", "disturbances", "num_discarded_runs", "share_discarded_runs"),
+    # Settings that had finished a sample when the run was killed are in no round of it any more.
+    "place_in_round",
 }
 # What says by how many processes a result was measured.
 OF_THE_LAUNCH = {"num_processes", "caveats", "caveat_records", "fingerprint", "command"}
@@ -25,7 +27,7 @@ def contents(folder: Path, left_out: set[str] = NOT_COMPARED) -> Contents:
     left = {path.name for path in (folder / ".parts").iterdir()}
     (ledger,) = (name for name in left if name.startswith("ledger_"))
     assert {"lock", "plan.json", ledger} <= left <= {"lock", "plan.json", ledger, "seen_by_all"}
-    names = sorted(path.name for path in folder.iterdir() if path.name not in (".parts", "drift"))
+    names = sorted(path.name for path in folder.iterdir() if path.name not in (".parts", "conclusion.json"))
     tables = [name for name in names if name.endswith(".csv")]
     assert tables == [SAMPLES_NAME, CSV_NAME]
     results: Contents = {
@@ -35,7 +37,8 @@ def contents(folder: Path, left_out: set[str] = NOT_COMPARED) -> Contents:
 
 
 def _without_times(table: pd.DataFrame) -> str:
-    of_a_run = {"experiment_id", "tokens_per_second", "requests_per_second", "process_rss_bytes", "num_discarded_runs"}
+    of_a_run = {"experiment_id", "tokens_per_second", "requests_per_second", "process_rss_bytes", "num_discarded_runs",
+                "share_discarded_runs"}  # fmt: skip
     times = [name for name in table if name in of_a_run or name.startswith("T_") or name.endswith("_ms")]
     return table.drop(columns=times).to_csv()
 

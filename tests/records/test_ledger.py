@@ -58,6 +58,30 @@ def test_a_failed_setting_is_due_again_and_keeps_its_reason(output: Path) -> Non
     assert ledger(output).result_path("a") == output / "a.json"
 
 
+NAME = "task_imgsizeown_blocks2.json"
+STOPPED = '{"fingerprint": "f00d", "precision": {"stopped_by": "stopped"}}'
+
+
+def test_a_setting_of_a_run_that_was_stopped_is_due(output: Path) -> None:
+    """Also where an earlier run had finished it, and its file was deleted to measure it again."""
+    (output / NAME).write_text(OWN)
+    assert ledger(output).has_result_file("own_blocks2")
+    ledger(output).mark_done("own_blocks2", NAME)
+    (output / NAME).write_text(STOPPED)
+    ledger(output).mark_unfinished("own_blocks2")
+    again = ledger(output)
+    assert again.result_path("own_blocks2") is None and not again.has_result_file("own_blocks2")
+    # Fails for good when it is resumed: nothing of it stays.
+    again.mark_failed("own_blocks2", FAILURE)
+    assert not (output / NAME).exists()
+
+
+def test_a_setting_that_fails_keeps_its_whole_result(output: Path) -> None:
+    (output / NAME).write_text(OWN)
+    ledger(output).mark_failed("own_blocks2", FAILURE)
+    assert (output / NAME).exists()
+
+
 def test_another_fingerprint_or_folder_is_another_run(output: Path, tmp_path: Path) -> None:
     (output / "a.json").write_text(OWN)
     ledger(output).mark_done("a", "a.json")

@@ -56,7 +56,7 @@ def latency_charts(found: LatencyModel, studies: Sequence[RecalibrationStudy] = 
 
 
 def errors_chart(validation: Validation, drift: float | None = None) -> Chart:
-    """The error by stage beside those of a linear model and a forest, with the noise of measuring again as a mark.
+    """The error by stage beside those of three rivals, with the noise of measuring again as a mark.
 
     Args:
         drift: mean deviation of the control setting over the run, a fraction; None where it was not measured.
@@ -77,14 +77,15 @@ def _errors_panel(validation: Validation, subject: str, measure: str, rules: Seq
     ticks = {place: LABELS[name] for place, name in enumerate(names)}
     marks: list[Mark] = []
     for shift, found, colour, label in (
-        (-0.27, validation.linear, SKY, "linear model"),
-        (0.0, validation.forest, ORANGE, "random forest"),
-        (0.27, validation.estimator, BLUE, "this estimator"),
+        (-0.3, validation.linear, SKY, "line of the same terms"),
+        (-0.1, validation.logs, GREEN, "model that adds in logs"),
+        (0.1, validation.forest, ORANGE, "random forest"),
+        (0.3, validation.estimator, BLUE, "this estimator"),
     ):
         errors = [100 * float(getattr(found[name], measure)) for name in names]
         texts = [_error_text(f"{LABELS[name]}: {label}", found[name]) for name in names]
         labels = [f"{error:.1f} %" for error in errors]
-        marks.append(Bars([place + shift for place in ticks], errors, colour, label, texts, labels, thickness=0.26))
+        marks.append(Bars([place + shift for place in ticks], errors, colour, label, texts, labels, thickness=0.19))
     noise = {
         place: 100 * float(getattr(validation.noise[name], measure))
         for place, name in enumerate(names)
@@ -103,9 +104,11 @@ def _errors_panel(validation: Validation, subject: str, measure: str, rules: Seq
 
 
 def _error_text(heading: str, found: Errors) -> tuple[str, ...]:
+    between = found.setting_mape_ci95
+    interval = "" if between is None else f" ({100 * between[0]:.1f} to {100 * between[1]:.1f})"
     return (
         heading,
-        f"{100 * found.setting_mape:.1f} % off at the typical request of a setting",
+        f"{100 * found.setting_mape:.1f} % off at the typical request of a setting{interval}",
         f"{100 * found.sample_mape:.1f} % at a single request, bias {100 * found.bias:+.1f} %",
         f"{found.num_samples} samples",
     )

@@ -227,7 +227,10 @@ def voiding_caveats(settings: Sequence[StoredSetting]) -> dict[str, str]:
         if caveat.voids
     ]
     sentences = worst_of_each_kind(found, len(settings))
-    whole = [_unfinished(folder) for folder in dict.fromkeys(each.path.parent for each in settings)]
+    whole = [
+        _unfinished(folder, [each.result for each in settings if each.path.parent == folder])
+        for folder in dict.fromkeys(each.path.parent for each in settings)
+    ]
     reason = mixed_executions([each.result for each in settings])
     if reason is not None:
         whole.append(AnalysisCaveat.of("mixed_executions", reason=reason))
@@ -239,14 +242,15 @@ def _failed_samples(result: SettingResult) -> list[AnalysisCaveat]:
     return [AnalysisCaveat.of("samples_failed", num_failed=failed, num_samples=number)] if failed else []
 
 
-def _unfinished(folder: Path) -> AnalysisCaveat | None:
-    """The caveat of a folder whose last run has settings without a result that did not fail."""
-    if not plan_path(folder).is_file():
-        return None
-    plan = read_plan(folder)
-    ledger = Ledger(folder, plan.fingerprint)
-    left = sum(not ledger.has_result_file(key) and ledger.failure(key) is None for key in plan.keys)
-    figures = {"num_left": left, "num_settings": len(plan.keys), "folder": str(folder)}
+def _unfinished(folder: Path, results: Sequence[SettingResult]) -> AnalysisCaveat | None:
+    """The caveat of a folder whose last run has settings without a whole result that did not fail."""
+    stopped = sum(each.precision is not None and each.precision.stopped_by == "stopped" for each in results)
+    left, number = stopped, len(results)
+    if plan_path(folder).is_file():
+        plan = read_plan(folder)
+        ledger, number = Ledger(folder, plan.fingerprint), len(plan.keys)
+        left = max(sum(not ledger.has_result_file(key) and ledger.failure(key) is None for key in plan.keys), stopped)
+    figures = {"num_left": left, "num_settings": number, "folder": str(folder)}
     return AnalysisCaveat.of("unfinished", **figures) if left else None
 
 

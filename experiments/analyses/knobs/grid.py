@@ -193,11 +193,22 @@ def mean_log_time(sample: SampleResult) -> float | None:
 
 def _variance_of(settings: Sequence[StoredSetting], log_times: np.ndarray) -> SettingVariance:
     """The disturbance of settings that were measured one after another, by those that the values of the knobs make."""
-    orders = [each.result.setting_order for each in settings]
-    if all(order is not None and is_in_rounds(order.how) for order in orders):
+    if _shared_rounds([each.result for each in settings]):
         return NO_VARIANCE
     points = [_point(each) for each in settings]
     return _variance_in_blocks(points, log_times, drift_ratios(each.result for each in settings))
+
+
+def _shared_rounds(results: Sequence[SettingResult]) -> bool:
+    """Whether these settings took turns: in rounds, all of them in the same runs.
+
+    Those that a later run added, or measured alone, have no round in common with the others.
+    """
+    orders = [each.setting_order for each in results]
+    runs = {tuple(each.provenance.experiment_ids or ()) for each in results}
+    samples = [sample for each in results for sample in each.per_sample_results]
+    alone = {run.place_in_round is None for sample in samples for run in sample.runs}
+    return all(order is not None and is_in_rounds(order.how) for order in orders) and len(runs) < 2 and len(alone) < 2
 
 
 def _variance_in_blocks(

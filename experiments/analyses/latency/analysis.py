@@ -6,19 +6,26 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.setting_result import SettingResult
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.latency.estimator import LEVEL, LatencyEstimator
-from experiments.analyses.latency.features import TimedSamples, of_fewer_settings, timed_samples
+from experiments.analyses.latency.features import (
+    RUNS,
+    TimedSamples,
+    of_fewer_settings,
+    of_several_runs,
+    timed_samples,
+)
 from experiments.analyses.latency.guardrail import AIM, GuardrailCounts, guardrail_curve
 from experiments.analyses.latency.recalibration import (
     RecalibrationStudy,
+    refuse_other_model,
     study_by_order,
-    study_of_synthetic,
     study_of_target,
 )
-from experiments.analyses.latency.validation import Validation, validate
-from experiments.analyses.sweeps import Sweep, runs_frame
+from experiments.analyses.latency.validation import Errors, Validation, validate
+from experiments.analyses.sweeps import Sweep, runs_frame, samples_frame
 
 
 @dataclass(frozen=True)
@@ -32,21 +39,43 @@ class LatencyModel:
     drift: Mapping[str, float] | None  #: of the control setting over the run, see `control_drift`
     caveats: Sequence[AnalysisCaveat]  #: the estimator's, and which settings were left out where not all are in it
 
+    @property
+    def num_runs(self) -> int:
+        """The number of runs that the samples are of."""
+        return len(np.unique(self.samples.wholes[RUNS])) if RUNS in self.samples.wholes else 1
 
-def analyse_latency(sweep: Sweep, samples: pd.DataFrame, level: float = LEVEL) -> LatencyModel:
-    """E3 of a sweep, whose frame of samples is given, with intervals of this level.
+
+def analyse_latency(
+    sweep: Sweep, samples: pd.DataFrame, level: float = LEVEL, further: Sequence[Sweep] = ()
+) -> LatencyModel:
+    """E3 of a sweep, whose frame of samples is given, and of further runs of the same, with intervals of this level.
 
     Raises:
         ResultsError: too few samples or settings.
-        ConfigurationError: a level that is not between 0 and 1.
+        ConfigurationError: a level that is not between 0 and 1, or a further run of another model or device.
     """
-    timed, left_out = of_fewer_settings(timed_samples(samples, runs_frame(sweep)))
+    parts = [timed_samples(samples, runs_frame(sweep))]
+    for other in further:
+        refuse_other_model(sweep, other)
+        refuse_other_device(sweep, other)
+        parts.append(timed_samples(samples_frame(other), runs_frame(other)))
+    timed, left_out = of_fewer_settings(of_several_runs(parts) if further else parts[0])
     estimator = LatencyEstimator(level).fit(timed)
     validation = validate(timed, level)
     curve = guardrail_curve(validation.totals["expected"], timed.run_totals)
-    drift = control_drift([each.result for each in sweep.settings])
+    drift = control_drift([each.result for run in (sweep, *further) for each in run.settings])
     caveats = [*estimator.fitted.caveat_records, *([] if left_out is None else [left_out])]
     return LatencyModel(timed, estimator, validation, curve, drift, caveats)
+
+
+def refuse_other_device(source: Sweep, other: Sweep) -> None:
+    """Raises ConfigurationError where a further run is of another device, number format or execution."""
+    one, two = ((run.device, run.dtype, run.execution) for run in (source.provenance, other.provenance))
+    if one != two:
+        raise ConfigurationError(
+            f"the runs are of {', '.join(one)} and of {', '.join(two)}: one model of their times means nothing; give "
+            "runs of one device, or the other as --target_dir"
+        )
 
 
 def control_drift(results: Sequence[SettingResult]) -> dict[str, float] | None:
@@ -64,15 +93,14 @@ def control_drift(results: Sequence[SettingResult]) -> dict[str, float] | None:
 
 
 def recalibration_studies(sweep: Sweep, found: LatencyModel, target: Sweep | None) -> list[RecalibrationStudy]:
-    """How well a recalibration works: to the target, or without one to a part of the same run.
+    """How well a recalibration works: to the target, or without one to the second half of the run, if it is one.
 
     Raises:
         ConfigurationError: the target is of another model.
     """
     if target is not None:
         return [study_of_target(found.estimator, sweep, target)]
-    level = found.estimator.level
-    return [study_by_order(sweep, found.samples, level), study_of_synthetic(found.samples, level)]
+    return [study_by_order(sweep, found.samples, found.estimator.level)] if found.num_runs == 1 else []
 
 
 def latency_findings(found: LatencyModel) -> list[str]:
@@ -82,19 +110,47 @@ def latency_findings(found: LatencyModel) -> list[str]:
 
 
 def prediction_sentences(found: LatencyModel) -> Iterator[str]:
-    """How far predictions are off."""
+    """How far predictions are off, and where a simpler model is nearer."""
     validation = found.validation
-    estimator, linear, forest = (
-        100 * each["T_total"].setting_mape for each in (validation.estimator, validation.linear, validation.forest)
+    estimator = validation.estimator["T_total"]
+    linear, logs, forest = (
+        100 * each["T_total"].setting_mape for each in (validation.linear, validation.logs, validation.forest)
     )
     noise = validation.noise.get("T_total")
     again = (
         "" if noise is None else f", and measuring the same samples again differs by {100 * noise.setting_mape:.1f} %"
     )
+    runs = "one run" if found.num_runs == 1 else f"{found.num_runs} runs"
     yield (
-        f"The total time of a setting that was left out of the fit is predicted with an error of {estimator:.1f} %; a "
-        f"linear model has {linear:.1f} %, a random forest {forest:.1f} %{again}."
+        f"The total time of a setting that was left out of the fit is predicted with an error of {_percent(estimator)} "
+        f"in {runs}; a line of the same terms has {linear:.1f} %, a model that adds in logs {logs:.1f} %, a random "
+        f"forest {forest:.1f} %{again}."
     )
+    whole_runs = validation.others.get(RUNS)
+    if whole_runs is not None and whole_runs.reason is None:
+        yield f"The total time in a run that was left out is {_percent(whole_runs.estimator['T_total'])} off."
+    yield from _beaten_sentences(validation)
+
+
+def _percent(found: Errors) -> str:
+    """The error by setting in percent, with its interval."""
+    between = found.setting_mape_ci95
+    interval = "" if between is None else f" ({100 * between[0]:.1f} to {100 * between[1]:.1f})"
+    return f"{100 * found.setting_mape:.1f} %{interval}"
+
+
+# Smaller differences of errors than a tenth of a percent are not worth a sentence.
+_SEEN = 0.001
+
+
+def _beaten_sentences(validation: Validation) -> Iterator[str]:
+    """The times for which the interval of a simpler model's error ends below the estimator's error."""
+    for name, own in validation.estimator.items():
+        rivals = {"the line": validation.linear[name], "the model that adds in logs": validation.logs[name]}
+        best = min(rivals, key=lambda rival: rivals[rival].setting_mape)
+        _, high = rivals[best].setting_mape_ci95 or (None, rivals[best].setting_mape)
+        if high < own.setting_mape - _SEEN:
+            yield f"{name} is predicted better by {best}: {_percent(rivals[best])} against {_percent(own)}."
 
 
 def budget_sentences(found: LatencyModel) -> Iterator[str]:

@@ -174,6 +174,38 @@ def timed_samples(frame: pd.DataFrame, runs: pd.DataFrame | None = None) -> Time
     return TimedSamples(requests, times, settings, tasks, levels | {"pictures": pictures}, of_runs)
 
 
+# Name of `TimedSamples.wholes` that has the number of the run, where there are several.
+RUNS = "runs"
+
+
+def of_several_runs(parts: Sequence[TimedSamples]) -> TimedSamples:
+    """The samples of several runs as one: their settings are told apart, and left out of a fit together.
+
+    `wholes` has the number of the run, from 1, as RUNS; a knob that one of the runs does not name is not in it.
+    """
+    numbers = [str(number) for number, part in enumerate(parts, start=1) for _ in range(len(part))]
+    shared = [name for name in parts[0].wholes if all(name in part.wholes for part in parts)]
+    most = max(len(part.runs[name]) for part in parts for name in MEASURED) if all(part.runs for part in parts) else 0
+
+    def padded(runs: np.ndarray) -> np.ndarray:
+        return np.pad(runs, ((0, most - len(runs)), (0, 0)), constant_values=np.nan)
+
+    return TimedSamples(
+        RequestColumns(
+            *(np.concatenate([getattr(part.requests, each.name) for part in parts]) for each in fields(RequestColumns))
+        ),
+        {name: np.concatenate([part.times[name] for part in parts]) for name in MEASURED},
+        np.array([f"{number}:{setting}" for number, setting in zip(numbers, _joined(parts, "settings"), strict=True)]),
+        _joined(parts, "tasks"),
+        {name: np.concatenate([part.wholes[name] for part in parts]) for name in shared} | {RUNS: np.array(numbers)},
+        {name: np.concatenate([padded(part.runs[name]) for part in parts], axis=1) for name in MEASURED if most},
+    )
+
+
+def _joined(parts: Sequence[TimedSamples], name: str) -> np.ndarray:
+    return np.concatenate([getattr(part, name) for part in parts])
+
+
 def _levels(column: pd.Series) -> np.ndarray:
     """The levels of a knob, numbers as such, NaN in a model that lacks it."""
     return column.to_numpy(np.float64 if pd.api.types.is_numeric_dtype(column) else str)

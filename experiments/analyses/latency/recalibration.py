@@ -1,7 +1,7 @@
 """Recalibration of an estimator to another device by a few samples, and its error by their number."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,16 +12,15 @@ from experiments.analyses.latency.features import STAGES, TimedSamples, timed_sa
 from experiments.analyses.latency.stage_regression import (
     FORMS,
     StageModel,
-    composed_times,
     fit_stages,
     linear,
     measured_times,
     stage_times,
     vision_times,
 )
-from experiments.analyses.latency.validation import Repeatability, repeatability
+from experiments.analyses.latency.validation import Repeatability, places_by_setting, repeatability
 from experiments.analyses.sweeps import Sweep, samples_frame
-from experiments.fitting.held_out import left_out_masks, relative_error
+from experiments.fitting.held_out import relative_error
 from experiments.fitting.regression import robust_nonnegative
 
 METHODS = ("none", "global_affine", "stage_affine", "refit")
@@ -133,17 +132,16 @@ def errors_against_samples(
     return found
 
 
-# What the synthetic device does to each stage: times this factor, plus this many milliseconds.
-SYNTHETIC = {"T_vision_total": (1.8, 0.0), "T_LLM_prefill": (1.4, 3.0), "T_decode_per_token": (1.2, 1.0)}
 STUDIED = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token", "T_total")
 TOO_FEW = "the run has too few settings or samples to be split in two"
+NO_ORDER = "the results do not say when in the run each was measured"
 
 
 @dataclass(frozen=True)
 class RecalibrationStudy:
     """The effect of recalibration on one pair of sweeps."""
 
-    kind: str  #: `device` (another one), `order` (later in the same run) or `synthetic` (times changed by arithmetic)
+    kind: str  #: `device` (another folder, such as of another device) or `order` (later in the same run)
     source: str  #: what the estimator was fitted on, in words
     target: str  #: what it was recalibrated to
     errors: Sequence[RecalibrationError]  #: one for each method, number of samples and time; empty with `reason`
@@ -168,48 +166,39 @@ def study_of_target(estimator: LatencyEstimator, source: Sweep, target: Sweep) -
 
 
 def study_by_order(sweep: Sweep, samples: TimedSamples, level: float) -> RecalibrationStudy:
-    """A study without a second device: settings of the first half of the run against those of the second half."""
-    source, target = "settings measured in the first half of the run", "those of the second half"
-    positions = {
-        f"{each.task} {each.key}": each.result.setting_order and each.result.setting_order.position
-        for each in sweep.settings
-    }
-    place = np.array([positions[str(each)] for each in samples.settings], dtype=np.float64)
-    if np.isnan(place).any():
-        return RecalibrationStudy(
-            "order", source, target, (), {}, "a setting does not say when in the run it was measured"
-        )
+    """A study without a second device: what was measured in the first half of the run against the second half.
+
+    In rounds the halves are of the samples, which are measured one after the other at all settings; else of the
+    settings.
+    """
+    orders = [each.result.setting_order for each in sweep.settings]
+    if any(order is not None and order.how == "rounds" for order in orders):
+        source, target = "the first half of the samples of a run in rounds", "the second half"
+        # A run that may stop early takes its samples in a random order.
+        early = any(each.result.precision is not None and each.result.precision.asked for each in sweep.settings)
+        place = None if early else _place_in_setting(samples.settings)
+    else:
+        source, target = "settings measured in the first half of the run", "those of the second half"
+        positions = {
+            f"{each.task} {each.key}": order and order.position
+            for each, order in zip(sweep.settings, orders, strict=True)
+        }
+        place = np.array([positions[str(each)] for each in samples.settings], dtype=np.float64)
+    if place is None or np.isnan(place).any():
+        return RecalibrationStudy("order", source, target, (), {}, NO_ORDER)
     is_first = place < np.median(np.unique(place))
     first, second = samples.take(is_first), samples.take(~is_first)
-    return _study_of_halves("order", first, second, level, source, target)
-
-
-def study_of_synthetic(samples: TimedSamples, level: float) -> RecalibrationStudy:
-    """A study without a second device: half of the settings against the other half with times changed by SYNTHETIC.
-
-    The noise is that of the samples; what a real device does beside a factor and a constant is not in it.
-    """
-    changes = ", ".join(f"{name} x {factor:g} + {added:g} ms" for name, (factor, added) in SYNTHETIC.items())
-    source, target = "one half of the settings", f"the other half on a synthetic device ({changes})"
-    is_first = next(left_out_masks(samples.knobs, 2))
-    first, second = samples.take(is_first), synthetic_device(samples.take(~is_first))
-    return _study_of_halves("synthetic", first, second, level, source, target)
-
-
-def synthetic_device(samples: TimedSamples) -> TimedSamples:
-    """The same samples with the stages' times changed, and totals that are their sums."""
-    times = {name: samples.times[name] * factor + added for name, (factor, added) in SYNTHETIC.items()}
-    vision_ms, per_token_ms = (np.nan_to_num(times[name]) for name in ("T_vision_total", "T_decode_per_token"))
-    totals = composed_times(vision_ms, times["T_LLM_prefill"], per_token_ms, samples.requests.output_tokens)
-    return replace(samples, times=times | {"T_total": totals["T_total"]})
-
-
-def _study_of_halves(
-    kind: str, first: TimedSamples, second: TimedSamples, level: float, source: str, target: str
-) -> RecalibrationStudy:
     if len(np.unique(first.knobs)) < MIN_SETTINGS or len(first) < MIN_SAMPLES or len(second) < 2 * min(SIZES):
-        return RecalibrationStudy(kind, source, target, (), {}, TOO_FEW)
-    return _study(kind, LatencyEstimator(level).fit(first), second, source, target)
+        return RecalibrationStudy("order", source, target, (), {}, TOO_FEW)
+    return _study("order", LatencyEstimator(level).fit(first), second, source, target)
+
+
+def _place_in_setting(settings: np.ndarray) -> np.ndarray:
+    """[S], how many samples of the same setting stand before each."""
+    place = np.empty(len(settings))
+    for own in places_by_setting(settings):
+        place[own] = np.arange(len(own))
+    return place
 
 
 def _study(

@@ -10,7 +10,7 @@ import pandas as pd
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.records.caveats import sentences
 from experiments.analyses.latency.analysis import LatencyModel
-from experiments.analyses.latency.features import RequestColumns
+from experiments.analyses.latency.features import RUNS, RequestColumns
 from experiments.analyses.latency.guardrail import BUDGET_PERCENTILES, guardrail_curve
 from experiments.analyses.latency.recalibration import METHODS, RecalibrationStudy
 from experiments.analyses.latency.stage_regression import PREDICTED, measured_times
@@ -20,7 +20,7 @@ from experiments.analyses.sweeps import Sweep
 SCHEMA_VERSION = 1
 FEATURES = tuple(each.name for each in fields(RequestColumns))
 # Of a validation, in its file by the same names.
-FIGURES = ("estimator", "linear", "forest", "repeatability", "noise", "after_vision", "coverage")
+FIGURES = ("estimator", "linear", "logs", "forest", "repeatability", "noise", "after_vision", "coverage")
 
 
 def contents_of(
@@ -42,6 +42,7 @@ def _validation_fields(sweep: Sweep, found: LatencyModel, studies: Sequence[Reca
         "device": sweep.provenance.device,
         "execution": sweep.provenance.execution,
         "commands": list(sweep.provenance.commands),
+        "num_runs": found.num_runs,
         "num_samples": len(samples),
         "num_settings": len(np.unique(samples.knobs)),
         "num_folds": validation.num_folds,
@@ -68,6 +69,7 @@ def tables_of(found: LatencyModel) -> dict[str, list[dict[str, Cell]]]:
     """The rows of E3's CSV file by name: one for each sample, times in ms, each predicted with its setting left out."""
     samples, left_out = found.samples, found.validation.left_out
     columns: dict[str, Any] = {"task": samples.tasks, "setting": [key.split(" ", 1)[1] for key in samples.settings]}
+    columns |= {"run": samples.wholes[RUNS]} if RUNS in samples.wholes else {}
     columns |= {name: getattr(samples.requests, name) for name in FEATURES}
     measured = measured_times(samples)
     for name in PREDICTED:
@@ -94,7 +96,7 @@ def detail_lines(model: LatencyModel, studies: Sequence[RecalibrationStudy]) -> 
     coverage = {name: each.share for name, each in validation.coverage.items()}
     yield _percentages(pd.DataFrame({"form": forms, "coverage": coverage}).reindex(list(coverage)))
     for what, left_out in validation.others.items():
-        yield f"whole levels of {what} left out" if what != "pictures" else "whole pictures left out"
+        yield f"whole {what} left out" if what in ("pictures", RUNS) else f"whole levels of {what} left out"
         yield _error_table(left_out, {}) if left_out.reason is None else f"none: {left_out.reason}"
     for study in studies:
         if study.reason is not None:
@@ -110,8 +112,8 @@ def detail_lines(model: LatencyModel, studies: Sequence[RecalibrationStudy]) -> 
 
 def _error_table(found: ModelErrors, noise: Mapping[str, NoiseFloor]) -> str:
     """A row for each time: errors at the typical request of a setting, and at a single request."""
-    errors = {"estimator": found.estimator, "linear": found.linear, "forest": found.forest, "noise": noise,
-              "after vision": found.after_vision}  # fmt: skip
+    errors = {"estimator": found.estimator, "line": found.linear, "in logs": found.logs, "forest": found.forest,
+              "noise": noise, "after vision": found.after_vision}  # fmt: skip
     columns = {
         (measure, label): {name: getattr(each, f"{measure}_mape") for name, each in own.items()}
         for measure in ("setting", "sample")

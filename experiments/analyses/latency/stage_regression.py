@@ -19,6 +19,11 @@ from experiments.fitting.regression import robust_nonnegative
 # Fractions of the samples, those of least work first, that a fit begins with on the floor.
 _STARTS = (0.3, 0.7, 1.0)
 _ROUNDS = 6
+# Steps in logarithms, and the relative change of every prediction at which they end.
+_LOG_STEPS = 4
+_SETTLED = 0.002
+# Of a measured time: what is predicted for it at least while steps are taken.
+_LEAST = 0.05
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ def _affine(part: Mapping[str, float], factor: float, added_ms: float) -> dict[s
 
 
 def fit_stage(form: StageForm, requests: RequestColumns, times: np.ndarray, vision_ms: np.ndarray) -> StageModel:
-    """The form's coefficients with the least relative error, runs that stand out weighted down.
+    """The form's coefficients with the least error of logarithms, runs that stand out weighted down.
 
     Terms that these requests cannot distinguish are left out, see `identifiable`.
 
@@ -149,15 +154,27 @@ def _part_of(
 
 
 def fit_part(terms: Sequence[str], requests: RequestColumns, times: np.ndarray, scale: np.ndarray) -> dict[str, float]:
-    """Coefficients, none negative, of least relative error in Huber's sense; terms without effect are left out.
+    """Coefficients, none negative, of least error of logarithms in Huber's sense; terms without effect are left out.
+
+    Errors relative to what was measured would draw a noisy stage down: of lognormal times of spread s their least
+    squares are at exp(-1.5 s^2) of the median. So from there Gauss-Newton steps go on in logarithms.
 
     Args:
-        scale: [S], what an error is relative to.
+        times: [S], the part's; where vision is taken off it, with vision's.
+        scale: [S], the same without it: the measured times.
     """
     kept = identifiable(terms, requests)
-    columns = columns_of(kept, requests) / scale[:, None]
-    units = columns.max(axis=0)
-    values = robust_nonnegative(columns / units, times / scale) / units
+    columns = columns_of(kept, requests)
+    units = (columns / scale[:, None]).max(axis=0)
+    columns, taken_off = columns / units, times - scale
+    values = robust_nonnegative(columns / scale[:, None], times / scale)
+    for _ in range(_LOG_STEPS):
+        before = np.maximum(columns @ values - taken_off, _LEAST * scale)
+        aimed = taken_off + before * (1 + np.clip(np.log(scale / before), -1, 1))
+        previous, values = values, robust_nonnegative(columns / before[:, None], aimed / before)
+        if np.abs(columns @ (values - previous) / before).max() < _SETTLED:
+            break
+    values = values / units
     return {name: float(value) for name, value in zip(kept, values, strict=True) if value > 0} or {"request": 0.0}
 
 

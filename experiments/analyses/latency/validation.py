@@ -1,23 +1,29 @@
-"""The errors of the estimator and of two baselines at what was left out, beside the noise of measuring again.
+"""The errors of the estimator and of three baselines at what was left out, beside the noise of measuring again.
 
-Left out are settings, whole levels of a knob, and whole pictures. No step of a fit sees what it predicts: forms,
-coefficients and intervals are found again without each fold. Decode and total are predicted for the true length of the
-answer, as the error of a model of times; `Validation.totals` has totals without it, as an admission needs them.
+Left out are settings, whole levels of a knob, whole pictures, and of several runs whole runs. No step of a fit sees
+what it predicts: forms, coefficients and intervals are found again without each fold. Decode and total are predicted
+for the true length of the answer, as the error of a model of times; `Validation.totals` has totals without it, as an
+admission needs them.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.latency.estimator import MIN_SETTINGS, LatencyEstimator, Prediction
-from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples
+from experiments.analyses.latency.features import RUNS, STAGES, RequestColumns, TimedSamples, columns_of, identifiable
 from experiments.analyses.latency.settings_left_out import Predict, fit_chosen, predicted_left_out
-from experiments.analyses.latency.stage_regression import PREDICTED, after_vision, composed_times, measured_times
+from experiments.analyses.latency.stage_regression import (
+    FORMS,
+    PREDICTED,
+    after_vision,
+    composed_times,
+    measured_times,
+)
 from experiments.fitting.held_out import deviations, left_out_masks
-from experiments.fitting.intervals import drawn_medians, resampled
+from experiments.fitting.intervals import drawn_medians, ratio_intervals, resampled
 
 OUTER_FOLDS = 8
 _RESAMPLES = 200
@@ -33,6 +39,8 @@ class Errors:
     sample_median: float  #: median of the same
     setting_mape: float  #: mean over settings of |median predicted / median measured - 1| of the setting's samples
     bias: float  #: median of predicted / measured - 1
+    #: 95 % interval of `setting_mape`, by drawing settings of the knobs (bootstrap); None for one setting
+    setting_mape_ci95: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,7 @@ class ModelErrors:
     num_folds: int
     estimator: Mapping[str, Errors]
     linear: Mapping[str, Errors]  #: of `fit_linear`
+    logs: Mapping[str, Errors]  #: of `fit_logs`
     forest: Mapping[str, Errors]  #: of `fit_forest`
     #: of the estimator where each request's vision has run, see `stage_regression.after_vision`
     after_vision: Mapping[str, Errors]
@@ -69,9 +78,9 @@ class ModelErrors:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut(ModelErrors):
-    """Errors where whole levels of a knob, or whole pictures, are left out; all are empty with `reason`."""
+    """Errors where whole levels of a knob, pictures or runs are left out; all are empty with `reason`."""
 
-    num_groups: int  #: levels or pictures
+    num_groups: int  #: levels, pictures or runs
     reason: str | None  #: why there are no errors
 
 
@@ -118,7 +127,9 @@ def validate(samples: TimedSamples, level: float) -> Validation:
         repeatability={name: repeatability(measured[name], samples.settings) for name in present},
         coverage={name: coverage(left_out, name, measured[name]) for name in present},
         noise={name: each for name, each in noise.items() if each is not None},
-        others={name: errors_left_out(samples, groups) for name, groups in samples.wholes.items()},
+        others={
+            name: errors_left_out(samples, groups, 2 if name == RUNS else 3) for name, groups in samples.wholes.items()
+        },
         totals=totals,
     )
 
@@ -127,11 +138,14 @@ def _compared(
     samples: TimedSamples, estimated: Mapping[str, np.ndarray], num_folds: int, groups: np.ndarray | None = None
 ) -> ModelErrors:
     """The errors of what the estimator predicted [S] and of the baselines, the same settings or groups left out."""
-    linear, forest = (predicted_left_out(samples, fit, num_folds, groups) for fit in (fit_linear, fit_forest))
+    linear, logs, forest = (
+        predicted_left_out(samples, fit, num_folds, groups) for fit in (fit_linear, fit_logs, fit_forest)
+    )
     return ModelErrors(
         num_folds=num_folds,
         estimator=errors_of(estimated, samples),
         linear=errors_of(linear, samples),
+        logs=errors_of(logs, samples),
         forest=errors_of(forest, samples),
         after_vision=errors_after_vision(estimated, samples),
     )
@@ -154,18 +168,22 @@ def errors_after_vision(predicted: Mapping[str, np.ndarray], samples: TimedSampl
     }
 
 
-def errors_left_out(samples: TimedSamples, groups: np.ndarray) -> LeftOut:
-    """The errors where whole groups [S] are left out, each alone where they are no more than the folds."""
+def errors_left_out(samples: TimedSamples, groups: np.ndarray, least: int = 3) -> LeftOut:
+    """The errors where whole groups [S] are left out, each alone where they are no more than the folds.
+
+    Args:
+        least: number of groups below which none is left out.
+    """
     num_groups = len(np.unique(groups))
     num_folds = min(OUTER_FOLDS, num_groups)
-    reason = f"{num_groups} of it, and at least 3 are needed" if num_groups < 3 else None
+    reason = f"{num_groups} of it, and at least {least} are needed" if num_groups < least else None
     for which in () if reason else left_out_masks(groups, num_folds):
         rest = samples.take(~which)
         if len(np.unique(rest.knobs)) < MIN_SETTINGS:
             reason = f"a fold leaves fewer than {MIN_SETTINGS} settings"
         elif any(np.isnan(rest.times[name]).all() > np.isnan(samples.times[name]).all() for name in STAGES):
             reason = "a fold leaves no sample of a stage"
-    found = ModelErrors(num_folds=0, estimator={}, linear={}, forest={}, after_vision={})
+    found = ModelErrors(num_folds=0, estimator={}, linear={}, logs={}, forest={}, after_vision={})
     if reason is None:
         estimated = predicted_left_out(samples, fit_chosen, num_folds, groups)
         found = _compared(samples, estimated, num_folds, groups)
@@ -200,52 +218,91 @@ def left_out_predictions(
 
 
 def fit_linear(samples: TimedSamples) -> Predict:
-    """The linear model of each stage with the least mean relative error, which it is scored by: features as they are,
-    and an intercept.
+    """The line of each stage with the least mean error, each relative to what a first such line predicts.
+
+    Its terms are all those that the estimator chooses among; unlike the estimator's, its coefficients may be negative.
+    Errors relative to what was measured would draw it below the median of noisy times.
     """
     # Its import takes a second, and most commands need none of it.
     from sklearn.linear_model import QuantileRegressor
 
-    def fit(columns: np.ndarray, times: np.ndarray) -> Any:
-        return QuantileRegressor(quantile=0.5, alpha=0.0).fit(columns, times, sample_weight=1 / times)
+    def fit(name: str, requests: RequestColumns, times: np.ndarray) -> PredictStage:
+        kept = identifiable(_terms_of(name), requests)
+        columns = columns_of(kept, requests)
+        units = columns.max(axis=0)
+        line = QuantileRegressor(quantile=0.5, alpha=0.0, fit_intercept=False)
+        first = line.fit(columns / units, times, sample_weight=1 / times).predict(columns / units)
+        line.fit(columns / units, times, sample_weight=1 / np.maximum(first, times.min()))
+        return lambda others: np.asarray(line.predict(columns_of(kept, others) / units))
+
+    return _fit_stages_separately(samples, fit)
+
+
+def _terms_of(name: str) -> tuple[str, ...]:
+    """The terms of all forms of a stage."""
+    return tuple(dict.fromkeys(term for form in FORMS[name] for term in (*form.work, *(form.floor or ()))))
+
+
+# What a stage's time is a product of powers of; a time of a request without a picture is not asked for.
+_FACTORS: Mapping[str, Callable[[RequestColumns], tuple[np.ndarray, ...]]] = {
+    "T_vision_total": lambda of: (of.crops + 1,),
+    "T_LLM_prefill": lambda of: (of.prompt_tokens, of.top_k, of.num_active_blocks),
+    "T_decode_per_token": lambda of: (of.context, of.top_k, of.num_active_blocks),
+}
+
+
+def fit_logs(samples: TimedSamples) -> Predict:
+    """A model of each stage that adds in logs: a constant and a power of each knob and length, by least squares."""
+
+    def fit(name: str, requests: RequestColumns, times: np.ndarray) -> PredictStage:
+        logs = np.log(np.stack(_FACTORS[name](requests), axis=1))
+        centre, level = logs.mean(axis=0), float(np.log(times).mean())
+        # Of least norm: what had one value has the power 0.
+        powers = np.linalg.lstsq(logs - centre, np.log(times) - level, rcond=1e-9)[0]
+        return lambda others: np.exp(level + (np.log(np.stack(_FACTORS[name](others), axis=1)) - centre) @ powers)
 
     return _fit_stages_separately(samples, fit)
 
 
 def fit_forest(samples: TimedSamples) -> Predict:
-    """A random forest of each stage on the same features, fitted to logarithms, of which errors are relative."""
+    """A random forest of each stage on tokens and knobs, fitted to logarithms, of which errors are relative."""
     from sklearn.compose import TransformedTargetRegressor
     from sklearn.ensemble import RandomForestRegressor
 
-    def fit(columns: np.ndarray, times: np.ndarray) -> Any:
+    def fit(_: str, requests: RequestColumns, times: np.ndarray) -> PredictStage:
         forest = RandomForestRegressor(_TREES, random_state=0)
-        return TransformedTargetRegressor(forest, func=np.log, inverse_func=np.exp).fit(columns, times)
+        fitted = TransformedTargetRegressor(forest, func=np.log, inverse_func=np.exp)
+        fitted.fit(_plain_features(requests), times)
+        return lambda others: np.asarray(fitted.predict(_plain_features(others)))
 
     return _fit_stages_separately(samples, fit)
 
 
-def _fit_stages_separately(samples: TimedSamples, fit: Callable[[np.ndarray, np.ndarray], Any]) -> Predict:
-    """Predictions by a model of each stage; `fit` takes features [S, 5] and times [S], and returns one."""
-    columns = _plain_features(samples.requests)
-    found: dict[str, Any] = {}
+def _plain_features(requests: RequestColumns) -> np.ndarray:
+    """Every column [S, 5] but crops, which the vision tokens follow from."""
+    return np.stack([column for name, column in vars(requests).items() if name != "crops"], axis=1)
+
+
+PredictStage = Callable[[RequestColumns], np.ndarray]
+
+
+def _fit_stages_separately(
+    samples: TimedSamples, fit: Callable[[str, RequestColumns, np.ndarray], PredictStage]
+) -> Predict:
+    """Predictions by a model of each stage; `fit` takes its name, requests of S samples and their times [S]."""
+    found: dict[str, PredictStage] = {}
     for name in STAGES:
         has = np.isfinite(samples.times[name])
         if has.any():
-            found[name] = fit(columns[has], samples.times[name][has])
+            found[name] = fit(name, samples.requests.take(has), samples.times[name][has])
 
     def predict(requests: RequestColumns) -> Mapping[str, np.ndarray]:
-        plain = _plain_features(requests)
         none = np.zeros(len(requests))
-        stage = {name: np.asarray(found[name].predict(plain)) if name in found else none for name in STAGES}
-        vision_ms = np.where(requests.vision_tokens > 0, stage["T_vision_total"], 0.0)
-        return composed_times(vision_ms, stage["T_LLM_prefill"], stage["T_decode_per_token"], requests.output_tokens)
+        vision_ms, prefill_ms, per_token_ms = (found[name](requests) if name in found else none for name in STAGES)
+        vision_ms = np.where(requests.vision_tokens > 0, vision_ms, 0.0)
+        return composed_times(vision_ms, prefill_ms, per_token_ms, requests.output_tokens)
 
     return predict
-
-
-def _plain_features(requests: RequestColumns) -> np.ndarray:
-    """Every column [S, 5] but crops, which the vision tokens follow from."""
-    return np.stack([getattr(requests, each.name) for each in fields(requests) if each.name != "crops"], axis=1)
 
 
 def errors(predicted: np.ndarray, measured: np.ndarray, settings: np.ndarray) -> Errors:
@@ -253,16 +310,25 @@ def errors(predicted: np.ndarray, measured: np.ndarray, settings: np.ndarray) ->
     has = np.isfinite(predicted) & np.isfinite(measured) & (measured > 0)
     predicted, measured, settings = predicted[has], measured[has], settings[has]
     relative = deviations(predicted, measured)
-    per_setting = [
-        abs(float(np.median(predicted[own]) / np.median(measured[own])) - 1) for own in places_by_setting(settings)
-    ]
+    of_settings = places_by_setting(settings)
+    per_setting = np.array([abs(np.median(predicted[own]) / np.median(measured[own]) - 1) for own in of_settings])
     return Errors(
         num_samples=len(relative),
         sample_mape=float(np.abs(relative).mean()),
         sample_median=float(np.median(np.abs(relative))),
         setting_mape=float(np.mean(per_setting)),
         bias=float(np.median(relative)),
+        setting_mape_ci95=_interval_over_knobs(per_setting, [str(settings[own[0]]) for own in of_settings]),
     )
+
+
+def _interval_over_knobs(errors_of_settings: np.ndarray, settings: Sequence[str]) -> tuple[float, float] | None:
+    """95 % interval of the mean error; a setting of the knobs is drawn in all tasks and runs at once."""
+    knobs, places = np.unique([name.split(" ", 1)[-1] for name in settings], return_inverse=True)
+    if len(knobs) < 2:
+        return None
+    sums, counts = np.bincount(places, errors_of_settings), np.bincount(places)
+    return ratio_intervals(sums[None], counts[None])[0]
 
 
 def repeatability(measured: np.ndarray, settings: np.ndarray) -> Repeatability:

@@ -166,8 +166,17 @@ def layer_lines(predicted: PredictedInference) -> list[str]:
     return lines
 
 
-def fit(results: Sequence[Path], output: Path, held_out_sizes: Sequence[int], figures: Path | None) -> None:
+def fit(
+    results: Sequence[Path],
+    output: Path,
+    held_out_sizes: Sequence[int],
+    figures: Path | None,
+    without_launch_bound: bool,
+) -> None:
     """Fit each device of the tables, print its validation, and write the file.
+
+    Args:
+        without_launch_bound: leave out the inferences that the timer marked.
 
     Raises:
         ConfigurationError: a held-out size that was not measured.
@@ -175,6 +184,14 @@ def fit(results: Sequence[Path], output: Path, held_out_sizes: Sequence[int], fi
         ResultsNotSaved: the disk does not take the file.
     """
     measured = read_measurements(results)
+    if marked := [each for each in measured.inferences if each.is_launch_bound]:
+        done = "are left out" if without_launch_bound else "are in the fit (--without-launch-bound leaves them out)"
+        print(
+            f"{len(marked)} of {len(measured.inferences)} inferences are launch-bound, so their times on the device "
+            f"may contain waits for the host; they {done}"
+        )
+    if without_launch_bound:
+        measured = measured.not_launch_bound
     folders = dict.fromkeys(measured.devices) if figures is None else figure_folders(measured.devices, figures)
     fitted = [_fit_device(measured.of_device(each), held_out_sizes, folder) for each, folder in folders.items()]
     save_fitted(fitted, output)

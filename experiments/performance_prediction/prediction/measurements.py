@@ -32,6 +32,8 @@ Row = Mapping[str, Cell]
 _ADVICE = "correct it, leave the table out, or profile again"
 # Of a count, and of a time in milliseconds, an energy or a power: far above any, and a float still tells neighbours.
 _MOST = 10**12
+# Columns that tables from before the timer saw waits for the host lack.
+_LATER_COLUMNS = frozenset({"launch_bound"})
 # How often a kernel ran, behind its name.
 _REPEATS = re.compile(r" x\d+(?= \+ |$)")
 
@@ -66,6 +68,8 @@ class MeasuredInference:
     whole_s: float  #: mean of the whole-model pass
     energy_j: float | None  #: of one inference; None where it was not measured
     energy_s: float | None  #: an inference in the energy window; None likewise
+    #: marked by the timer: its times on the device may contain waits for the host; False in tables that do not say
+    is_launch_bound: bool = False
 
     @property
     def network(self) -> tuple[str, int, int]:
@@ -99,6 +103,19 @@ class Measurements:
     def networks(self) -> tuple[MeasuredInference, ...]:
         """The inferences of networks: those of sets of layers are for fitting layers alone."""
         return tuple(each for each in self.inferences if each.model not in LAYER_SETS)
+
+    @property
+    def not_launch_bound(self) -> "Measurements":
+        """Those that the timer did not mark; raises ResultsError where none is left."""
+        kept = Measurements(
+            tuple(each for each in self.inferences if not each.is_launch_bound),
+            tuple(each for each in self.energies if not each.is_launch_bound),
+        )
+        if not kept.inferences:
+            raise ResultsError(
+                f"all {len(self.inferences)} inferences are launch-bound; fit without --without-launch-bound"
+            )
+        return kept
 
     def of_device(self, device: str) -> "Measurements":
         """The measurements of one device."""
@@ -200,7 +217,7 @@ def _rows(path: Path, columns: Sequence[str]) -> list[_TableRow]:
     # As editors of tables count, the header is row 1.
     return [
         _TableRow(row, f"{path}, row {number}")
-        for number, row in enumerate(rows_with_columns(path, columns, _ADVICE), start=2)
+        for number, row in enumerate(rows_with_columns(path, columns, _ADVICE, _LATER_COLUMNS), start=2)
     ]
 
 
@@ -219,6 +236,7 @@ def _inference(row: _TableRow, layers: tuple[MeasuredLayer, ...]) -> MeasuredInf
         whole_s=row.positive("mean") / 1e3,
         energy_j=joules,
         energy_s=None if joules is None else joules / row.positive("power_mean_w"),
+        is_launch_bound=row.cells["launch_bound"] is True,
     )
 
 

@@ -51,6 +51,10 @@ class LayerPass:
     #: one of the whole-model pass.
     inferences_s: tuple[float, ...]
     layers_s: Mapping[str, tuple[float, ...]]  #: by layer, one for each inference; bias included
+    #: whether in any inference the GPU began a layer, or what is between two, before the host had queued all of it:
+    #: times may then contain waits for the host; None on a CPU, which has no queue
+    is_launch_bound: bool | None = None
+    launch_bound: frozenset[str] | None = None  #: the layers of which that is so; None likewise
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ LAYER_COLUMNS = (
     "dilation", "groups", "algorithm_asked", "algorithm_run", "engine", "fell_back", "refusal", "kernel_names",
     "workspace_bytes", "flops", "bytes", "flops_per_s", "share_of_peak", "arithmetic_intensity", "median_ms", "std_ms",
     "min_ms", "percentage_of_inference", "numerical_error", "numerical_error_reason", "energy_j", "energy_method",
-    "model", "device_name", "precision",
+    "launch_bound", "model", "device_name", "precision",
 )  # fmt: skip
 APPORTIONED = "apportioned by time"
 
@@ -102,6 +102,7 @@ def _time_cells(profile: SizeProfile, layer: str) -> dict[str, Cell]:
     spread = describe(profile.layers.layers_s[layer])
     assert spread is not None
     error = profile.errors[layer]
+    waiting = profile.layers.launch_bound
     kernels = None if profile.kernels is None else counted([*map(without_arguments, profile.kernels[layer])])
     return {
         "mean_ms": milliseconds(spread.mean),
@@ -111,6 +112,7 @@ def _time_cells(profile: SizeProfile, layer: str) -> dict[str, Cell]:
         "numerical_error": error.relative,
         "numerical_error_reason": error.reason,
         "kernel_names": kernels,
+        "launch_bound": None if waiting is None else layer in waiting,
     }
 
 
@@ -128,7 +130,7 @@ MEASURED_COLUMNS = (
     "layers_sum_ms", "uncovered_ms", "uncovered_share", "layer_pass_mean_ms", "num_layers", "layers_fell_back",
     "fell_back_time_share", "fell_back_flops_share", "conv_flops", "numerical_error_max", "energy_bound_j",
     "energy_window_s", "energy_source", "energy_basis", "energy_reason", "energy_remark", "num_warmup",
-    "warmup_is_stable", "status", "reason",
+    "warmup_is_stable", "launch_bound", "status", "reason",
 )  # fmt: skip
 PROVENANCE_COLUMNS = (
     *IDENTITY[2:], "cuda", "driver", "power_limit_w", "cpu_threads", "commit", "gpu", "sizes_asked", "timestamp",
@@ -173,6 +175,7 @@ def measured_row(profile: SizeProfile, batch_size: int) -> dict[str, Cell]:
         },
         "num_warmup": profile.whole.num_warmup,
         "warmup_is_stable": profile.whole.is_stable,
+        "launch_bound": profile.layers.is_launch_bound,
         "status": "ok",
         "reason": None,
     }
@@ -253,16 +256,24 @@ def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, Cell]]:
     return rows_with_columns(path, columns, advice) if path.exists() else []
 
 
-def rows_with_columns(path: Path, columns: Sequence[str], advice: str) -> list[dict[str, Cell]]:
+def rows_with_columns(
+    path: Path, columns: Sequence[str], advice: str, absent: frozenset[str] = frozenset()
+) -> list[dict[str, Cell]]:
     """The rows of a table with just these columns; raises ResultsRefused for another or a broken one, with the
-    advice."""
+    advice.
+
+    Args:
+        absent: columns that older tables lack; their cells are then None.
+    """
     try:
         rows = read_table_file(path)
     except ResultsError as error:
         raise ResultsRefused(f"{error}; {advice}") from error
-    if rows and tuple(rows[0]) != tuple(columns):
+    if not rows or tuple(rows[0]) == tuple(columns):
+        return rows
+    if tuple(rows[0]) != tuple(name for name in columns if name not in absent):
         raise ResultsRefused(f"{path} has other columns than this version's; {advice}")
-    return rows
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def whole_number(cell: Cell) -> int:

@@ -57,11 +57,11 @@ def test_sides_take_turns_and_each_process_is_a_run(tmp_path: Path, capsys: pyte
 
 def test_a_side_that_fails_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = copying(tmp_path, "good", run_of(tmp_path / "results", 1.0))
-    bad = interpreter(tmp_path, "bad", "echo noise >&2; echo 'error: no such model' >&2; exit 4")
+    bad = interpreter(tmp_path, "bad", "echo noise >&2; echo 'error: no such model' >&2; exit 5")
     asked = ["--run", "", "--model_path x", "--python", good, bad, "--output_dir", str(tmp_path / "out")]
     assert main(asked) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert lines[-1] == f"error: B (--model_path x, {bad}) failed with exit code 4: error: no such model"
+    assert lines[-1] == f"error: B (--model_path x, {bad}) failed with exit code 5: error: no such model"
     assert [each.name for each in (tmp_path / "out" / "a").iterdir()] == ["1"]
     assert not list((tmp_path / "out" / "b").iterdir())
 

@@ -15,12 +15,13 @@ from experiments.block_importance.importance import (
     Estimate,
     Measured,
     TaskValues,
-    against_first,
+    against_baselines,
     chosen_by,
     difference,
     estimate,
     leave_one_out,
     passed_through,
+    random_sets,
     save_scores,
     save_sets,
 )
@@ -88,15 +89,28 @@ def test_leave_one_out_is_what_is_lost_without_a_block() -> None:
     assert scores[1].standard_error == pytest.approx(0.1)
 
 
-def test_the_choice_is_compared_with_as_many_first_blocks() -> None:
+def test_the_choice_is_compared_with_as_many_blocks_of_each_baseline() -> None:
     scores = {0: Estimate(0.0, None, {}), 1: Estimate(0.1, None, {}), 2: Estimate(0.2, None, {})}
     chosen = chosen_by(scores, [2])
     assert chosen == {2: (0, 2)}
-    found = against_first(TableScorer(), chosen)[2]
+    sets = {"first": {2: [(0, 1)]}, "random": {2: [(0, 1), (0, 2)]}}
+    found = against_baselines(TableScorer(), chosen, sets)[2]
+    first, random = found.baselines["first"], found.baselines["random"]
     # Without block 1: 1 - 0.1 and 1 - 0.3; without block 2: 1 and 1 - 0.2.
-    assert (found.chosen.value, found.first.value) == (pytest.approx(0.8), pytest.approx(0.9))
-    assert found.gain.value == pytest.approx(-0.1)
-    assert found.gain.standard_error == pytest.approx(0.0)
+    assert (found.chosen.value, first.score.value) == (pytest.approx(0.8), pytest.approx(0.9))
+    assert first.gain.value == pytest.approx(-0.1)
+    assert first.gain.standard_error == pytest.approx(0.0)
+    # The mean of both sets.
+    assert random.set_scores == (pytest.approx(0.9), pytest.approx(0.8))
+    assert (random.score.value, random.gain.value) == (pytest.approx(0.85), pytest.approx(-0.05))
+
+
+def test_random_sets_are_different_repeatable_and_all_there_are_of_few() -> None:
+    sets = random_sets(12, 16, 42)
+    assert len(set(sets)) == 5 and sets == random_sets(12, 16, 42) != random_sets(12, 16, 43)
+    assert all(each[0] == 0 and list(each) == sorted(set(each)) and len(each) == 12 for each in sets)
+    assert sorted(random_sets(2, 4, 0)) == [(0, 1), (0, 2), (0, 3)]
+    assert random_sets(1, 4, 0) == ((0,),) and random_sets(4, 4, 0) == ((0, 1, 2, 3),)
 
 
 def test_files_are_what_the_profiler_reads_and_provenance_lies_beside_them(tmp_path: Path) -> None:

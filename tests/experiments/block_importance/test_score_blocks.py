@@ -9,6 +9,7 @@ import pytest
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.block_choice import (
     OWN_SCORES_FILE,
+    BlockChoice,
     choice_by_scores,
     choice_by_sets,
     provenance_path,
@@ -65,9 +66,12 @@ def test_scores_by_likelihood_are_compared_on_other_pictures(
     ranked = sorted((1, 2, 3), key=read_importance(output).__getitem__, reverse=True)
     held_out = provenance["held_out"]
     assert held_out["2"]["blocks"] == [0, ranked[0]]
-    gain = held_out["3"]["gain"]["score"]
-    assert gain == pytest.approx(held_out["3"]["chosen"]["score"] - held_out["3"]["first"]["score"])
-    assert "the first 3: " in capsys.readouterr().out
+    baselines = held_out["3"]["baselines"]
+    assert baselines["first"]["sets"] == [[0, 1, 2]] and len(baselines["random"]["sets"]) == 3
+    for each in baselines.values():
+        gain = held_out["3"]["chosen"]["score"] - each["score"]["score"]
+        assert each["gain"]["score"] == pytest.approx(gain)
+    assert "the first blocks ([0, 1, 2]): " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("measure", ["accuracy", "answer_loss"])
@@ -82,8 +86,30 @@ def test_a_check_compares_given_scores_by_accuracy(tiny_checkpoint: Path, tmp_pa
     found = json.loads((tmp_path / "scores.held_out.json").read_text())
     assert found["measure"].startswith("accuracy")
     assert [found["held_out"][count]["blocks"] for count in ("2", "3")] == [[0, 2], [0, 2, 3]]
-    for each in found["held_out"].values():
+    influence = tmp_path / "influence.json"
+    scored = [*flags[:2], "--output", str(influence), *flags[4:8], "--vision_tokens_list", "288", "--dataset_name",
+              "reference_counting", "--num_samples", "2", "--method", "activation_change"]  # fmt: skip
+    assert measure == "answer_loss" or main(scored) == 0
+    for count, each in found["held_out"].items():
         assert 0 <= each["chosen"]["score"] <= 1
+        if measure == "accuracy":  # of the same questions as the scores by activations
+            by_influence = BlockChoice(scores=read_importance(influence)).blocks(int(count), 4)
+            assert each["baselines"]["block_influence"]["sets"] == [list(by_influence)]
+
+
+@pytest.mark.parametrize("measure", ["accuracy", "answer_loss"])
+def test_a_check_on_samples_that_made_the_scores_is_refused(
+    tiny_checkpoint: Path, tmp_path: Path, measure: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "scores.json"
+    flags = ("--dataset_name", "reference_counting", "--measure", measure)
+    run(tiny_checkpoint, output, *flags, "--num_samples", "4")
+    given = ["--model_path", str(tiny_checkpoint), "--output", str(output), "--device", "cpu", *flags, "--check"]
+    # The first two of the four are scored, so that the others are held out.
+    assert main([*given, "--num_samples", "2", "--held_out", "2"]) == 2
+    assert "2 of the held-out samples of reference_counting validation made the scores" in capsys.readouterr().err
+    assert not (tmp_path / "scores.held_out.json").exists()
+    assert main([*given, "--num_samples", "4", "--held_out", "2", "--num_threads", "1"]) == 0
 
 
 def test_sets_are_written_for_every_count(tiny_checkpoint: Path, tmp_path: Path) -> None:

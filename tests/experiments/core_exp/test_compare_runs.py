@@ -198,11 +198,12 @@ def test_the_same_folder_twice_is_said_to_be(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_what_a_protocol_changes_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    older, newer = run_of(tmp_path / "a", 1.0), run_of(tmp_path / "b", 1.0, noise=0.01, protocol_version=2)
+    older = run_of(tmp_path / "a", 1.0, protocol_version=1)
+    newer = run_of(tmp_path / "b", 1.0, noise=0.01, protocol_version=2)
     assert main([str(older), str(newer)]) == 0
-    assert "A was measured by protocol 1, B by 2" in capsys.readouterr().out
+    assert "differs: protocol_version (1, 2)" in capsys.readouterr().out
     assert main([str(newer), str(newer)]) == 0
-    assert "by protocol" not in capsys.readouterr().out
+    assert "protocol_version" not in capsys.readouterr().out
 
 
 def test_a_tail_of_few_pictures_is_left_out_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,12 +50,35 @@ def test_a_folder_becomes_a_model_a_validation_a_table_and_pictures(
     # The runs of a setting are 40 ms x (1 to 1.04) a block: 1 % in the mean and nothing else is unknown.
     assert found["estimator"]["T_LLM_prefill"]["sample_mape"] == pytest.approx(0.012, abs=0.006)
     assert found["control_drift"] == {"min": 1.0, "median": 1.0, "max": 1.0, "mean_deviation": 0.0}
-    assert [each["reason"] is None for each in found["recalibrations"]] == [False, False]
+    assert [each["reason"] is None for each in found["recalibrations"]] == [False]
+    assert found["num_runs"] == 1 and "runs" not in found["left_out"]
     table = pd.read_csv(folder / "analysis" / "e3_predictions.csv")
     assert len(table) == 45 and table["T_total_predicted_ms"].notna().all()
     assert ((table["T_total_measured_ms"] / table["T_total_predicted_ms"] - 1).abs() < 0.1).all()
     printed = capsys.readouterr().out
     assert "9 settings, 45 samples" in printed and "crops had one value (2)" in printed
+
+
+def test_several_runs_are_one_model_and_each_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(sweep_folder(tmp_path / name)) for name in ("one", "two")]
+    assert main([*folders, folders[0]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    # The runs are equal, so that nothing but what differs between samples is unknown.
+    assert " in 2 runs; a line of the same terms has " in lines[0]
+    assert lines[1].startswith("The total time in a run that was left out is 1.")
+    found = json.loads((tmp_path / "one" / "analysis" / "e3_validation.json").read_text())
+    assert (found["num_runs"], found["num_samples"], found["recalibrations"]) == (2, 90, [])
+    low, high = found["estimator"]["T_total"]["setting_mape_ci95"]
+    assert low <= found["estimator"]["T_total"]["setting_mape"] <= high
+    table = pd.read_csv(tmp_path / "one" / "analysis" / "e3_predictions.csv")
+    assert table["run"].tolist() == [1] * 45 + [2] * 45
+    other = sweep_folder(tmp_path / "other")
+    for path in other.glob("*.json"):
+        content = json.loads(path.read_text())
+        content["provenance"]["hardware"] |= {"cpu": "another", "gpu_name": "another"}
+        path.write_text(json.dumps(content))
+    assert main([folders[0], str(other)]) == 2
+    assert "give runs of one device, or the other as --target_dir" in capsys.readouterr().err
 
 
 def test_a_run_that_is_too_small_is_one_line_and_exit_code_1(

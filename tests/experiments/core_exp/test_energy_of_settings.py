@@ -228,7 +228,7 @@ def test_optional_energy_that_nothing_measures_is_codecarbons_estimate_and_marke
     assert any(line.startswith("energy: estimated by codecarbon_estimate, not measured") for line in lines)
     page = settings_table(analyse([tmp_path]))
     at = [column.label for column in page.columns].index("J a token")
-    assert page.rows[0][at].text == f"{summary['j_per_output_token']:.3f} (estimated)"
+    assert page.rows[0][at].text == f"{passes['j_per_output_token']:.3f} (estimated)"
 
 
 def test_where_codecarbon_does_not_start_nothing_estimates_and_missing_says_why() -> None:

@@ -167,7 +167,7 @@ def test_random_weights_have_no_fronts(tmp_path: Path) -> None:
     names = list(plots_in(report, "e2"))
     assert names == [f"e2_effects_signs-{number}" for number in range(2)]
     assert "the weights are random" in report.sections[1].reasons[0]
-    assert not any("accura" in each for each in report.statements) and report.subtitle.endswith("random weights")
+    assert not any("accurate" in each for each in report.statements) and report.subtitle.endswith("random weights")
     assert FRONT_HEADING not in [column.label for column in report.settings.columns]
 
 
@@ -243,6 +243,7 @@ def test_the_estimator_s_pictures() -> None:
         left_out=left_out,
         estimator={"T_total": Errors(108, 0.08, 0.07, 0.04, 0.01)},
         linear={"T_total": Errors(108, 0.2, 0.2, 0.1, 0.0)},
+        logs={"T_total": Errors(108, 0.1, 0.1, 0.06, 0.0)},
         repeatability={"T_total": Repeatability(0.05, 0.02)},
         coverage={"T_total": Coverage(0.9, 0.3)},
         num_folds=8,
@@ -252,8 +253,8 @@ def test_the_estimator_s_pictures() -> None:
         totals={},
         after_vision={},
     )
-    linear, forest, estimator, noise = plotly_of(errors_chart(found).panels[0]).data
-    assert (estimator.x, forest.x, linear.x, noise.x) == ((4.0,), (5.0,), (10.0,), (2.0,))
+    linear, logs, forest, estimator, noise = plotly_of(errors_chart(found).panels[0]).data
+    assert (estimator.x, forest.x, logs.x, linear.x, noise.x) == ((4.0,), (5.0,), (6.0,), (10.0,), (2.0,))
     (predicted,) = predicted_chart(samples, found).panels
     assert "4.0 % off by setting, 8.0 % by request; 90 % of the requests" in predicted.note
     rings = plotly_of(predicted).data[-1]
@@ -269,7 +270,7 @@ def test_measured_and_estimated_energies_are_not_compared_with_each_other() -> N
         {
             "task": ["t"] * 5,
             "setting": ["a", "b", "c", "d", "e"],
-            "energy_j_per_output_token": [3.0, 0.25, float("nan"), 1.0, 0.5],
+            "energy_passes_j_per_output_token": [3.0, 0.25, float("nan"), 1.0, 0.5],
             "energy_kind": ["measured", "estimated", None, "measured", "estimated"],
         }
     )

@@ -14,15 +14,17 @@ from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from experiment_core_utils.primitives.csv_tables import csv_of_rows, read_table_file
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
 from experiments.analyses.charts.chart import Bars
 from experiments.analyses.charts.matplotlib_charts import figure_of
 from experiments.analyses.charts.style import new_figure, save_figure
 from experiments.performance_prediction.predict import build_parser, main
 from experiments.performance_prediction.prediction.figures import COLOURS, PART_COLOURS, breakdown_chart, figure_folders
-from experiments.performance_prediction.prediction.measurements import _REPEATS, read_measurements
+from experiments.performance_prediction.prediction.measurements import _REPEATS, Measurements, read_measurements
 from experiments.performance_prediction.prediction.predictor_file import load_fitted
+from experiments.performance_prediction.profiling.tables import LAYER_COLUMNS, OVERALL_COLUMNS
 
 PROFILES = REPOSITORY / "tests" / "data" / "convolution_profiles"
 
@@ -49,6 +51,24 @@ def test_the_tables_are_read_as_they_were_measured() -> None:
     assert first.layers[0].runs == "implicit precomp gemm" and first.layers[0].shape.kernel == (11, 11)
     assert str(first.layers[0].kernels).startswith("sm80_xmma_fprop_implicit_gemm_indexed")
     assert _REPEATS.sub("", "a<2, 4> x2 + b + c x16") == "a<2, 4> + b + c"
+
+
+def test_launch_bound_inferences_are_in_the_fit_unless_they_are_left_out(tmp_path: Path) -> None:
+    """Tables of today, in which the timer has marked one size of one combination, or all."""
+    for path in PROFILES.rglob("*.csv"):
+        rows = read_table_file(path)
+        columns = OVERALL_COLUMNS if path.name.endswith("_overall.csv") else LAYER_COLUMNS
+        is_marked = path.name.startswith("alexnet_winograd_nonfused")
+        for row in rows:
+            row["launch_bound"] = is_marked and row["input_size"] == 272
+        write_text_atomically(csv_of_rows(rows, columns), tmp_path / path.relative_to(PROFILES))
+    measured = read_measurements([tmp_path])
+    (marked,) = (each for each in measured.inferences if each.is_launch_bound)
+    assert (marked.model, marked.requested, marked.input_size) == ("alexnet", "winograd nonfused", 272)
+    kept = measured.not_launch_bound.inferences
+    assert len(kept) == len(measured.inferences) - 1 and marked not in kept
+    with pytest.raises(ResultsError, match="all 1 inferences are launch-bound; fit without --without-launch-bound"):
+        _ = Measurements((marked,), ()).not_launch_bound
 
 
 def test_what_was_printed_is_what_was_left_out(fitted: tuple[Path, str, Path]) -> None:

@@ -111,7 +111,7 @@ def test_where_preparing_again_is_dear_each_setting_runs_a_group_of_samples(tmp_
     model = TakingTurns(group=2)
     measure(tmp_path, model)
     twice = [turn for turn in expected_turns([0, 1]) for _ in range(2)]
-    assert model.turns[:18] == [*twice, *expected_turns([4, 5])]
+    assert model.turns[:18] == [*twice, *expected_turns([2, 3])]
     assert journal_of(tmp_path, KEYS[0]).every(RoundsTrace)[0].group_size == 2
 
 

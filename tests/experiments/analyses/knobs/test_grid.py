@@ -57,6 +57,9 @@ def test_settings_of_rounds_have_no_variance_between_them(tmp_path: Path) -> Non
     )
     assert grids_of(load_sweep(write(tmp_path / "rounds", *rounds)))[0].setting_variance == NO_VARIANCE
     assert grids_of(load_sweep(write(tmp_path / "one", rounds[0], blocked[1])))[0].setting_variance != NO_VARIANCE
+    # One was added by a later run: it shared no round with the other.
+    later = rounds[1] | {"provenance": rounds[1]["provenance"] | {"experiment_ids": ["0009"]}}
+    assert grids_of(load_sweep(write(tmp_path / "later", rounds[0], later)))[0].setting_variance != NO_VARIANCE
 
 
 def test_the_logarithm_of_a_samples_time_is_the_mean_over_its_runs() -> None:

@@ -59,6 +59,16 @@ def launching_samples(noise: float = 0.0, seed: int = 0, samples_each: int = 4) 
     return samples_of(requests, settings, *noisy)
 
 
+# What the slower device does to each stage: times this factor, plus this many milliseconds.
+SLOWER = {"T_vision_total": (1.8, 0.0), "T_LLM_prefill": (1.4, 3.0), "T_decode_per_token": (1.2, 1.0)}
+
+
+def slower_device(samples: TimedSamples) -> TimedSamples:
+    """The same samples with times changed by SLOWER."""
+    stages = (samples.times[name] * factor + added for name, (factor, added) in SLOWER.items())
+    return samples_of(samples.requests, samples.settings, *stages)
+
+
 @cache
 def working_estimator(noise: float = 0.0) -> LatencyEstimator:
     """Fitted to `working_samples` when first needed: a fit takes most of a second."""

@@ -1,19 +1,23 @@
 """Columns of requests, the terms of the model by hand, and which of them samples can identify."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.analyses.latency.features import (
+    MEASURED,
     RequestColumns,
     RequestSetting,
     columns_of,
     identifiable,
+    of_several_runs,
     requests_of,
     timed_samples,
 )
-from tests.experiments.analyses.latency.synthetic_samples import grid_requests
+from tests.experiments.analyses.latency.synthetic_samples import grid_requests, working_samples
 
 
 def test_terms_by_hand() -> None:
@@ -108,3 +112,18 @@ def test_samples_are_those_with_times_and_no_picture_is_0() -> None:
         timed_samples(frame.assign(T_LLM_prefill_ms=0.0))
     with pytest.raises(ResultsError, match="no sample of these results has times"):
         timed_samples(frame.assign(T_total_ms=np.nan))
+
+
+def test_several_runs_are_told_apart_and_their_settings_are_one() -> None:
+    one = working_samples()
+    first = replace(one, wholes={"top_k": one.requests.top_k}, runs={name: one.times[name][None] for name in MEASURED})
+    part = first.take(np.arange(8))
+    again = {name: np.concatenate([part.runs[name], part.runs[name]]) for name in MEASURED}
+    both = of_several_runs([first, replace(part, runs=again)])
+    assert len(both) == 116 and both.knobs[0] == both.knobs[108] and both.settings[108] == f"2:{one.settings[0]}"
+    assert both.wholes["runs"].tolist() == ["1"] * 108 + ["2"] * 8 and len(both.wholes["top_k"]) == 116
+    # The samples of the first run have one run each, those of the second have two.
+    assert np.isfinite(both.runs["T_total"]).sum(axis=0).tolist() == [1] * 108 + [2] * 8
+    # A run without the single runs, and without the levels of a knob, leaves them out.
+    without = of_several_runs([first, replace(part, runs={}, wholes={})])
+    assert without.runs == {} and list(without.wholes) == ["runs"]

@@ -1,42 +1,37 @@
 """A device that is an affine change away is recovered from few samples; what was monotone stays so."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.records.setting_result import Order, Precision, SettingResult
 from experiments.analyses.latency.estimator import LatencyEstimator
-from experiments.analyses.latency.features import RequestSetting
+from experiments.analyses.latency.features import RequestSetting, TimedSamples
 from experiments.analyses.latency.recalibration import (
     METHODS,
-    SYNTHETIC,
     errors_against_samples,
     recalibrate,
-    study_of_synthetic,
-    synthetic_device,
+    study_by_order,
 )
 from experiments.analyses.latency.stage_regression import measured_times
+from experiments.analyses.sweeps import StoredSetting, Sweep
 from experiments.fitting.held_out import relative_error
 from tests.experiments.analyses.latency.synthetic_samples import (
+    SLOWER,
     launching_estimator,
     launching_samples,
     samples_of,
+    slower_device,
     working_estimator,
     working_samples,
 )
 
 
-def test_the_synthetic_device_by_hand() -> None:
-    samples = working_samples()
-    changed = synthetic_device(samples)
-    assert SYNTHETIC["T_LLM_prefill"] == (1.4, 3.0)
-    assert changed.times["T_LLM_prefill"] == pytest.approx(1.4 * samples.times["T_LLM_prefill"] + 3.0)
-    total = changed.times["T_vision_total"] + changed.times["T_LLM_prefill"]
-    steps = samples.requests.output_tokens - 1
-    assert changed.times["T_total"] == pytest.approx(total + steps * changed.times["T_decode_per_token"])
-
-
 def test_a_line_for_each_stage_is_recovered() -> None:
-    target = synthetic_device(working_samples())
+    target = slower_device(working_samples())
     found = recalibrate(working_estimator(), target, "stage_affine").predict(target.requests)
     for name, measured in measured_times(target).items():
         # The constant is drawn towards 0 by one pseudo-sample of 108.
@@ -45,7 +40,7 @@ def test_a_line_for_each_stage_is_recovered() -> None:
 
 def test_one_line_for_all_is_recovered() -> None:
     samples = working_samples()
-    vision, prefill, token = (2.0 * samples.times[name] for name in SYNTHETIC)
+    vision, prefill, token = (2.0 * samples.times[name] for name in SLOWER)
     target = samples_of(samples.requests, samples.settings, vision, prefill, token)
     found = recalibrate(working_estimator(), target, "global_affine").predict(target.requests)
     assert relative_error(found.times["T_LLM_prefill"], prefill) < 0.01
@@ -53,7 +48,7 @@ def test_one_line_for_all_is_recovered() -> None:
 
 
 def test_refit_forgets_the_source() -> None:
-    target = synthetic_device(working_samples())
+    target = slower_device(working_samples())
     found = recalibrate(working_estimator(), target, "refit").predict(target.requests)
     assert found.times["T_total"] == pytest.approx(target.times["T_total"], rel=1e-3)
 
@@ -61,7 +56,7 @@ def test_refit_forgets_the_source() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_more_is_not_faster_after_recalibration_to_noise(method: str) -> None:
     source = launching_estimator(0.05)
-    target = synthetic_device(launching_samples(noise=0.4, seed=3))
+    target = slower_device(launching_samples(noise=0.4, seed=3))
     drawn = target.take(np.arange(0, 100, 10))
     found = recalibrate(source, drawn, method).predict(
         [
@@ -75,7 +70,7 @@ def test_more_is_not_faster_after_recalibration_to_noise(method: str) -> None:
 
 
 def test_errors_fall_with_samples_and_are_of_those_not_drawn() -> None:
-    target = synthetic_device(working_samples(noise=0.1, seed=5, samples_each=8))
+    target = slower_device(working_samples(noise=0.1, seed=5, samples_each=8))
     found = {
         (each.method, each.num_samples): each
         for each in errors_against_samples(working_estimator(), target, ["T_total"], draws=12)
@@ -96,10 +91,41 @@ def test_an_unknown_method_is_refused_and_a_recalibration_is_named() -> None:
     assert caveats[-1].startswith("recalibrated by refit with 108 samples")
 
 
-def test_a_run_that_is_too_short_to_be_split_says_so() -> None:
+def ordered_sweep(samples: TimedSamples, how: str, until_precision: float | None = None) -> Sweep:
+    """A sweep of the samples' settings, measured in alphabetical order."""
+    settings = []
+    for position, name in enumerate(np.unique(samples.settings)):
+        task, key = str(name).split(" ")
+        order = Order(how=how, position=position)
+        result = SettingResult.model_construct(setting_order=order, precision=Precision(asked=until_precision))
+        settings.append(StoredSetting(task, key, Path(), result))
+    return Sweep(None, tuple(settings))  # type: ignore[arg-type]
+
+
+def test_the_second_half_of_a_run_is_of_settings_or_in_rounds_of_samples() -> None:
+    samples = working_samples(samples_each=8)
+    # The last 4 samples of each setting, or the settings after the 13th, take twice as long.
+    late_sample = np.arange(len(samples)) % 8 >= 4
+    late_setting = np.isin(samples.settings, np.unique(samples.settings)[13:])
+    for how, is_late in (("rounds", late_sample), ("shuffled", late_setting)):
+        slow = np.where(is_late, 2.0, 1.0)
+        study = study_by_order(
+            ordered_sweep(samples, how),
+            replace(samples, times={name: slow * column for name, column in samples.times.items()}),
+            0.9,
+        )
+        found = {(each.method, each.num_samples): each for each in study.errors if each.name == "T_total"}
+        # Half of what was measured, and recovered by one factor.
+        assert found["none", 10].median == pytest.approx(0.5, abs=0.01), how
+        assert found["global_affine", 50].median < 0.02, how
+
+
+def test_a_run_whose_halves_are_not_known_or_too_small_says_so() -> None:
     samples = working_samples()
+    random = study_by_order(ordered_sweep(samples, "rounds", 0.02), samples, 0.9)
+    assert not random.errors and random.reason == "the results do not say when in the run each was measured"
     few = samples.take(np.isin(samples.settings, np.unique(samples.settings)[:8]))
-    study = study_of_synthetic(few, 0.9)
+    study = study_by_order(ordered_sweep(few, "shuffled"), few, 0.9)
     assert not study.errors and study.reason == "the run has too few settings or samples to be split in two"
 
 

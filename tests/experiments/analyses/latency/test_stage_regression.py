@@ -76,3 +76,14 @@ def test_launches_that_vision_hides_are_found() -> None:
     strong = {name: value for name, value in found.floor.items() if value > 1e-9}
     assert strong == pytest.approx({"request": 10.0, "blocks": 1.5})
     assert found.times(samples.requests, vision) == pytest.approx(times)
+
+
+@pytest.mark.parametrize(("stage", "name"), [("T_LLM_prefill", "work"), ("T_LLM_prefill", "launch_ahead")])
+def test_noise_does_not_draw_a_stage_below_its_median(stage: str, name: str) -> None:
+    """Errors relative to the measured times would be least at exp(-1.5 * 0.4^2) = 0.79 of the median."""
+    make = working_samples if name == "work" else launching_samples
+    still, noisy = make(samples_each=24), make(noise=0.4, samples_each=24)
+    vision = still.times["T_vision_total"]
+    model = fit_stage(form(stage, name), noisy.requests, noisy.times[stage], vision)
+    ratios = model.times(still.requests, vision) / still.times[stage]
+    assert np.median(ratios) == pytest.approx(1.0, abs=0.05)

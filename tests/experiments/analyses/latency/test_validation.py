@@ -7,12 +7,14 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.latency.estimator import Prediction
+from experiments.analyses.latency.features import of_several_runs
 from experiments.analyses.latency.validation import (
     coverage,
     errors,
     errors_left_out,
     fit_forest,
     fit_linear,
+    fit_logs,
     left_out_predictions,
     noise_floor,
     repeatability,
@@ -30,8 +32,29 @@ def test_errors_by_hand() -> None:
     assert found.num_samples == 4
     assert found.sample_mape == pytest.approx(0.175) and found.sample_median == pytest.approx(0.1)
     assert found.setting_mape == pytest.approx(0.0) and found.bias == pytest.approx(0.05)
+    # Both are 0 % off, whichever are drawn; a single one has no interval.
+    assert found.setting_mape_ci95 == (0.0, 0.0)
+    assert errors(predicted[:3], measured[:3], settings[:3]).setting_mape_ci95 is None
     # Medians of b: 12 of 10; the mean of 0 and 20 %.
     assert errors(np.where(settings == "b", 12.0, predicted), measured, settings).setting_mape == pytest.approx(0.1)
+
+
+def test_a_setting_is_drawn_in_all_runs_at_once() -> None:
+    settings = np.array(["1:signs a", "1:signs b", "2:signs a", "2:signs b"])
+    found = errors(np.array([11.0, 13.0, 11.0, 13.0]), np.full(4, 10.0), settings)
+    # 10 % of a and 30 % of b: two draws of a or of b make the ends.
+    assert found.setting_mape == pytest.approx(0.2)
+    assert found.setting_mape_ci95 == pytest.approx((0.1, 0.3))
+
+
+def test_a_run_left_out_is_one_that_no_fit_has_seen() -> None:
+    samples = working_samples()
+    twice = replace(samples, times={name: 2 * column for name, column in samples.times.items()})
+    both = of_several_runs([samples, twice])
+    found = errors_left_out(both, both.wholes["runs"], 2)
+    # The slow run is predicted as half of it, the other as twice: 50 and 100 % off.
+    assert found.num_folds == 2 and found.estimator["T_total"].setting_mape == pytest.approx(0.75, abs=0.01)
+    assert errors_left_out(both, both.wholes["runs"]).reason == "2 of it, and at least 3 are needed"
 
 
 def test_noise_by_hand() -> None:
@@ -69,18 +92,31 @@ def test_coverage_by_hand() -> None:
     assert found.share == pytest.approx(2 / 3) and found.width == pytest.approx(0.4)
 
 
-def test_the_linear_model_recovers_a_plane() -> None:
+def test_the_line_has_the_terms_of_the_estimator_with_any_sign() -> None:
     samples = working_samples()
-    plane = 1.0 + 0.5 * samples.requests.top_k + 0.1 * samples.requests.vision_tokens
+    tokens, blocks = samples.requests.prompt_tokens, samples.requests.num_active_blocks
+    plane = 50.0 - 0.5 * blocks + 0.002 * blocks * tokens + 0.0003 * (blocks - 1) * samples.requests.top_k * tokens
     samples.times["T_LLM_prefill"][:] = plane  # type: ignore[index]
     assert fit_linear(samples)(samples.requests)["T_LLM_prefill"] == pytest.approx(plane)
 
 
-def test_the_linear_model_has_the_least_relative_error_of_all_lines() -> None:
-    """Of times 10, 10 and 40 of one request the best prediction is 10: 0, 0 and 75 % off; their mean, 20, is worse."""
+def test_the_model_that_adds_in_logs_recovers_powers_and_nothing_of_what_had_one_value() -> None:
+    samples = working_samples()
+    one = samples.take(samples.requests.top_k == 4)
+    law = 0.01 * one.requests.prompt_tokens**1.2 * one.requests.num_active_blocks**0.5
+    one.times["T_LLM_prefill"][:] = law  # type: ignore[index]
+    predict = fit_logs(one)
+    assert predict(one.requests)["T_LLM_prefill"] == pytest.approx(law)
+    assert predict(replace(one.requests, top_k=np.full(len(one), 8.0)))["T_LLM_prefill"] == pytest.approx(law)
+
+
+def test_the_line_is_at_the_median_of_equal_requests() -> None:
+    """Of times 10, 10 and 40 of one request it is 10, not their mean of 20; of 10, 40 and 40 it is 40."""
     samples = working_samples().take(np.zeros(3, dtype=int))
     samples.times["T_LLM_prefill"][:] = [10.0, 10.0, 40.0]  # type: ignore[index]
     assert fit_linear(samples)(samples.requests)["T_LLM_prefill"] == pytest.approx([10.0] * 3)
+    samples.times["T_LLM_prefill"][:] = [10.0, 40.0, 40.0]  # type: ignore[index]
+    assert fit_linear(samples)(samples.requests)["T_LLM_prefill"] == pytest.approx([40.0] * 3)
 
 
 def test_the_forest_knows_a_step_and_not_what_lies_beyond() -> None:

@@ -154,6 +154,8 @@ def test_a_lookup_of_some_samples_is_evaluated_on_the_others(folder: Path, tmp_p
         (["--num_samples", "3"], 2, "unknown flag --num_samples"),
         (["--calibration_share", "1"], 2, "give a fraction between 0 and 1"),
         (["--mode", "live", "--calibration_share", "0.3"], 2, "--mode live leaves nothing to split; drop one"),
+        (["--changing_load", "30"], 2, "--changing_load 30 slows a running model; drop it, or give --mode live"),
+        (["--mode", "live", "--changing_load", "0"], 2, "--changing_load 0 is not possible; give a finite"),
         (["--lookup", "some.json", "--calibration_share", "0.3"], 2, "--lookup leaves nothing to split; drop one"),
         (["--evaluation_seed", "-1"], 2, "--evaluation_seed -1 is not possible; give at least 0"),
         (["--lookup", "some.json", "--tolerance", "0"], 2, "drop it, or --lookup some.json"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiments.performance_prediction.profiler import CUDALayerTimer, seconds_of_layers
+from experiments.performance_prediction.profiler import CUDALayerTimer, launch_bound_layers, seconds_of_layers
 
 CPU = torch.device("cpu")
 
@@ -32,6 +32,8 @@ def test_each_layer_has_a_time_for_each_inference_within_that_of_the_inference()
     assert len(calls) == 1 + 3
     assert list(found.layers_s) == ["a", "b"]
     assert all(len(seconds) == 3 and min(seconds) > 0 for seconds in found.layers_s.values())
+    # The host computes itself, and waits for nobody.
+    assert found.is_launch_bound is None and found.launch_bound is None
     for place, total_s in enumerate(found.inferences_s):
         assert sum(seconds[place] for seconds in found.layers_s.values()) < total_s
 
@@ -46,3 +48,10 @@ def test_the_hooks_are_gone_after_an_inference_that_breaks_off() -> None:
     with pytest.raises(ZeroDivisionError):
         CUDALayerTimer({"a": model.a}, CPU).time(lambda: 1 / 0, 1)
     assert not model.a._forward_hooks and not model.a._forward_pre_hooks
+
+
+def test_a_layer_is_launch_bound_if_the_device_began_one_of_its_calls_too_early() -> None:
+    # before, a, up to b, b, up to a, a, behind: the second call of a, and the gap before b, which is no layer's.
+    caught_up = [False, False, True, False, False, True, False]
+    assert launch_bound_layers(["a", "b", "a"], caught_up) == {"a"}
+    assert launch_bound_layers(["a", "b", "a"], [True, False, True, False, True, False, True]) == set()

@@ -40,7 +40,7 @@ PROFILE = SizeProfile(
         ),
     ),
     whole=WholeTimes((0.010, 0.014), 5, True, MemoryReading(4096, 8192, 1, None)),
-    layers=LayerPass((0.007, 0.009), {"a": (0.001, 0.003), "b": (0.004, 0.004)}),
+    layers=LayerPass((0.007, 0.009), {"a": (0.001, 0.003), "b": (0.004, 0.004)}, True, frozenset("b")),
     energy=InferenceEnergy(1.6, 0.1, 200.0, 2.0, "nvml_counter", "counter", None),
     errors={"a": LayerError(2e-7, None), "b": LayerError(None, "the reference is zero everywhere")},
     kernels={"a": ("void fill(float*)", "gemm", "gemm"), "b": ("winograd_kernel",)},
@@ -63,6 +63,7 @@ def test_the_whole_model_and_its_layers_stand_side_by_side() -> None:
     assert (row["power_mean_w"], row["energy_per_inference_j"]) == (200.0, 1.6)
     assert row["numerical_error_max"] == 2e-7 and row["conv_flops"] == FIRST_FLOPS + SECOND_FLOPS
     assert (row["peak_memory_bytes"], row["status"]) == (4096, "ok")
+    assert row["launch_bound"] is True
 
 
 def test_a_layer_has_its_shape_its_time_and_its_fraction() -> None:
@@ -80,6 +81,7 @@ def test_a_layer_has_its_shape_its_time_and_its_fraction() -> None:
     assert first["share_of_peak"] == pytest.approx(FIRST_FLOPS / 0.002 / 67e12)
     moved = 4 * (2 * 3 * 16 * 16 + 8 * 3 * 9 + 2 * 8 * 8 * 8)
     assert first["bytes"] == moved and first["arithmetic_intensity"] == pytest.approx(FIRST_FLOPS / moved)
+    assert (first["launch_bound"], second["launch_bound"]) == (False, True)
     assert second["numerical_error"] is None and second["numerical_error_reason"] == "the reference is zero everywhere"
 
 

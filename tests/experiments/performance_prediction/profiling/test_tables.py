@@ -35,7 +35,7 @@ def test_the_published_paths_and_headers(tmp_path: Path) -> None:
         "ci95_high,images_per_s,peak_memory_bytes,peak_memory_reason,layers_sum_ms,uncovered_ms,uncovered_share,"
         "layer_pass_mean_ms,num_layers,layers_fell_back,fell_back_time_share,fell_back_flops_share,conv_flops,"
         "numerical_error_max,energy_bound_j,energy_window_s,energy_source,energy_basis,energy_reason,energy_remark,"
-        "num_warmup,warmup_is_stable,status,reason,device_name,precision,dtype,batch_size,backend,on_unsupported,seed,"
+        "num_warmup,warmup_is_stable,launch_bound,status,reason,device_name,precision,dtype,batch_size,backend,on_unsupported,seed,"
         "warmup_asked,measure,torch,cudnn,cuda,driver,power_limit_w,cpu_threads,commit,gpu,sizes_asked,timestamp"
     )
     header = (folder / "vgg16_fft_tiling_layers.csv").read_text().splitlines()[0]
@@ -43,7 +43,7 @@ def test_the_published_paths_and_headers(tmp_path: Path) -> None:
         "layer,in_channels,out_channels,kernel_size,mean_ms,percentage,input_size,batch_size,input_height,input_width,"
         "output_height,output_width,stride,padding,dilation,groups,algorithm_asked,algorithm_run,engine,fell_back,"
         "refusal,kernel_names,workspace_bytes,flops,bytes,flops_per_s,share_of_peak,arithmetic_intensity,median_ms,"
-        "std_ms,min_ms,percentage_of_inference,numerical_error,numerical_error_reason,energy_j,energy_method,model,"
+        "std_ms,min_ms,percentage_of_inference,numerical_error,numerical_error_reason,energy_j,energy_method,launch_bound,model,"
         "device_name,precision"
     )
 
