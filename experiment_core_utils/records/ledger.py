@@ -80,7 +80,12 @@ def _result_bytes(path: Path) -> bytes:
 
 def _is_whole(content: bytes, fingerprint: str) -> bool:
     """Whether a result file is of this fingerprint, and not of the samples that a run had finished when it stopped."""
-    return fingerprint.encode() in content and re.search(rb'"stopped_by":\s*"stopped"', content) is None
+    return fingerprint.encode() in content and not _is_stopped(content)
+
+
+def _is_stopped(content: bytes) -> bool:
+    """Whether a result file is of the samples that a run had finished when it stopped."""
+    return re.search(rb'"stopped_by":\s*"stopped"', content) is not None
 
 
 _ENTRIES = TypeAdapter(dict[str, LedgerEntry])
@@ -222,7 +227,7 @@ class Ledger:
         """Remember a setting that could not be run; what an unfinished run left of it goes."""
         for name, (_, of_file) in result_files_in(self._output_dir).items():
             content = _result_bytes(self._output_dir / name) if of_file == key else b""
-            if self.fingerprint.encode() in content and not _is_whole(content, self.fingerprint):
+            if self.fingerprint.encode() in content and _is_stopped(content):
                 remove_file(self._output_dir / name)
         self._write(key, LedgerEntry(None, failure))
 

@@ -185,7 +185,7 @@ class ShardMeasurer:
                     with runner.progress.step("warming up" if is_alone else f"warming up {each.key}"):
                         runner.open_setting(each)
                 self.context.stop.raise_if_requested("between two settings")
-            Rounds(self, runner, [each for each in due if each.error is None], at_work).run()
+            RoundsOfAttempt(self, runner, [each for each in due if each.error is None], at_work).run()
             for each in due:
                 if each.error is None:
                     with runner.setting_boundary(each):
@@ -284,7 +284,7 @@ class DisturbanceWatch:
 
 
 @dataclass
-class Rounds:
+class RoundsOfAttempt:
     """The rounds of one attempt: every timed sample that is due, at every setting that is due."""
 
     measurer: ShardMeasurer

@@ -325,8 +325,7 @@ class RequestSource:
     def announce(self, coming: Iterable[RequestKey]) -> None:
         """What will be taken next, in that order; requests that are not among it are let go."""
         keys = dict.fromkeys(coming)
-        for key in [key for key in self._cached if key not in keys]:
-            self._free_bytes += request_bytes(self._cached.pop(key))
+        self.let_go([key for key in self._cached if key not in keys])
         # Errors of an earlier attempt are not passed on to the next one.
         self._arrived = {
             key: found for key, found in self._arrived.items() if key in keys and isinstance(found, PrefetchedRequest)
