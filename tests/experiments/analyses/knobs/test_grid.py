@@ -102,12 +102,13 @@ def test_several_folders_are_one_study_and_each_counts_once(tmp_path: Path) -> N
 def test_a_table_is_a_study_without_energy_and_operations() -> None:
     found = load_study([TABLE])
     (only,) = found.grids
-    assert (only.task, only.scores.shape) == ("reference_vqa", (60, 100))
-    assert only.points[0].value("top_k") == 1 and levels_of(only.points, "vision") == ("low", "medium", "high")
+    assert (only.task, only.scores.shape) == ("reference_vqa", (61, 100))
+    assert only.points[0].value("top_k") == 1 and levels_of(only.points, "vision") == ("low", "medium", "high", "own")
+    assert [(each.key, each.in_grid) for each in only.points if each.is_reference] == [("own_topk8_blocks16", False)]
     content = json.loads(TABLE.read_text())
     assert only.total_ms[0, 0] == pytest.approx(content["settings"][only.points[0].key]["milliseconds"][0])
     np.testing.assert_allclose(only.log_times, np.log(only.total_ms))
-    assert np.isnan(only.flops).all() and found.source["num_samples"] == 6000
+    assert np.isnan(only.flops).all() and found.source["num_samples"] == 6100
 
 
 def test_tables_of_several_tasks_are_one_study(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_tables_of_several_tasks_are_one_study(tmp_path: Path) -> None:
     assert [grid.task for grid in found.grids] == ["reference_vqa", "reference_choice"]
     assert found.source["tasks"] == ["reference_vqa", "reference_choice"] and "task" not in found.source
     assert (
-        found.source["num_settings"] == 120
+        found.source["num_settings"] == 122
         and found.source["num_samples"] == 2 * load_study([TABLE]).source["num_samples"]
     )
     assert found.caption.endswith("reference vqa, reference choice")
@@ -130,7 +131,7 @@ def test_tables_of_several_tasks_are_one_study(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="differ in versions"):
         load_study([TABLE, other])
     content = json.loads(TABLE.read_text())
-    content["origin"] |= {"task": "reference_choice", "protocol_version": 2}
+    content["origin"] |= {"task": "reference_choice", "protocol_version": 1}
     other.write_text(json.dumps(content))
     with pytest.raises(ResultsError, match="differ in protocol_version"):
         load_study([TABLE, other])
