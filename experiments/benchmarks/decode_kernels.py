@@ -18,14 +18,14 @@ import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.gpu.decode import GraphedDecode
+from experiment_core_utils.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
+from experiment_core_utils.engines.gpu.triton.tuning import Card, tiles_for
+from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights, fuse_decoder_weights
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.gpu.decode import GraphedDecode
-from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import Card, tiles_for
-from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
-from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights, fuse_decoder_weights
 from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState
 from experiments.benchmarks.molmoe_1b import (
     H200_BYTES_PER_S,

@@ -15,20 +15,20 @@ import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool, CudaGraphs, GraphCapturer, Reruns
-from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.eager.stages import EagerStages
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPrefill
-from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import Card, tiles_for
-from experiment_core_utils.models.molmoe.engines.gpu.vision import GraphedVision
-from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
-from experiment_core_utils.models.molmoe.engines.weights import (
+from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.gpu.prefill import GraphedPrefill
+from experiment_core_utils.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
+from experiment_core_utils.engines.gpu.triton.tuning import Card, tiles_for
+from experiment_core_utils.engines.gpu.vision import GraphedVision
+from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.weights import (
     DecoderWeights,
     fuse_decoder_weights,
     fuse_vision_weights,
 )
+from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool, CudaGraphs, GraphCapturer, Reruns
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.eager.stages import EagerStages
 from experiments.benchmarks.molmoe_1b import MAX_SEQ_LEN, POSITIONS, built, crops_of, filled_kv_cache, milliseconds
 
 CROPS, DECODE_STEPS, LIMIT = 13, 20, 4

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import OlmoeForCausalLM, PreTrainedModel
 
+from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
-from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 if TYPE_CHECKING:  # it needs Triton
-    from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
+    from experiment_core_utils.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
 
 # Tokens of a prompt, their padded number, the experts of each, and the places of a KV cache.
 POSITIONS, ROWS, TOP_K, MAX_SEQ_LEN = 1053, 1088, 8, 1280

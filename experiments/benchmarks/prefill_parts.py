@@ -16,19 +16,19 @@ import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
-from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.costs import vision_flops
-from experiment_core_utils.models.molmoe.eager.stages import EagerStages
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.gpu.prefill import GraphedPrefill
-from experiment_core_utils.models.molmoe.engines.gpu.vision import GraphedVision
-from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
-from experiment_core_utils.models.molmoe.engines.weights import (
+from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.gpu.prefill import GraphedPrefill
+from experiment_core_utils.engines.gpu.vision import GraphedVision
+from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.weights import (
     DecoderWeights,
     fuse_decoder_weights,
     fuse_vision_weights,
 )
+from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.costs import vision_flops
+from experiment_core_utils.models.molmoe.eager.stages import EagerStages
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiments.benchmarks.molmoe_1b import H200_FLOPS_PER_S, POSITIONS, built, crops_of, milliseconds, relative
 

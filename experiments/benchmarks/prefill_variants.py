@@ -11,15 +11,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
+from experiment_core_utils.engines.gpu.triton.grouped_gemm import align_blocks, grouped_gemm
+from experiment_core_utils.engines.gpu.triton.norms import apply_rope_and_store, combine_norm, norm
+from experiment_core_utils.engines.gpu.triton.prefill_forward import rotary_table
+from experiment_core_utils.engines.gpu.triton.routing import route
+from experiment_core_utils.engines.gpu.triton.tuning import ProductTile
+from experiment_core_utils.engines.gpu.triton.vision_ops import add_norm, quick_gelu_in_place
+from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.weights import DecoderWeights, VisionWeights
 from experiment_core_utils.models.common.private_apis import grouped_mm
-from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import align_blocks, grouped_gemm
-from experiment_core_utils.models.molmoe.engines.gpu.triton.norms import apply_rope_and_store, combine_norm, norm
-from experiment_core_utils.models.molmoe.engines.gpu.triton.prefill_forward import rotary_table
-from experiment_core_utils.models.molmoe.engines.gpu.triton.routing import route
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import ProductTile
-from experiment_core_utils.models.molmoe.engines.gpu.triton.vision_ops import add_norm, quick_gelu_in_place
-from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
-from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, VisionWeights
 from experiments.benchmarks.molmoe_1b import POSITIONS, ROWS, TOP_K
 
 GATED_TILES = (

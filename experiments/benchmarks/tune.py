@@ -18,9 +18,8 @@ import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import (
+from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.gpu.triton.tuning import (
     Card,
     ProductTile,
     ReadTile,
@@ -28,8 +27,9 @@ from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import (
     tiles_for,
     tuning_of,
 )
-from experiment_core_utils.models.molmoe.engines.kv_cache import KVCache
-from experiment_core_utils.models.molmoe.engines.weights import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.weights import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.benchmarks.molmoe_1b import (
     MAX_SEQ_LEN,
@@ -96,7 +96,7 @@ def timed(candidates: Sequence[T], run_with: Callable[[T], Callable[[], torch.Te
 
 def tuned_step(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tuning:
     """The row with the fastest tile of each kernel of a decode step."""
-    from experiment_core_utils.models.molmoe.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
+    from experiment_core_utils.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
 
     for part in PARTS:
 
@@ -120,7 +120,7 @@ def tuned_step(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tunin
 
 def tuned_prefill(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tuning:
     """The row with the fastest tiles of the grouped GEMMs."""
-    from experiment_core_utils.models.molmoe.engines.gpu.triton.grouped_gemm import align_blocks, grouped_gemm
+    from experiment_core_utils.engines.gpu.triton.grouped_gemm import align_blocks, grouped_gemm
 
     like: dict[str, Any] = {"dtype": decoder.dtype, "device": decoder.device}
     hidden = torch.randn(ROWS, decoder.width, **like)

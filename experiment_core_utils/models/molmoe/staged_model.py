@@ -11,6 +11,13 @@ import torch
 from torch import nn
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.engines.batch_runner import BatchedExecution
+from experiment_core_utils.engines.paused_runner import (
+    EagerPausedPrefill,
+    EnginePausedPrefill,
+    PausedPrefillShape,
+)
+from experiment_core_utils.engines.runner import EngineStages, engine_stages, modules_run
 from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.token_units import tokens_of_crops
@@ -30,14 +37,6 @@ from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.requests import check_prompt, refuse_longer_prompt, unusable_named
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
-from experiment_core_utils.models.molmoe.engines.batch_runner import BatchedExecution
-from experiment_core_utils.models.molmoe.engines.paused_runner import (
-    EagerPausedPrefill,
-    EnginePausedPrefill,
-    PausedPrefillShape,
-)
-from experiment_core_utils.models.molmoe.engines.prefix_traces import PromptTraces
-from experiment_core_utils.models.molmoe.engines.runner import EngineStages, engine_stages, modules_run
 from experiment_core_utils.models.molmoe.knobs import adapters_of
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
@@ -45,6 +44,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )
+from experiment_core_utils.models.molmoe.prefix_traces import PromptTraces
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor, refuse_several_pictures
 from experiment_core_utils.models.molmoe.visual_token_keep import PlacedTokens
 from experiment_core_utils.primitives.clock import HostClock

@@ -15,6 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.paused_runner import (
+    EagerPausedPrefill,
+    EnginePausedPrefill,
+    PausedPrefillShape,
+    PausedPrefillStages,
+)
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of, num_blocks_of
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.setting import Setting
@@ -24,13 +31,6 @@ from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.interface import Component
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.paused_runner import (
-    EagerPausedPrefill,
-    EnginePausedPrefill,
-    PausedPrefillShape,
-    PausedPrefillStages,
-)
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeImageFeatures
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize

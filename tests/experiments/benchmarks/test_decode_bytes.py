@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from experiment_core_utils.models.molmoe.engines.weights import BlockWeights, DecoderWeights
+from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
 
 # The benchmark imports the kernels.
 pytest.importorskip("triton")

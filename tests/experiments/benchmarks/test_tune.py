@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from experiment_core_utils.config.command import run_command
-from experiment_core_utils.models.molmoe.engines.gpu.triton import tuning
-from experiment_core_utils.models.molmoe.engines.gpu.triton.tuning import TUNINGS, Card, ReadTile
+from experiment_core_utils.engines.gpu.triton import tuning
+from experiment_core_utils.engines.gpu.triton.tuning import TUNINGS, Card, ReadTile
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.benchmarks.tune import PARTS, fastest, main, product_tiles, read_tiles, row_text
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from experiment_core_utils.engines.api import EngineKnobs
 from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.common.answer_ends import NO_ENDS
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts, experts_in_force
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
 from experiment_core_utils.primitives.device import NoMarks
 from tests.conftest import tiny_config
 from tests.models.hf.test_generate import NEW_TOKENS, AloneStages, prompt_of, ready

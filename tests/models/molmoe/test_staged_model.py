@@ -8,6 +8,11 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model
+from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.paused_runner import (
+    EnginePausedPrefill,
+    PausedPrefillShape,
+)
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
 from experiment_core_utils.knobs.expert_mass import mass_of
 from experiment_core_utils.knobs.registry import load_knob_module, unregister_knob
@@ -15,11 +20,6 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.engines.api import EngineKnobs
-from experiment_core_utils.models.molmoe.engines.paused_runner import (
-    EnginePausedPrefill,
-    PausedPrefillShape,
-)
 from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import EngineRefused

@@ -14,8 +14,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
 
+from experiment_core_utils.engines.kv_cache import suffix_mask, suffix_positions
 from experiment_core_utils.models.common.private_apis import attention_implementation
-from experiment_core_utils.models.molmoe.engines.kv_cache import suffix_mask, suffix_positions
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
     MolmoeForConditionalGeneration,

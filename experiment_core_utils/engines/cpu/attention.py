@@ -1,0 +1,57 @@
+"""Attention in float32 on the CPU by a compiled kernel.
+
+torch's own kernel computes small tiles by a general matrix product, which costs much of the time where heads are
+narrow.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+from experiment_core_utils.engines.cpu.build import INT, INT64, POINTER, built, declared, fields, pointers
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+HEAD_STEP = 32
+# (queries, keys, values, whether causal) -> [B, T, N * D]
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
+
+
+class _Strides(ctypes.Structure):
+    _fields_ = fields(INT64, "batch", "head", "token")
+
+
+@cache
+def cpu_attention(head_width: int) -> Attention:
+    """Attention of queries [B, N, T, D] over as many keys and values [B, KV, T, D], N a multiple of KV, in float32.
+
+    The elements of a head are neighbours; the other strides are free.
+
+    Raises:
+        ConfigurationError: it cannot be compiled here, or the width is not a multiple of 32.
+    """
+    if head_width % HEAD_STEP:
+        raise ConfigurationError(f"the attention kernel takes heads in multiples of {HEAD_STEP}, not {head_width}")
+    types = [*[POINTER] * 4, *[INT64] * 4, *[_Strides] * 4, INT, INT]
+    attend = declared(built("attention.cpp", HEAD=head_width), attend=types).attend
+
+    def attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool) -> torch.Tensor:
+        given = (queries, keys, values)
+        if any(each.dtype != torch.float32 or each.stride(3) != 1 for each in given):
+            raise ValueError("the attention kernel takes float32 with the elements of a head side by side")
+        batch, heads, tokens, width = queries.shape
+        if width != head_width or keys.shape != values.shape or keys.shape[2:] != (tokens, width):
+            raise ValueError(f"the attention kernel takes as many keys as queries of width {head_width}")
+        out = queries.new_empty(batch, tokens, heads, width)
+        strides = [_Strides(*each.stride()[:3]) for each in given]
+        strides.append(_Strides(out.stride(0), out.stride(2), out.stride(1)))
+        attend(
+            *pointers(*given, out),
+            *(batch, heads, heads // keys.shape[1], tokens),
+            *strides,
+            *(int(causal), torch.get_num_threads()),
+        )
+        return out.flatten(2)
+
+    return attention

@@ -1,0 +1,239 @@
+"""One decode step of MolmoE, launched on the current stream.
+
+It takes five kernels a block and two after the last one. Activations between kernels are float32 (except the experts'
+products, which are in the weights' dtype), so a bfloat16 model rounds less often than its modules do. Importing this
+module needs Triton.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.expert_trace import ExpertRecord
+from experiment_core_utils.engines.gpu.triton import gemv as dense_products
+from experiment_core_utils.engines.gpu.triton import moe_gemv as mixture
+from experiment_core_utils.engines.gpu.triton.flash_decoding import AttentionBuffers, launch_attention
+from experiment_core_utils.engines.gpu.triton.gemv import launch, launch_next_token
+from experiment_core_utils.engines.gpu.triton.tuning import StepTiles, Tile, tuning_at
+from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
+
+
+@dataclass(frozen=True)
+class StepBuffers:
+    """Buffers between the kernels of a step: B requests, S splits, T positions; float32 unless noted."""
+
+    stream: torch.Tensor  # [B, H] the residual stream
+    attention: AttentionBuffers  # with float32 for what the heads attended to
+    router_parts: torch.Tensor  # [B, blocks of the output projection, E]
+    squares: torch.Tensor  # [B, blocks of the output projection]
+    counters: torch.Tensor  # [B] int32, 0 between kernels
+    spread: torch.Tensor  # [B]
+    topk_ids: torch.Tensor  # [B, E] int32, the experts by rank
+    topk_weights: torch.Tensor  # [B, E], their weights
+    used: ExpertRecord  # of B tokens, whose products were taken
+    products: torch.Tensor  # [B, E, I] in the weights' dtype, for up to E choices
+    logits: torch.Tensor  # [B, V]
+    best_logits: torch.Tensor  # [B, blocks of the head]
+    best_rows: torch.Tensor  # [B, blocks of the head] int32
+
+    @classmethod
+    @torch.inference_mode(False)
+    def allocate(cls, decoder: DecoderWeights, batch: int, max_seq_len: int, tiles: StepTiles) -> "StepBuffers":
+        """The buffers, beside the decoder's weights, for every setting of a KV cache of this size."""
+
+        def floats(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=torch.float32, device=decoder.device)
+
+        rows = decoder.head.shape[0]
+        blocks = triton.cdiv(rows, tiles.head.rows)
+        parts = triton.cdiv(decoder.width, tiles.output.rows)
+        return cls(
+            stream=floats(batch, decoder.width),
+            attention=AttentionBuffers.allocate(decoder, batch, max_seq_len, tiles.splits, torch.float32),
+            router_parts=floats(batch, parts, decoder.num_experts),
+            squares=floats(batch, parts),
+            counters=torch.zeros(batch, dtype=torch.int32, device=decoder.device),
+            spread=floats(batch),
+            # Zeros are experts, should the logits be NaN and none be ranked.
+            topk_ids=torch.zeros((batch, decoder.num_experts), dtype=torch.int32, device=decoder.device),
+            topk_weights=floats(batch, decoder.num_experts),
+            used=ExpertRecord.allocate(decoder, batch * decoder.num_experts),
+            products=floats(batch, decoder.num_experts, decoder.expert_width).to(decoder.dtype),
+            logits=floats(batch, rows),
+            best_logits=floats(batch, blocks),
+            best_rows=torch.empty((batch, blocks), dtype=torch.int32, device=decoder.device),
+        )
+
+
+@dataclass(frozen=True)
+class DecodeStep:
+    """One decode step of all requests of a KV cache, each served separately."""
+
+    decoder: DecoderWeights
+    kv_cache: KVCache
+    buffers: StepBuffers  #: for this cache's batch and max_seq_len, made with `tiles` of the same splits and head
+    tiles: StepTiles
+    #: whether a kernel may start, and read its weights, while the one before it ends; needs Hopper or newer
+    use_pdl: bool
+
+    def launch(self, knobs: EngineKnobs) -> torch.Tensor:
+        """See `DecodeEngine.step`."""
+        decoder, buffers = self.decoder, self.buffers
+        for row, index in enumerate(knobs.blocks):
+            block = decoder.blocks[index]
+            # The first block that runs reads the tokens' embeddings, and writes the stream.
+            source = decoder.embedding if row == 0 else buffers.stream
+            self.launch_qkv(block, source, embed=row == 0)
+            top_k = decoder.default_top_k if index == 0 else knobs.top_k
+            self.launch_attention(block, row)
+            self.launch_output(block, source, top_k, embed=row == 0)
+            self.launch_gate_up(block, buffers.used.ids[index], top_k)
+            self.launch_down(block, top_k)
+        self.launch_head()
+        self.launch_next_token()
+        return buffers.logits
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], tile: Tile, arguments: tuple[Any, ...], **sizes: Any) -> None:
+        launch(kernel, grid, tile.warps, self.use_pdl, arguments, **sizes)
+
+    def launch_qkv(self, block: BlockWeights, source: torch.Tensor, embed: bool) -> None:
+        decoder, qkv, tile = self.decoder, self.buffers.attention.qkv, self.tiles.qkv
+        rows = block.qkv.shape[0]
+        self._launch(
+            dense_products.normed_product_kernel,
+            (self.kv_cache.batch, triton.cdiv(rows, tile.rows * tile.steps)),
+            tile,
+            (
+                source,
+                self.kv_cache.next_tokens,
+                block.input_norm,
+                block.qkv,
+                qkv,
+                rows,
+                decoder.norm_eps,
+            ),
+            **self._width(rows, tile),
+            STEPS=tile.steps,
+            EMBED=embed,
+        )
+
+    def _width(self, rows: int, tile: Tile) -> dict[str, Any]:
+        width = self.decoder.width
+        padded = triton.next_power_of_2(width)
+        return {
+            "WIDTH": width,
+            "PADDED": padded,
+            "BLOCK": tile.rows,
+            "EXACT": padded == width and rows % (tile.rows * tile.steps) == 0,
+        }
+
+    def launch_attention(self, block: BlockWeights, row: int) -> None:
+        tiles, buffers = self.tiles, self.buffers.attention
+        launch_attention(self.decoder, block, self.kv_cache, row, buffers, tiles.attention, tiles.splits, self.use_pdl)
+
+    def launch_output(self, block: BlockWeights, source: torch.Tensor, top_k: int, embed: bool) -> None:
+        decoder, buffers, tile = self.decoder, self.buffers, self.tiles.output
+        rows, attended = block.output.shape
+        padded, blocks = triton.next_power_of_2(attended), triton.cdiv(rows, tile.rows)
+        routing = (buffers.router_parts, buffers.squares, buffers.counters)
+        parts = tuning_at(decoder.device).router_parts
+        self._launch(
+            mixture.output_kernel,
+            (self.kv_cache.batch, blocks),
+            tile,
+            (
+                buffers.attention.attended,
+                block.output,
+                source,
+                self.kv_cache.next_tokens,
+                buffers.stream,
+                block.ffn_norm,
+                block.router,
+                *routing,
+                buffers.spread,
+                buffers.topk_ids,
+                buffers.topk_weights,
+                rows,
+                top_k,
+                decoder.norm_eps,
+            ),
+            WIDTH=attended,
+            PADDED=padded,
+            BLOCK=tile.rows,
+            EXACT=padded == attended and rows % tile.rows == 0,
+            E=decoder.num_experts,
+            PADDED_E=triton.next_power_of_2(decoder.num_experts),
+            PADDED_P=triton.next_power_of_2(blocks),
+            AT_ONCE=min(triton.next_power_of_2(blocks), parts // triton.next_power_of_2(decoder.num_experts)),
+            NORMALISE=decoder.normalise_top_k,
+            EMBED=embed,
+        )
+
+    def launch_gate_up(self, block: BlockWeights, used: torch.Tensor, top_k: int) -> None:
+        decoder, buffers, tile = self.decoder, self.buffers, self.tiles.gate_up
+        inner = decoder.expert_width
+        self._launch(
+            mixture.gate_up_kernel,
+            (self.kv_cache.batch * top_k, triton.cdiv(inner, tile.rows * tile.steps)),
+            tile,
+            (
+                buffers.stream,
+                block.ffn_norm,
+                buffers.spread,
+                buffers.topk_ids,
+                block.gate_up,
+                buffers.products,
+                used,
+                top_k,
+            ),
+            E=decoder.num_experts,
+            INNER=inner,
+            **self._width(inner, tile),
+            STEPS=tile.steps,
+        )
+
+    def launch_down(self, block: BlockWeights, top_k: int) -> None:
+        decoder, buffers, tile = self.decoder, self.buffers, self.tiles.down
+        rows, inner = decoder.width, decoder.expert_width
+        padded = triton.next_power_of_2(inner)
+        self._launch(
+            mixture.down_kernel,
+            (self.kv_cache.batch, triton.cdiv(rows, tile.rows)),
+            tile,
+            (buffers.topk_ids, buffers.topk_weights, buffers.products, block.down, buffers.stream, rows),
+            E=decoder.num_experts,
+            TOP_K=top_k,
+            AT_ONCE=tuning_at(decoder.device).slots_at_once,
+            INNER=inner,
+            PADDED=padded,
+            BLOCK=tile.rows,
+            EXACT=padded == inner and rows % tile.rows == 0,
+        )
+
+    def launch_head(self) -> None:
+        decoder, buffers, tile = self.decoder, self.buffers, self.tiles.head
+        rows = decoder.head.shape[0]
+        self._launch(
+            dense_products.head_kernel,
+            (self.kv_cache.batch, triton.cdiv(rows, tile.rows)),
+            tile,
+            (
+                buffers.stream,
+                decoder.final_norm,
+                decoder.head,
+                buffers.logits,
+                buffers.best_logits,
+                buffers.best_rows,
+                rows,
+                decoder.norm_eps,
+            ),
+            **self._width(rows, tile),
+        )
+
+    def launch_next_token(self) -> None:
+        buffers = self.buffers
+        launch_next_token(self.kv_cache, buffers.best_logits, buffers.best_rows, buffers.logits.shape[1], self.use_pdl)

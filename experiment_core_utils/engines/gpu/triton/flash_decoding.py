@@ -1,0 +1,236 @@
+"""Attention of one new token over a KV cache (flash decoding), which also appends its key and value.
+
+Positions are distributed over programs (`SPLITS`), and the last program of a head to finish combines the parts: partial
+[B, Q, SPLITS, D] with the largest score `peaks` and the sum of weights `totals` [B, Q, SPLITS] of each part, always in
+the order of the parts. Importing this module needs Triton.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from experiment_core_utils.engines.gpu.triton.gemv import is_last, launch, wait_for_previous
+from experiment_core_utils.engines.gpu.triton.tuning import Tile
+from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
+
+# Below any score; finite, so that a part without positions has weights of 0 and not NaN.
+LOWEST = tl.constexpr(-1e30)
+
+
+@triton.jit
+def _spread(values, WIDTH: tl.constexpr, eps):  # type: ignore[no-untyped-def]
+    """Factor of the root-mean-square norm of WIDTH values (zeros beyond them)."""
+    return tl.rsqrt(tl.sum(values * values, axis=0) / WIDTH + eps)
+
+
+@triton.jit
+def _rotated(own, other, cosine, sine, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """D values of one head with rotary positions applied; `other` are the values half a head away."""
+    return own * cosine + tl.where(tl.arange(0, D) < D // 2, -other, other) * sine
+
+
+@triton.jit
+def _with_positions(query, key, value, inside, peak, total, mixed):  # type: ignore[no-untyped-def]
+    """The running softmax after [BLOCK, D] more keys and values."""
+    score = tl.sum(key.to(tl.float32) * query[None, :], axis=1)
+    score = tl.where(inside, score, LOWEST)
+    higher = tl.maximum(peak, tl.max(score, axis=0))
+    weight = tl.where(inside, tl.exp(score - higher), 0.0)
+    shrink = tl.exp(peak - higher)
+    mixed = mixed * shrink + tl.sum(value.to(tl.float32) * weight[:, None], axis=0)
+    return higher, total * shrink + tl.sum(weight, axis=0), mixed
+
+
+@triton.jit
+def _together(  # type: ignore[no-untyped-def]
+    partial, peaks, totals, D: tl.constexpr, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr
+):
+    """D values of one head combined from its parts, which other programs wrote: read past the first-level cache."""
+    part = tl.arange(0, PADDED_SPLITS)
+    there = part < SPLITS
+    peak = tl.load(peaks + part, mask=there, other=LOWEST, cache_modifier=".cg")
+    total = tl.load(totals + part, mask=there, other=0.0, cache_modifier=".cg")
+    place = partial + part[:, None] * D + tl.arange(0, D)[None, :]
+    mixed = tl.load(place, mask=there[:, None], other=0.0, cache_modifier=".cg")
+    weight = tl.exp(peak - tl.max(peak, axis=0))
+    return tl.sum(mixed * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)
+
+
+@triton.jit
+def attention_kernel(  # type: ignore[no-untyped-def]
+    qkv,
+    query_norm,
+    key_norm,
+    cosines,
+    sines,
+    keys,
+    values,
+    lengths,
+    partial,
+    peaks,
+    totals,
+    counters,
+    attended,
+    max_seq_len,
+    eps,
+    scale,
+    Q: tl.constexpr,
+    KV: tl.constexpr,
+    D: tl.constexpr,
+    PADDED_Q: tl.constexpr,
+    PADDED_KV: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PADDED_SPLITS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Compute attended [B, Q, D] of one token over the KV cache; programs: (head, split, request).
+
+    The first split also takes the new token, and stores its key and value.
+    """
+    head = tl.program_id(0)
+    split = tl.program_id(1)
+    request = tl.program_id(2)
+    kv_head = head // (Q // KV)
+    along = tl.arange(0, D)
+    length = tl.load(lengths + request).to(tl.int32)
+    cosine = tl.load(cosines + length * D + along)
+    sine = tl.load(sines + length * D + along)
+    taken = tl.cdiv(length, SPLITS)
+    begin = split * taken
+    end = tl.minimum(begin + taken, length)
+    first = (request * KV + kv_head).to(tl.int64) * max_seq_len * D
+    keys += first
+    values += first
+    slot = begin + tl.arange(0, BLOCK)
+    place = slot[:, None] * D + along[None, :]
+    key = tl.load(keys + place, mask=(slot < end)[:, None], other=0.0)
+    value = tl.load(values + place, mask=(slot < end)[:, None], other=0.0)
+    partner = (along + D // 2) % D
+    query_scale = tl.load(query_norm + head * D + along).to(tl.float32) * scale
+    query_scale_other = tl.load(query_norm + head * D + partner).to(tl.float32) * scale
+    key_scale = tl.load(key_norm + kv_head * D + along).to(tl.float32)
+    key_scale_other = tl.load(key_norm + kv_head * D + partner).to(tl.float32)
+    wait_for_previous(PDL)
+    # All loads before the first sum, which waits for the slowest.
+    queries = qkv + request * (Q + 2 * KV) * D
+    column = tl.arange(0, PADDED_Q)
+    every_query = tl.load(queries + column, mask=column < Q * D, other=0.0)
+    kv_column = tl.arange(0, PADDED_KV)
+    every_key = tl.load(queries + Q * D + kv_column, mask=kv_column < KV * D, other=0.0)
+    query = tl.load(queries + head * D + along) * query_scale
+    query_other = tl.load(queries + head * D + partner) * query_scale_other
+    new_key = tl.load(queries + (Q + kv_head) * D + along) * key_scale
+    key_other = tl.load(queries + (Q + kv_head) * D + partner) * key_scale_other
+    new_value = tl.load(queries + (Q + KV + kv_head) * D + along)
+    query = _rotated(query, query_other, cosine, sine, D) * _spread(every_query, Q * D, eps)
+    new_key = _rotated(new_key, key_other, cosine, sine, D) * _spread(every_key, KV * D, eps)
+    if (split == 0) & (head % (Q // KV) == 0):
+        tl.store(keys + length * D + along, new_key.to(keys.dtype.element_ty))
+        tl.store(values + length * D + along, new_value.to(values.dtype.element_ty))
+    own = tl.where(split == 0, tl.sum(query * new_key, axis=0), LOWEST)
+    share = tl.where(split == 0, 1.0, 0.0)
+    peak, total, mixed = _with_positions(query, key, value, slot < end, own, share, new_value * share)
+    begin += BLOCK
+    while begin < end:
+        slot = begin + tl.arange(0, BLOCK)
+        place = slot[:, None] * D + along[None, :]
+        key = tl.load(keys + place, mask=(slot < end)[:, None], other=0.0)
+        value = tl.load(values + place, mask=(slot < end)[:, None], other=0.0)
+        peak, total, mixed = _with_positions(query, key, value, slot < end, peak, total, mixed)
+        begin += BLOCK
+    first = (request * Q + head) * SPLITS
+    part = first + split
+    tl.store(partial + part * D + along, mixed)
+    tl.store(peaks + part, peak)
+    tl.store(totals + part, total)
+    if is_last(counters + request * Q + head, SPLITS):
+        whole = _together(partial + first * D, peaks + first, totals + first, D, SPLITS, PADDED_SPLITS)
+        tl.store(attended + (request * Q + head) * D + along, whole)
+
+
+@dataclass(frozen=True)
+class AttentionBuffers:
+    """Buffers between the kernels around attention: B requests, S splits, T positions; float32 unless noted."""
+
+    qkv: torch.Tensor  # [B, (Q + 2 * KV) * D]
+    partial: torch.Tensor  # [B, Q, S, D]
+    peaks: torch.Tensor  # [B, Q, S]
+    totals: torch.Tensor  # [B, Q, S]
+    counters: torch.Tensor  # [B * Q] int32, 0 between kernels
+    attended: torch.Tensor  # [B, Q * D] in the dtype that was requested
+    cosines: torch.Tensor  # [T, D]
+    sines: torch.Tensor  # [T, D]
+
+    @classmethod
+    @torch.inference_mode(False)
+    def allocate(
+        cls, decoder: DecoderWeights, batch: int, max_seq_len: int, splits: int, attended: torch.dtype
+    ) -> "AttentionBuffers":
+        """The buffers, beside the decoder's weights, for every block."""
+        heads, width = decoder.num_heads, decoder.head_width
+
+        def floats(*shape: int) -> torch.Tensor:
+            return torch.empty(shape, dtype=torch.float32, device=decoder.device)
+
+        positions = torch.arange(max_seq_len, dtype=torch.float32, device=decoder.device)
+        angles = torch.outer(positions, decoder.inverse_frequencies).repeat(1, 2)
+        return cls(
+            qkv=floats(batch, decoder.blocks[0].qkv.shape[0]),
+            partial=floats(batch, heads, splits, width),
+            peaks=floats(batch, heads, splits),
+            totals=floats(batch, heads, splits),
+            counters=torch.zeros(batch * heads, dtype=torch.int32, device=decoder.device),
+            attended=floats(batch, heads * width).to(attended),
+            cosines=angles.cos(),
+            sines=angles.sin(),
+        )
+
+
+def launch_attention(
+    decoder: DecoderWeights,
+    block: BlockWeights,
+    kv_cache: KVCache,
+    row: int,
+    buffers: AttentionBuffers,
+    tile: Tile,
+    splits: int,
+    use_pdl: bool,
+) -> None:
+    """`buffers.qkv` -> `buffers.attended`; the token's keys and values go into the block's row of the KV cache."""
+    width = decoder.head_width
+    launch(
+        attention_kernel,
+        (decoder.num_heads, splits, kv_cache.batch),
+        tile.warps,
+        use_pdl,
+        (
+            buffers.qkv,
+            block.query_norm,
+            block.key_norm,
+            buffers.cosines,
+            buffers.sines,
+            kv_cache.keys[row],
+            kv_cache.values[row],
+            kv_cache.device_lengths,
+            buffers.partial,
+            buffers.peaks,
+            buffers.totals,
+            buffers.counters,
+            buffers.attended,
+            kv_cache.max_seq_len,
+            decoder.norm_eps,
+            width**-0.5,
+        ),
+        Q=decoder.num_heads,
+        KV=decoder.num_kv_heads,
+        D=width,
+        PADDED_Q=triton.next_power_of_2(decoder.num_heads * width),
+        PADDED_KV=triton.next_power_of_2(decoder.num_kv_heads * width),
+        SPLITS=splits,
+        BLOCK=tile.rows,
+        PADDED_SPLITS=triton.next_power_of_2(splits),
+    )

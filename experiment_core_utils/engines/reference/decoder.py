@@ -1,0 +1,373 @@
+"""The reference engines of MolmoE's prefill, decode step and paused prefill: plain torch in few operations.
+
+No module is called and no cache class made, because these take most of the time where tensors are small. The arithmetic
+is that of transformers' OLMoE, except for the order of a few float32 roundings. Operations grow with top-k and with the
+active blocks: experts that no token chose are not computed.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from experiment_core_utils.engines.api import (
+    DecodeEngine,
+    EngineKnobs,
+    PausedPrefillEngine,
+    PrefillEngine,
+    refuse_without_free_rows,
+)
+from experiment_core_utils.engines.kv_cache import KVCache, suffix_mask, suffix_positions
+from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+# Up to so many rows the number of operations counts, beyond it what each of them does.
+FEW_ROWS = 8
+KeysAndValues = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class RotaryTable:
+    """Rotary factors of positions 0 to T - 1, in the decoder's dtype.
+
+    A head [D] turns by x * cosine + (its halves swapped) * sine.
+    """
+
+    cosine: torch.Tensor  # [T, 1, D]
+    sine: torch.Tensor  # [T, 1, D], negative in the first half
+
+    @classmethod
+    @torch.inference_mode(False)
+    def of(cls, decoder: DecoderWeights, positions: int) -> "RotaryTable":
+        """The table of so many positions, with angles in float32, as transformers computes them."""
+        steps = torch.arange(positions, dtype=torch.float32, device=decoder.device)
+        angles = torch.outer(steps, decoder.inverse_frequencies)
+        cosine, sine = angles.cos(), angles.sin()
+        factors = torch.cat([cosine, cosine], dim=1), torch.cat([-sine, sine], dim=1)
+        return cls(*(factor[:, None].to(decoder.dtype) for factor in factors))
+
+    def rows(self, which: slice | torch.Tensor) -> "RotaryTable":
+        """The factors of some positions."""
+        return RotaryTable(self.cosine[which], self.sine[which])
+
+    def applied(self, heads: torch.Tensor) -> torch.Tensor:
+        """Heads [T, N, D] with rotary positions, row t by position t."""
+        halves = heads.unflatten(2, (2, heads.shape[2] // 2)).flip(2).flatten(2)
+        return torch.addcmul(heads * self.cosine, halves, self.sine)
+
+
+class _Reference:
+    """The arithmetic that prefill and decode have in common."""
+
+    def __init__(self, decoder: DecoderWeights) -> None:
+        self._decoder = decoder
+        self._rotary = RotaryTable.of(decoder, 0)
+        self._topk_ids: dict[int, torch.Tensor] = {}
+        self._eps = decoder.head.new_full((1, 1, 1), decoder.norm_eps)
+
+    @property
+    def topk_expert_ids(self) -> Mapping[int, torch.Tensor]:
+        """See `ExpertTrace.topk_expert_ids`; those of the last call, in the order in which the blocks ran.
+
+        T is 1 in the last block of a prefill.
+        """
+        return self._topk_ids
+
+    def forget_experts(self) -> None:
+        self._topk_ids = {}
+
+    def _rotary_for(self, positions: int) -> RotaryTable:
+        if len(self._rotary.cosine) < positions:
+            self._rotary = RotaryTable.of(self._decoder, positions)
+        return self._rotary
+
+    def _normed(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMS norm of states [T, W]."""
+        if len(states) > FEW_ROWS or states.dtype != torch.float32:
+            return F.rms_norm(states, weight.shape, weight, self._decoder.norm_eps)
+        # One operation for the mean square, where `rms_norm` on the CPU makes eight in all.
+        square = torch.baddbmm(self._eps, states[:, None], states[:, :, None], alpha=1 / states.shape[1])
+        return (states * square[:, 0].rsqrt_()).mul_(weight)
+
+    def _projected(
+        self, block: BlockWeights, states: torch.Tensor, rotary: RotaryTable, num_queries: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries [A, Q, D] of the last A rows of [T, H], keys and values [KV, T, D], normed and with rotary
+        positions.
+        """
+        width, kv_width = len(block.query_norm), len(block.key_norm)
+        normed, query_rotary = self._normed(states, block.input_norm), rotary
+        if num_queries == len(states):
+            queries, keys, values = F.linear(normed, block.qkv).split([width, kv_width, kv_width], dim=1)
+        else:
+            queries = F.linear(normed[-num_queries:], block.qkv[:width])
+            keys, values = F.linear(normed, block.qkv[width:]).split([kv_width, kv_width], dim=1)
+            query_rotary = rotary.rows(slice(-num_queries, None))
+        heads = (-1, self._decoder.head_width)
+        return (
+            query_rotary.applied(self._normed(queries, block.query_norm).unflatten(1, heads)),
+            rotary.applied(self._normed(keys, block.key_norm).unflatten(1, heads)),
+            values.unflatten(1, heads),
+        )
+
+    def _attended(
+        self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, causal: bool
+    ) -> torch.Tensor:
+        """Attention of [B, Q, T', D] over [B, KV, T, D] -> [B * T', Q * D]."""
+        shares_heads = self._decoder.num_heads != self._decoder.num_kv_heads
+        attended = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=shares_heads
+        )
+        return attended.transpose(1, 2).flatten(2).flatten(0, 1)
+
+    def _finished(self, index: int, states: torch.Tensor, attended: torch.Tensor, top_k: int) -> torch.Tensor:
+        """States after the block, from those after its attention: both residual sums and the mixture of experts."""
+        block = self._decoder.blocks[index]
+        states = torch.addmm(states, attended, block.output.t())
+        normed = self._normed(states, block.ffn_norm)
+        weights, topk_ids = self._routed(block, normed, top_k if index else self._decoder.default_top_k)
+        self._topk_ids[index] = topk_ids
+        mixture = _of_one_row if len(normed) == 1 else _grouped
+        return states + mixture(block, normed, weights, topk_ids)
+
+    def _routed(self, block: BlockWeights, normed: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights [T, k] and experts [T, k] of normed states."""
+        topk_weights = torch.softmax(F.linear(normed, block.router), dim=-1, dtype=torch.float32)
+        weights, topk_ids = topk_weights.topk(top_k, dim=-1)
+        if self._decoder.normalise_top_k:
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights.to(normed.dtype), topk_ids
+
+    def _logits(self, states: torch.Tensor) -> torch.Tensor:
+        return F.linear(self._normed(states, self._decoder.final_norm), self._decoder.head)
+
+
+class ReferencePrefill(_Reference, PrefillEngine):
+    """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors."""
+
+    def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
+        self._rotary_for(kv_cache.max_seq_len)
+
+    @torch.inference_mode()
+    def prefill(
+        self, embeddings: torch.Tensor, knobs: EngineKnobs, kv_cache: KVCache, request: int = 0
+    ) -> torch.Tensor:
+        return self.suffix_logits(embeddings, knobs, kv_cache, request)
+
+    def suffix_logits(
+        self, states: torch.Tensor, knobs: EngineKnobs, kv_cache: KVCache, request: int = 0, ran: int = 0
+    ) -> torch.Tensor:
+        """Logits [1, V] of the last position, from states [T, H] before the active blocks without the first `ran`.
+
+        Fills the request's positions 0 to T - 1 of those blocks.
+        """
+        return self._logits(self.through(states, knobs, kv_cache, request, ran, last_alone=True))
+
+    def through(
+        self,
+        states: torch.Tensor,
+        knobs: EngineKnobs,
+        kv_cache: KVCache,
+        request: int = 0,
+        ran: int = 0,
+        last_alone: bool = False,
+    ) -> torch.Tensor:
+        """States [T, H] after the blocks of `suffix_logits`; with `last_alone` [1, H] of the last position."""
+        tokens = len(states)
+        rotary = self._rotary_for(kv_cache.max_seq_len).rows(slice(tokens))
+        if not ran:
+            self._topk_ids = {}
+        for row, index in enumerate(knobs.blocks[ran:], ran):
+            kept = kv_cache.keys[row, request, :, :tokens], kv_cache.values[row, request, :, :tokens]
+            # After the last block only the last position is read.
+            num_queries = 1 if last_alone and row == len(knobs.blocks) - 1 else tokens
+            states = self._block(index, states, kept, rotary, knobs.top_k, num_queries)
+        return states[-1:] if last_alone else states
+
+    @torch.inference_mode()
+    def suffix_states(
+        self, text: torch.Tensor, rows: torch.Tensor, shared: int, blocks: int, kv_cache: KVCache
+    ) -> torch.Tensor:
+        """States [P, S + R, H] after blocks 0 to P - 1, not normalised, of embeddings [S, H] and [R, H].
+
+        Every block uses the model's own number of experts. Positions of request 0 from `shared` on are overwritten.
+
+        Args:
+            text: the prompt's last tokens, at least one.
+            rows: each comes after the prompt as if it were alone there.
+            shared: tokens of the prompt before them, whose keys and values are in the first `blocks` blocks.
+
+        Raises:
+            ConfigurationError: the KV cache is too short.
+        """
+        last, end = shared + len(text), shared + len(text) + len(rows)
+        if end > kv_cache.max_seq_len:
+            raise ConfigurationError(
+                f"a prompt of {last} tokens and {len(rows)} rows do not fit into a KV cache "
+                f"of {kv_cache.max_seq_len} tokens"
+            )
+        sizes, device = (shared, len(text), len(rows)), kv_cache.keys.device
+        rotary = self._rotary_for(kv_cache.max_seq_len).rows(suffix_positions(*sizes).to(device))
+        states, seen, suffix = torch.cat([text, rows.to(text.dtype)]), suffix_mask(*sizes).to(device), []
+        for index in range(blocks):
+            kept = kv_cache.keys[index, 0, :, :end], kv_cache.values[index, 0, :, :end]
+            states = self._block(index, states, kept, rotary, self._decoder.default_top_k, len(states), seen)
+            suffix.append(states)
+        return torch.stack(suffix)
+
+    def _block(
+        self,
+        index: int,
+        states: torch.Tensor,
+        kept: KeysAndValues,
+        rotary: RotaryTable,
+        top_k: int,
+        num_queries: int,
+        seen: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """States [A, H] of the last A positions after a block, from [T, H].
+
+        Args:
+            kept: both [KV, E, D], E at least T; the block's keys and values go into the last T positions.
+            seen: [T, E], which positions each row looks at, for A = T; None for all up to its own, of E = T.
+        """
+        found = self._projected(self._decoder.blocks[index], states, rotary, num_queries)
+        queries, *new = (heads.transpose(0, 1) for heads in found)
+        for cache, own in zip(kept, new, strict=True):
+            cache[:, -len(states) :] = own
+        # Read back from the KV cache, where a head's rows are neighbours.
+        is_causal = seen is None and num_queries > 1
+        attended = self._attended(queries[None], kept[0][None], kept[1][None], seen, is_causal)
+        return self._finished(index, states[-num_queries:], attended, top_k)
+
+
+class ReferenceDecode(_Reference, DecodeEngine):
+    """A `DecodeEngine` that runs anywhere and needs nothing prepared but the rotary factors.
+
+    It goes by the lengths that the host knows.
+    """
+
+    def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache) -> None:
+        self._rotary_for(kv_cache.max_seq_len)
+
+    @torch.inference_mode()
+    def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
+        places = _Places(kv_cache)
+        rotary = self._rotary_for(kv_cache.max_seq_len).rows(places.positions)
+        states = F.embedding(kv_cache.next_tokens, self._decoder.embedding)
+        self._topk_ids = {}
+        for row, index in enumerate(knobs.blocks):
+            queries, keys, values = self._projected(self._decoder.blocks[index], states, rotary, len(states))
+            used_keys = places.written(kv_cache.keys[row], keys)
+            used_values = places.written(kv_cache.values[row], values)
+            attended = self._attended(queries[:, :, None], used_keys, used_values, places.mask, causal=False)
+            states = self._finished(index, states, attended, knobs.top_k)
+        logits = self._logits(states)
+        kv_cache.put_likeliest(logits)
+        kv_cache.device_lengths += 1
+        return logits
+
+
+class _Places:
+    """The place of each request's next token in a KV cache, and the positions that it sees."""
+
+    def __init__(self, kv_cache: KVCache) -> None:
+        lengths = kv_cache.lengths
+        self._end = max(lengths) + 1
+        self._is_alone = len(lengths) == 1
+        self.positions: slice | torch.Tensor = slice(lengths[0], lengths[0] + 1)
+        self.mask: torch.Tensor | None = None
+        if self._is_alone:
+            return
+        device = kv_cache.keys.device
+        self.positions = torch.tensor(lengths, device=device)
+        self._requests = torch.arange(len(lengths), device=device)
+        if min(lengths) != max(lengths):
+            self.mask = (torch.arange(self._end, device=device) <= self.positions[:, None])[:, None, None]
+
+    def written(self, max_seq_len: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Write `new` [B, KV, D] into [B, KV, T, D]; returns the positions in use, the new one among them."""
+        if self._is_alone:
+            max_seq_len[:, :, self._end - 1] = new
+        else:
+            max_seq_len[self._requests, :, self.positions] = new
+        return max_seq_len[:, :, : self._end]
+
+
+def _of_one_row(
+    block: BlockWeights, normed: torch.Tensor, weights: torch.Tensor, topk_ids: torch.Tensor
+) -> torch.Tensor:
+    """Output [1, H] of one row's experts [1, H]: each weight is read once, in place."""
+    experts = topk_ids[0].tolist()
+    row = normed[0]
+    hidden = torch.stack([torch.mv(block.gate_up[expert], row) for expert in experts])
+    gate, up = hidden.chunk(2, dim=1)
+    activated = F.silu(gate).mul_(up).mul_(weights.t())
+    mixed = torch.zeros_like(row)
+    for expert, activation in zip(experts, activated, strict=True):
+        mixed.addmv_(block.down[expert], activation)
+    return mixed[None]
+
+
+def _grouped(block: BlockWeights, normed: torch.Tensor, weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
+    """Experts of many rows [T, H] -> [T, H]: rows sorted by expert, one product an expert, weighted sums back."""
+    order, counts, places = _by_expert(topk_ids, len(block.router))
+    given = normed.index_select(0, order // topk_ids.shape[1])
+    hidden = given.new_empty(len(order), block.gate_up.shape[1])
+    _products_by_expert(given, block.gate_up, counts, hidden)
+    gate, up = hidden.chunk(2, dim=1)
+    # `given` has had its use and has the shape that is wanted.
+    _products_by_expert(F.silu(gate).mul_(up), block.down, counts, given)
+    if given.dtype == torch.float32:
+        return F.embedding_bag(places, given, mode="sum", per_sample_weights=weights)
+    return (given.index_select(0, places.flatten()).unflatten(0, topk_ids.shape) * weights[..., None]).sum(dim=1)
+
+
+def _by_expert(topk_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, list[int], torch.Tensor]:
+    """Experts [T, k] -> the order that sorts them [T * k], each expert's number, and where each went [T, k]."""
+    flat = topk_ids.flatten()
+    order = flat.argsort()
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return order, torch.bincount(flat, minlength=num_experts).tolist(), places.view_as(topk_ids)
+
+
+def _products_by_expert(given: torch.Tensor, factors: torch.Tensor, counts: list[int], out: torch.Tensor) -> None:
+    """Rows in groups of `counts`, each times its factor [N, K] transposed, into `out`."""
+    for rows, factor, place in zip(given.split(counts), factors, out.split(counts), strict=True):
+        if len(rows):
+            torch.mm(rows, factor.t(), out=place)
+
+
+class ReferencePausedPrefill(PausedPrefillEngine):
+    """A `PausedPrefillEngine` for decoders whose whole prefills are the reference.
+
+    Args:
+        blocks: that run the whole ones; what they note of experts is of the last call.
+    """
+
+    def __init__(self, decoder: DecoderWeights, blocks: ReferencePrefill) -> None:
+        self._decoder = decoder
+        self._blocks = blocks
+        self._paused = decoder.embedding[:0]
+        self._ran = 0
+
+    def warm_up(self, pause: int, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
+        refuse_without_free_rows(tokens, kv_cache)
+        self._blocks.warm_up(knobs, kv_cache, tokens + 1)
+
+    @torch.inference_mode()
+    def begin(
+        self, embeddings: torch.Tensor, appended: torch.Tensor | None, pause: int, kv_cache: KVCache
+    ) -> torch.Tensor:
+        tokens = len(embeddings)
+        refuse_without_free_rows(tokens, kv_cache)
+        given = embeddings if appended is None else torch.cat([embeddings, appended[None].to(embeddings.dtype)])
+        first = EngineKnobs(self._decoder.default_top_k, tuple(range(pause)))
+        states = self._blocks.through(given, first, kv_cache)
+        self._paused, self._ran = states[:tokens], pause
+        return states[tokens - 1 :]
+
+    @torch.inference_mode()
+    def finish(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
+        return self._blocks.suffix_logits(self._paused, knobs, kv_cache, ran=self._ran)

@@ -1,0 +1,141 @@
+"""The choice of the engine that runs each stage of a MolmoE model, with the reason for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from experiment_core_utils.engines.api import (
+    DecodeEngine,
+    PausedPrefillEngine,
+    PrefillEngine,
+    VisionEngine,
+)
+from experiment_core_utils.engines.cpu.decode import CpuDecode
+from experiment_core_utils.engines.cpu.panels import (
+    MOST_BYTES,
+    TooLarge,
+    refuse_large,
+    refuse_other_places,
+)
+from experiment_core_utils.engines.cpu.prefill import CpuPrefill
+from experiment_core_utils.engines.cpu.vision import CpuVision
+from experiment_core_utils.engines.gpu.decode import GraphedDecode
+from experiment_core_utils.engines.gpu.prefill import GraphedPausedPrefill, GraphedPrefill
+from experiment_core_utils.engines.gpu.vision import GraphedVision
+from experiment_core_utils.engines.reference.decoder import (
+    ReferenceDecode,
+    ReferencePausedPrefill,
+    ReferencePrefill,
+)
+from experiment_core_utils.engines.reference.vision import ReferenceVision
+from experiment_core_utils.engines.weights import DecoderWeights, fuse_vision_weights
+from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphPool
+from experiment_core_utils.models.interface import (
+    CPU_BLOCKS,
+    CPU_STEP,
+    CUDA_GRAPH,
+    MODULES,
+    REFERENCE,
+)
+from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.records.requests import StageName
+
+# Of prefill and decode together, kept at a time: settings times prompt lengths, which is 130 a padded length for a
+# controller that may choose everything; one takes about half a megabyte.
+MOST_GRAPHS = 4096
+OWN_KERNELS = NO_GRAPHS + ", and kernels are torch's own: {}"
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The engine of each stage."""
+
+    prefill: PrefillEngine
+    split: PausedPrefillEngine  #: the prefill with a pause; runs as the whole one does
+    decode: DecodeEngine
+    ways: Mapping[StageName, str]  #: the name of the engine of each stage; names are in `models.interface`
+    reasons: Mapping[StageName, str]  #: of each stage that is not a CUDA graph, why
+    vision: VisionEngine | None = field(default=None)  #: None where the modules run it
+    #: stages of plain torch whose weights are too large to copy: their products gain next to nothing by kernels
+    large: frozenset[StageName] = frozenset()
+
+
+def choose_engines(
+    model: MolmoeForConditionalGeneration, decoder: DecoderWeights, most_copied_bytes: int = MOST_BYTES
+) -> Engines:
+    """The fastest engine of each stage that takes this model on its device.
+
+    Args:
+        most_copied_bytes: of a tower's or a decoder's weights that a CPU's kernels may copy.
+
+    Raises:
+        ConfigurationError: on a GPU, decode steps cannot be captured; without that little is won over the modules.
+    """
+    chosen = decoder_engines(decoder, most_copied_bytes)
+    vision, way, reason, is_large = _vision_engine(model, most_copied_bytes)
+    reasons = dict(chosen.reasons) if reason is None else {**chosen.reasons, "vision": reason}
+    large = chosen.large | (frozenset[StageName]({"vision"}) if is_large else frozenset())
+    return replace(chosen, vision=vision, ways={"vision": way, **chosen.ways}, reasons=reasons, large=large)
+
+
+def decoder_engines(decoder: DecoderWeights, most_copied_bytes: int = MOST_BYTES) -> Engines:
+    """Engines without the vision stage; see `choose_engines`."""
+    if decoder.device.type != "cuda":
+        prefill, way, why, is_large = _cpu_prefill(decoder, most_copied_bytes)
+        steps, way_steps, why_steps = _cpu_decode(decoder)
+        ways: dict[StageName, str] = {"prefill": way, "decode": way_steps}
+        reasons: dict[StageName, str] = {"prefill": why, "decode": why_steps}
+        large: frozenset[StageName] = frozenset({"prefill"} if is_large else ())
+        return Engines(prefill, ReferencePausedPrefill(decoder, prefill), steps, ways, reasons, large=large)
+    # Not those of engines before: a graph's name is an address, which a new store can have again.
+    graphs = CudaGraphPool(MOST_GRAPHS)
+    decode = GraphedDecode(decoder, graphs)
+    try:
+        whole, split = GraphedPrefill(decoder, graphs), GraphedPausedPrefill(decoder, graphs)
+        return Engines(whole, split, decode, {"prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}, {})
+    except ConfigurationError as error:
+        ways = {"prefill": REFERENCE, "decode": CUDA_GRAPH}
+        reference = ReferencePrefill(decoder)
+        return Engines(reference, ReferencePausedPrefill(decoder, reference), decode, ways, {"prefill": str(error)})
+
+
+def decode_engine(decoder: DecoderWeights) -> DecodeEngine:
+    """The decode engine alone, with its own graphs; the other engines would take much memory on the CPU."""
+    return GraphedDecode(decoder) if decoder.device.type == "cuda" else _cpu_decode(decoder)[0]
+
+
+def _vision_engine(
+    model: MolmoeForConditionalGeneration, most_copied_bytes: int
+) -> tuple[VisionEngine | None, str, str | None, bool]:
+    """The engine, its name, why it is not a CUDA graph, and whether its weights are too large to copy."""
+    try:
+        if model.device.type == "cuda":
+            return GraphedVision(fuse_vision_weights(model)), CUDA_GRAPH, None, False
+        refuse_other_places(model.device, model.dtype)
+        refuse_large(model.model.vision_tower.parameters(), most_copied_bytes)
+        return CpuVision(model), CPU_BLOCKS, NO_GRAPHS, False
+    except ConfigurationError as error:
+        reason = str(error) if model.device.type == "cuda" else OWN_KERNELS.format(error)
+        is_large = isinstance(error, TooLarge)
+    try:
+        return ReferenceVision(model), REFERENCE, reason, is_large
+    except ConfigurationError as error:
+        return None, MODULES, str(error), False
+
+
+def _cpu_prefill(decoder: DecoderWeights, most_copied_bytes: int) -> tuple[ReferencePrefill, str, str, bool]:
+    """The engine, its name, why it is not a CUDA graph, and whether the weights are too large to copy."""
+    try:
+        refuse_other_places(decoder.device, decoder.dtype)
+        refuse_large((each for block in decoder.blocks for each in vars(block).values()), most_copied_bytes)
+        return CpuPrefill(decoder), CPU_BLOCKS, NO_GRAPHS, False
+    except ConfigurationError as error:
+        return ReferencePrefill(decoder), REFERENCE, OWN_KERNELS.format(error), isinstance(error, TooLarge)
+
+
+def _cpu_decode(decoder: DecoderWeights) -> tuple[ReferenceDecode, str, str]:
+    """The engine, its name, and why it is not a CUDA graph."""
+    try:
+        return CpuDecode(decoder), CPU_STEP, NO_GRAPHS
+    except ConfigurationError as error:
+        return ReferenceDecode(decoder), REFERENCE, OWN_KERNELS.format(error)
