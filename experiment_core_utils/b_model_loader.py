@@ -4,6 +4,7 @@ Before any weight is read, `find_model` returns the limits that a config sets to
 what this machine cannot do of a text experiment.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import Quantisation, TextConfig, validated
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.models.common.checkpoint_files import check_files, download, refuse_hub_code
+from experiment_core_utils.models.common.preferences import Preferences, preferences_in
 from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.common.quantisation import supported_types
 from experiment_core_utils.models.hf.adapter import TransformersModel
@@ -30,18 +32,21 @@ from experiment_core_utils.models.hf.loader import (
     load_hf_model,
     refuse_as_loaded,
 )
+from experiment_core_utils.models.hf.request_work import TransformersWork
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.checkpoint.original import is_original_checkpoint
 from experiment_core_utils.models.molmoe.checkpoint.published import PUBLISHED_MODEL_TYPE
 from experiment_core_utils.models.molmoe.loader import find_molmoe_config, load_molmoe, molmoe_limits
+from experiment_core_utils.models.molmoe.request_work import MolmoeWork
+from experiment_core_utils.models.request_work import PlannedRequests
 from experiment_core_utils.models.text_model import load_language_model, load_tokenizer, validate_loadable
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import is_gguf
 from experiment_core_utils.records.text import QuantSupport
-from experiment_core_utils.tasks.interface import PromptFamily
+from experiment_core_utils.tasks.interface import PromptFamily, Task
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 MODEL_HINT = "give a folder with config.json and safetensors, a GGUF file, or a hub id such as allenai/MolmoE-1B-0924"
@@ -65,6 +70,34 @@ class ModelSource:
     def takes_pictures(self) -> bool:
         """Whether requests contain the samples' pictures."""
         return self.hf is None or self.hf.takes_pictures
+
+    @property
+    def can_pause(self) -> bool:
+        """Whether the loaded model is a `PausableModel`."""
+        return self.hf is None
+
+    @property
+    def is_near_matmul(self) -> bool:
+        """Whether the model comes so near to the speed of a matrix product that this is a rough estimate of its own; of
+        others than MolmoE that is not known.
+        """
+        return self.hf is None
+
+    def decoding_preferences(self) -> Preferences:
+        """What the checkpoint prefers for decoding, and what of it is kept."""
+        if self.hf is None:
+            return preferences_in(self.folder, None, self.name).nothing_kept()
+        return preferences_in(self.folder, self.hf.requests.tokenizer, self.name)
+
+    def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
+        """What requests with answers of at most `limit` tokens will be.
+
+        Raises:
+            ConfigurationError: none of the samples can be read.
+        """
+        if self.hf is not None:
+            return TransformersWork(self.hf, task, sample_ids, limit)
+        return MolmoeWork(self, task, sample_ids, limit)
 
     @property
     def has_chat_template(self) -> bool:

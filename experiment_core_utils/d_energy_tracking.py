@@ -46,7 +46,7 @@ from experiment_core_utils.meters.windows import (
     energy_of_whole_acts,
     why_no_power,
 )
-from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.interface import Stepwise
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise, local_gather
 from experiment_core_utils.primitives.csv_tables import Cell
@@ -408,7 +408,7 @@ def energy_of_pass(
 
 
 def energy_of_setting(
-    model: StagedModel,
+    model: Stepwise,
     request: tuple[int, Mapping[str, Any]] | None,
     max_new_tokens: int,
     how: StageMeasurement,

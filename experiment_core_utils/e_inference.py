@@ -27,7 +27,7 @@ from experiment_core_utils.models.common.text_generation import (
     results_of_records,
     text_ends,
 )
-from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.interface import Runnable
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise
 from experiment_core_utils.primitives.device import new_marks, release_cached_memory, synchronize
@@ -242,7 +242,7 @@ def _in_words(query: QueryRecord, ends: AnswerEnds) -> QueryRecord:
     }
 
 
-def run_staged(model: StagedModel, inputs: Mapping[str, Any], max_new_tokens: int) -> StagedRun:
+def run_staged(model: Runnable, inputs: Mapping[str, Any], max_new_tokens: int) -> StagedRun:
     """Greedy decoding of one request, with a mark between the stages.
 
     Marks: request handed over | features ready | first token | second token | … | last token. The choice of a token
@@ -383,7 +383,7 @@ def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor,
 
 
 def sample_record(
-    model: StagedModel,
+    model: Runnable,
     setting: Setting,
     sample: Sample,
     request: PreparedRequest,

@@ -18,13 +18,12 @@ import checkout  # noqa: F401
 import torch
 from tqdm import tqdm
 
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.parts import only_model_in
-from experiment_core_utils.knobs.interface import KnobLimits
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, write_json_atomically
 from experiment_core_utils.tasks.datasets.reference_knowledge import ReferenceKnowledge
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
@@ -37,7 +36,14 @@ from experiments.reference_model.card import (
     with_interval,
     write_into_card,
 )
-from experiments.reference_model.evaluation import Answered, accuracy_by_type, accuracy_of, answer_pictures
+from experiments.reference_model.evaluation import (
+    Answered,
+    PictureModel,
+    accuracy_by_type,
+    accuracy_of,
+    answer_pictures,
+    is_picture_model,
+)
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,14 @@ class EvaluationTask:
 
 
 @cache
-def load_once(path: Path, device: str) -> MolmoeStagedModel:
+def load_once(path: Path, device: str) -> PictureModel:
     """The model of this process, in float32 with one thread on a CPU, in bfloat16 on a GPU."""
     torch.set_num_threads(1)
-    dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    model = MolmoeForConditionalGeneration.from_pretrained(path, dtype=dtype).eval()
-    return MolmoeStagedModel(str(path), model.to(device), MolmoeProcessor.from_pretrained(path))
+    precision = "float32" if device == "cpu" else "bfloat16"
+    config = parse_config(["--model_path", str(path), "--precision", precision, "--execution", "eager"])
+    model = load_staged_model(config.model, find_model(str(path)), torch.device(device))
+    assert is_picture_model(model)
+    return model
 
 
 def answer_picture(work: EvaluationTask, picture: int) -> list[Answered]:
@@ -99,9 +107,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write every figure as JSON")
     arguments = parser.parse_args()
     arguments.model_path = Path(only_model_in(str(arguments.model_path)))
-    text = MolmoeConfig.from_pretrained(arguments.model_path).text_config
-    limits = KnobLimits(text.num_hidden_layers, text.num_experts, text.num_experts_per_tok)
-    settings = settings_of_card(limits)
+    settings = settings_of_card(find_model(str(arguments.model_path)).limits)
     metrics = {family.name: get_metric(family.metric) for family in REFERENCE_TASKS}
     answers: dict[Setting, dict[str, list[Answered]]] = {each: {name: [] for name in metrics} for each in settings}
     work = EvaluationTask(arguments.model_path, arguments.device, settings, arguments.samples)

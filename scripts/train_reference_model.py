@@ -7,9 +7,7 @@ A training of several legs resumes from --state; the same command is each leg:
 
 import argparse
 import os
-import shutil
 import sys
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +18,10 @@ from transformers import AutoTokenizer
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeImageProcessor, MolmoeProcessor
-from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiments.reference_model.batches import BatchSource
 from experiments.reference_model.facts import FORMS, FactTable
-from experiments.reference_model.recipe import OptimiserRecipe, reference_config
-from experiments.reference_model.trainer import Trainer, TrainingClock, run_leg
+from experiments.reference_model.recipe import OptimiserRecipe
+from experiments.reference_model.trainer import Trainer, TrainingClock, new_model, run_leg, save_model
 from experiments.reference_model.validation import draw_validation, quick_scores
 
 CHECKPOINT = Path(__file__).resolve().parents[1] / "checkpoints" / "molmoe_tiny"
@@ -76,9 +72,7 @@ def main() -> None:
     )
     torch.manual_seed(recipe.seed)
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
-    config = reference_config(tokenizer)
-    model = MolmoeForConditionalGeneration(config).to(device)
-    processor = MolmoeImageProcessor()
+    model, processor = new_model(tokenizer, device)
     is_tuned = arguments.init_from is not None and not arguments.state.exists()
     head_only_steps = HEAD_ONLY_STEPS if is_tuned else 0
     facts = [FactTable.of(tokenizer, torch.device(device), form) for form in FORMS]
@@ -88,7 +82,7 @@ def main() -> None:
         clock.spent_s = clock.planned_s * trainer.load_state(torch.load(arguments.state, map_location=device))
         print(f"going on from step {trainer.step}, progress {clock.progress:.3f}", flush=True)
     elif is_tuned:
-        model.load_state_dict(MolmoeForConditionalGeneration.from_pretrained(arguments.init_from).state_dict())
+        model.load_state_dict(type(model).from_pretrained(arguments.init_from).state_dict())
         clock.spent_s = clock.planned_s * arguments.start_progress
     source = BatchSource(tokenizer, processor, replace(recipe, seed=recipe.seed + trainer.step), arguments.scale)
     source.progress.value, source.facts.value = clock.progress, trainer.known_facts
@@ -104,7 +98,7 @@ def main() -> None:
         part = min(left, SAVE_EVERY_S)
         run_leg(trainer, batches, clock, part, source, arguments.output / "training_log.jsonl")
         torch.save(trainer.state(clock), arguments.state)
-        save_model(model, MolmoeProcessor(processor, tokenizer, ImageTokens.from_config(config)), arguments.output)
+        save_model(trainer, tokenizer, arguments.output)
         left -= part
     if device == "cuda":
         print(f"peak GPU memory {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB", flush=True)
@@ -116,16 +110,6 @@ def main() -> None:
         print(tier, quick_scores(plain, drawn, tier), flush=True)
     if arguments.knob_table:
         print_knob_table(plain, drawn)
-
-
-def save_model(model: MolmoeForConditionalGeneration, processor: MolmoeProcessor, folder: Path) -> None:
-    """Write the model in bfloat16 and its processor, all at once."""
-    fresh, model_folder = folder / "model.next", folder / "model"
-    deepcopy(model).to(torch.bfloat16).save_pretrained(fresh, max_shard_size="14MB")
-    processor.save_pretrained(fresh)
-    if model_folder.exists():
-        shutil.rmtree(model_folder)
-    fresh.rename(model_folder)
 
 
 def print_knob_table(trainer: Trainer, drawn: list) -> None:

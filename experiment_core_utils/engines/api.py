@@ -1,4 +1,4 @@
-"""The interfaces of MolmoE's engines, each of which runs one stage in place of the modules.
+"""The interfaces of engines, each of which runs one stage in place of the modules.
 
 An engine is made once, for one decoder with fused weights or one vision tower. `warm_up` does everything that a later
 call would otherwise do for the first time (compiling, capturing, allocating) and is never timed; it may be called again
@@ -12,8 +12,8 @@ from typing import Protocol
 
 import torch
 
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.models.molmoe.modeling_molmoe import EngineKnobs
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.engines.api import DecodeEngine, EngineKnobs
+from experiment_core_utils.engines.api import DecodeEngine
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.runner import SLOT_STEP, EngineStages
 from experiment_core_utils.engines.select import decode_engine
@@ -61,7 +62,7 @@ class BatchedExecution:
         self, knobs: EngineKnobs, requests: Sequence[Mapping[str, Any]], max_new_tokens: int
     ) -> tuple[KVCache, DecodeEngine, torch.Tensor]:
         """The KV cache of all requests with their first tokens, its decode engine, and the prefills' logits [B, V]."""
-        lengths = [self._stages.placed_tokens.length(request) for request in requests]
+        lengths = [self._stages.model.length(request) for request in requests]
         kv_cache, decode = self._kv_cache_for(len(requests), max(lengths) + max_new_tokens)
         rows = []
         for row, request in enumerate(requests):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.primitives.errors import KnobDidNotAct
 from experiment_core_utils.records.requests import StageName

@@ -1,4 +1,4 @@
-"""MolmoE's stages with a paused prefill, by modules or by engines.
+"""A model's stages with a paused prefill: what modules and engines offer, and those by engines.
 
 The rest of the setting is chosen at the pause; before it, nothing of it is known.
 """
@@ -10,23 +10,9 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs, check_pause, check_rest
 from experiment_core_utils.engines.runner import EngineStages
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
-from experiment_core_utils.models.molmoe.eager.paused_prefill import (
-    PausedPrefill,
-    begin_prefill,
-    check_pause,
-    check_rest,
-    finish_prefill,
-)
-from experiment_core_utils.models.molmoe.eager.stages import EagerStages
-from experiment_core_utils.models.molmoe.modeling_molmoe import (
-    DecodeState,
-    MolmoeForConditionalGeneration,
-    MolmoeImageFeatures,
-)
-from experiment_core_utils.primitives.errors import SettingError
 
 
 @dataclass(frozen=True)
@@ -39,14 +25,21 @@ class PausedPrefillShape:
     choices: tuple[tuple[int, EngineKnobs], ...]  #: each pause that may come, and the knobs after it
 
 
+@dataclass(frozen=True)
+class TracedPrefill:
+    """The states after each of the first P blocks, not normalised."""
+
+    last: torch.Tensor  #: [P, H] of the prompt's last token
+    appended: torch.Tensor  #: [P, R, H] of R rows, each as if it alone came after the prompt
+
+
 class PausedPrefillStages:
     """The stages of one request at a time; `finish` resumes the last paused prompt."""
 
-    _stages: Any
-
-    def __init__(self, model: MolmoeForConditionalGeneration, stages: Any) -> None:
-        self._model = model
+    def __init__(self, stages: Any) -> None:
         self._stages = stages
+
+    runs_by_engines = False  #: whether requests have to be warmed up
 
     @property
     def is_graphed(self) -> bool:
@@ -63,15 +56,14 @@ class PausedPrefillStages:
     def reset(self) -> None:
         """Put in force what a new request needs; engines get their knobs at each call."""
 
-    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """See `StagedModel.encode_image`."""
-        features: MolmoeImageFeatures | None = self._stages.encode_image(inputs)
-        return features
+        return self._stages.encode_image(inputs)
 
     def begin(
         self,
         inputs: Mapping[str, Any],
-        features: MolmoeImageFeatures | None,
+        features: Any,
         pause: int,
         appended: torch.Tensor | None,
         max_new_tokens: int,
@@ -88,7 +80,7 @@ class PausedPrefillStages:
 
     def finish(self, knobs: EngineKnobs) -> tuple[torch.Tensor, Any]:
         """Run the active blocks that have not run: logits [1, V] and the decode's state; see
-        `paused_prefill.finish_prefill`.
+        `eager.paused_prefill.finish_prefill`.
 
         Raises:
             ConfigurationError: a setting that is not possible, or that leaves out a block that has run.
@@ -106,41 +98,11 @@ class PausedPrefillStages:
         return logits
 
 
-class EagerPausedPrefill(PausedPrefillStages):
-    """The stages by the model's modules; the first blocks run with the model's own knobs."""
-
-    _stages: EagerStages
-    _paused: PausedPrefill | None = None
-
-    def reset(self) -> None:
-        self._model.reset_knobs()
-
-    def begin(
-        self,
-        inputs: Mapping[str, Any],
-        features: MolmoeImageFeatures | None,
-        pause: int,
-        appended: torch.Tensor | None,
-        max_new_tokens: int,
-    ) -> torch.Tensor:
-        paused = begin_prefill(self._model, inputs["input_ids"], features, pause, appended)
-        self._paused = paused
-        return torch.cat([paused.states[0, -1:], paused.appended[0]])
-
-    def finish(self, knobs: EngineKnobs) -> tuple[torch.Tensor, DecodeState]:
-        if self._paused is None:
-            raise SettingError("no prefill was started, or it was finished; start it again")
-        paused, self._paused = self._paused, None
-        return finish_prefill(self._model, paused, *knobs)
-
-    def decoding(self) -> AbstractContextManager[None]:
-        return self._stages.decoding()
-
-
 class EnginePausedPrefill(PausedPrefillStages):
     """The stages by the engines, on the KV cache of whole requests."""
 
     _stages: EngineStages
+    runs_by_engines = True
 
     @property
     def is_graphed(self) -> bool:
@@ -166,12 +128,12 @@ class EnginePausedPrefill(PausedPrefillStages):
     def begin(
         self,
         inputs: Mapping[str, Any],
-        features: MolmoeImageFeatures | None,
+        features: Any,
         pause: int,
         appended: torch.Tensor | None,
         max_new_tokens: int,
     ) -> torch.Tensor:
-        check_pause(pause, self._model.num_total_blocks)
+        check_pause(pause, len(self._stages.decoder.blocks))
         prompt = inputs["input_ids"]
         self._stages.reserve(prompt.shape[1] + max_new_tokens)
         row = None if appended is None else appended[0, 0]
@@ -183,7 +145,7 @@ class EnginePausedPrefill(PausedPrefillStages):
     def finish(self, knobs: EngineKnobs) -> tuple[torch.Tensor, PrefilledRequest[EngineKnobs]]:
         paused_request = self._stages.slot.paused_request
         check_rest(knobs.blocks, paused_request.pause)
-        knobs = self._model.checked_setting(*knobs)
+        knobs.refuse_impossible(self._stages.decoder.num_experts, len(self._stages.decoder.blocks))
         logits = self._stages.engines.split.finish(knobs, self._stages.kv_cache)
         return logits, self._stages.occupy(knobs, paused_request.prompt, paused_request.pause)
 

@@ -1,4 +1,4 @@
-"""The three stages of a MolmoE model run by engines, on a KV cache of fixed size.
+"""The three stages of a model run by engines, on a KV cache of fixed size.
 
 There is one cache, and so one state at a time: a state can be decoded from until another request is prefilled. The
 cache, CUDA graphs and rotary factors are made by `warm_up`, outside of what is measured.
@@ -9,16 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
-from torch.nn import functional as F
-from transformers import DynamicCache
 
 from experiment_core_utils.config.parts import ExecutionMode
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.engine_model import EngineModel
 from experiment_core_utils.engines.expert_trace import count_experts
 from experiment_core_utils.engines.gpu.triton.tuning import untuned_reason
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.select import choose_engines, decoder_engines
-from experiment_core_utils.engines.weights import fuse_decoder_weights
 from experiment_core_utils.models.common.engine_proof import (
     Computed,
     EngineErrors,
@@ -32,8 +30,6 @@ from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.greedy import AsyncStages
 from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
-from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
-from experiment_core_utils.models.molmoe.visual_token_keep import PlacedTokens
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import KnobProof, StageName
 
@@ -66,10 +62,7 @@ def modules_run(reason: str | None) -> Executed:
 
 
 def engine_stages(
-    model: MolmoeForConditionalGeneration,
-    requested: ExecutionMode,
-    eager_reason: str | None = None,
-    placed_tokens: PlacedTokens | None = None,
+    model: EngineModel, requested: ExecutionMode, eager_reason: str | None = None
 ) -> tuple["EngineStages | None", Executed]:
     """The stages by engines, and how they run, for the record; None where the modules run.
 
@@ -79,7 +72,7 @@ def engine_stages(
     if requested == "eager" or eager_reason is not None:
         return None, modules_run(eager_reason)
     try:
-        stages = EngineStages(model, placed_tokens)
+        stages = EngineStages(model)
     except ConfigurationError as error:
         return None, modules_run(str(error))
     ways, reasons = stages.engines.ways, stages.engines.reasons
@@ -95,12 +88,10 @@ def engine_stages(
 
 
 class EngineStages:
-    """A MolmoE model's stages without its modules.
-
-    Args:
-        placed_tokens: drops image tokens between vision and prefill; None drops none.
+    """A model's stages without its modules.
 
     Attributes:
+        model: as it was given.
         decoder: its weights.
         engines: the engine of each stage.
         kv_cache: that the next call uses; a longer request makes another one.
@@ -110,10 +101,9 @@ class EngineStages:
         ConfigurationError: the decoder's weights cannot be fused, or on a GPU its steps cannot be captured.
     """
 
-    def __init__(self, model: MolmoeForConditionalGeneration, placed_tokens: PlacedTokens | None = None) -> None:
-        self._model = model
-        self.placed_tokens = placed_tokens or PlacedTokens()
-        self.decoder = fuse_decoder_weights(model)
+    def __init__(self, model: EngineModel) -> None:
+        self.model = model
+        self.decoder = model.fused_decoder()
         self.engines = choose_engines(model, self.decoder)
         self.kv_cache = KVCache.allocate(self.decoder, max_seq_len=0)
         self.slot = RequestSlot[EngineKnobs]("the KV cache")
@@ -128,10 +118,11 @@ class EngineStages:
 
     def warm_up(self, knobs: EngineKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """Prepare everything that a request of this shape needs at these knobs; earlier states become invalid."""
-        tokens = self.placed_tokens.length(inputs)
+        tokens = self.model.length(inputs)
         self._free_memory(tokens + max_new_tokens)
-        if "pixel_values" in inputs and self.engines.vision is not None:
-            self.engines.vision.warm_up(inputs["pixel_values"].shape[1])
+        picture = self.model.picture(inputs)
+        if picture is not None and self.engines.vision is not None:
+            self.engines.vision.warm_up(len(picture[0]))
         self.engines.prefill.warm_up(knobs, self.kv_cache, tokens)
         self.engines.decode.warm_up(knobs, self.kv_cache)
         self.slot.release()
@@ -172,24 +163,25 @@ class EngineStages:
             made = decoder_engines(self.decoder)
             self.engines = replace(self.engines, prefill=made.prefill, split=made.split, decode=made.decode)
 
-    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """See `StagedModel.encode_image`."""
-        if "pixel_values" not in inputs:
+        picture = self.model.picture(inputs)
+        if picture is None:
             return None
         if self.engines.vision is None:
-            return self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
-        features = self.engines.vision.encode(inputs["pixel_values"][0], inputs["image_masks"][0])
+            return self.model.features_by_modules(inputs)
+        encoded = self.engines.vision.encode(*picture)
         if self.engines.ways["vision"] == CUDA_GRAPH:
             # The next graph that runs may overwrite what this one left.
-            features = features.clone()
-        return MolmoeImageFeatures(pooler_output=features[None], image_input_idx=inputs["image_input_idx"].flatten(1))
+            encoded = encoded.clone()
+        return self.model.features(encoded, inputs)
 
     @torch.inference_mode()
     def prefill(
-        self, knobs: EngineKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
+        self, knobs: EngineKnobs, inputs: Mapping[str, Any], features: Any
     ) -> tuple[torch.Tensor, PrefilledRequest[EngineKnobs]]:
         """See `StagedModel.prefill`."""
-        prompt, features = self.placed_tokens.shortened(inputs, features)
+        prompt, features = self.model.shortened(inputs, features)
         tokens = prompt.shape[1]
         self.slot.release()
         if tokens > self.kv_cache.max_seq_len:
@@ -207,17 +199,9 @@ class EngineStages:
         self.kv_cache.set_lengths([prompt.shape[1] - num_dropped])
         return self.slot.occupy(knobs, prompt, pause, num_dropped)
 
-    def embedded(self, prompt: torch.Tensor, features: MolmoeImageFeatures | None) -> torch.Tensor:
-        """Token embeddings [T, H] of a prompt [1, T], with the image features added at their places."""
-        tokens = prompt.shape[1]
-        embeddings = F.embedding(prompt[0], self.decoder.embedding)
-        if features is None:
-            return embeddings
-        places = features.image_input_idx[0]
-        # One row more, for the features that are dropped.
-        roomy = F.pad(embeddings, (0, 0, 0, 1))
-        roomy.index_add_(0, torch.where(places < 0, tokens, places), features.pooler_output[0].to(roomy.dtype))
-        return roomy[:tokens]
+    def embedded(self, prompt: torch.Tensor, features: Any) -> torch.Tensor:
+        """Token embeddings [T, H] of a prompt [1, T], with the image features at their places."""
+        return self.model.embedded(prompt, features, self.decoder.embedding)
 
     @torch.inference_mode()
     def decode_step(self, token: torch.Tensor, state: PrefilledRequest[EngineKnobs]) -> torch.Tensor:
@@ -294,12 +278,13 @@ class EngineStages:
         first_step = state.length - PROOF_STEPS
         filled = self.kv_cache.keys[:, 0, :, first_step].isfinite().flatten(1).all(dim=1)
         ways = self.engines.ways
-        crops = inputs["pixel_values"].shape[1] if features is not None else 0
-        if features is not None and ways["vision"] not in PLAIN and crops not in self._judged_crops:
+        picture = self.model.picture(inputs)
+        crops = 0 if picture is None else len(picture[0])
+        if picture is not None and ways["vision"] not in PLAIN and crops not in self._judged_crops:
             self._refuse_other_features(inputs, features)
             self._judged_crops.add(crops)
         if knobs not in self._judged_knobs and not PLAIN.issuperset((ways["prefill"], ways["decode"])):
-            prompt, given = self.placed_tokens.shortened(inputs, features)
+            prompt, given = self.model.shortened(inputs, features)
             ids = torch.cat([prompt, *tokens], dim=1)
             caches = self.kv_cache.keys[:, 0, :, : state.length], self.kv_cache.values[:, 0, :, : state.length]
             computed = Computed(found, list(zip(*(cache[: len(knobs.blocks)] for cache in caches), strict=True)))
@@ -317,42 +302,33 @@ class EngineStages:
             # Of the last block the last position alone is computed.
             prefill_tokens=len(next(iter(used.values()))) if len(used) > 1 else None,
             prompt_tokens=inputs["input_ids"].shape[1],
-            vision_tokens=self.placed_tokens.num_features(inputs),
+            vision_tokens=self.model.num_features(inputs),
         )
 
-    def _judged(
-        self, knobs: EngineKnobs, ids: torch.Tensor, features: MolmoeImageFeatures | None, run: EngineRun
-    ) -> EngineErrors:
+    def _judged(self, knobs: EngineKnobs, ids: torch.Tensor, features: Any, run: EngineRun) -> EngineErrors:
         """The decoder's errors beside those of the modules, on the engines' own features.
 
         Args:
             ids: [1, T + steps], the prompt and the tokens after it, which the modules compute in one pass.
         """
-        model = self._model
 
         def repeat(passes: TracedPasses) -> Computed:
-            with model.knobs(knobs.top_k, knobs.blocks), passes.next():
-                cache = DynamicCache(config=model.config.text_config)
-                embeddings = model.model.embed(ids, features)
-                hidden = model.model(inputs_embeds=embeddings, past_key_values=cache, use_cache=True).last_hidden_state
-                logits = model.lm_head(hidden[:, -len(run.computed.logits) :])
-            return Computed(list(logits.unbind(dim=1)), [(layer.keys[0], layer.values[0]) for layer in cache.layers])
+            return self.model.run_modules(knobs, ids, features, len(run.computed.logits), passes)
 
         names = self._named("prefill"), self._named("decode")
-        return judged_by_modules(names, run, model, repeat, self.decoder.num_experts, self.decoder.dtype)
+        return judged_by_modules(names, run, self.model.modules, repeat, self.decoder.num_experts, self.decoder.dtype)
 
-    def _refuse_other_features(self, inputs: Mapping[str, Any], features: MolmoeImageFeatures) -> None:
+    def _refuse_other_features(self, inputs: Mapping[str, Any], features: Any) -> None:
         """Raises EngineRefused for features that are not those of the modules; features without a place are ignored."""
 
         def by_modules() -> torch.Tensor:
-            encoded = self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
-            return encoded.pooler_output[taken]
+            return self.model.placed(self.model.features_by_modules(inputs))
 
-        taken, dtype = features.image_input_idx >= 0, self.decoder.dtype
+        dtype = self.decoder.dtype
         modules = by_modules()
-        with judging(self._model, dtype):
+        with judging(self.model.modules, dtype):
             exact = by_modules()
-        refuse_other_features(self._named("vision"), features.pooler_output[taken], modules, exact, dtype)
+        refuse_other_features(self._named("vision"), self.model.placed(features), modules, exact, dtype)
 
     def _named(self, stage: StageName) -> str:
         """The name of a stage's engine, for a message."""
@@ -376,7 +352,7 @@ class AsyncRequest(AsyncStages):
     def last_token(self) -> torch.Tensor:
         return self._kv_cache.checked_tokens
 
-    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         return self._stages.encode_image(inputs)
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:

@@ -1,4 +1,4 @@
-"""The choice of the engine that runs each stage of a MolmoE model, with the reason for it."""
+"""The choice of the engine that runs each stage of a model, with the reason for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,6 +18,7 @@ from experiment_core_utils.engines.cpu.panels import (
 )
 from experiment_core_utils.engines.cpu.prefill import CpuPrefill
 from experiment_core_utils.engines.cpu.vision import CpuVision
+from experiment_core_utils.engines.engine_model import EngineModel
 from experiment_core_utils.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.engines.gpu.prefill import GraphedPausedPrefill, GraphedPrefill
 from experiment_core_utils.engines.gpu.vision import GraphedVision
@@ -27,7 +28,7 @@ from experiment_core_utils.engines.reference.decoder import (
     ReferencePrefill,
 )
 from experiment_core_utils.engines.reference.vision import ReferenceVision
-from experiment_core_utils.engines.weights import DecoderWeights, fuse_vision_weights
+from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphPool
 from experiment_core_utils.models.interface import (
     CPU_BLOCKS,
@@ -36,7 +37,6 @@ from experiment_core_utils.models.interface import (
     MODULES,
     REFERENCE,
 )
-from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import StageName
 
@@ -60,9 +60,7 @@ class Engines:
     large: frozenset[StageName] = frozenset()
 
 
-def choose_engines(
-    model: MolmoeForConditionalGeneration, decoder: DecoderWeights, most_copied_bytes: int = MOST_BYTES
-) -> Engines:
+def choose_engines(model: EngineModel, decoder: DecoderWeights, most_copied_bytes: int = MOST_BYTES) -> Engines:
     """The fastest engine of each stage that takes this model on its device.
 
     Args:
@@ -104,21 +102,20 @@ def decode_engine(decoder: DecoderWeights) -> DecodeEngine:
     return GraphedDecode(decoder) if decoder.device.type == "cuda" else _cpu_decode(decoder)[0]
 
 
-def _vision_engine(
-    model: MolmoeForConditionalGeneration, most_copied_bytes: int
-) -> tuple[VisionEngine | None, str, str | None, bool]:
+def _vision_engine(model: EngineModel, most_copied_bytes: int) -> tuple[VisionEngine | None, str, str | None, bool]:
     """The engine, its name, why it is not a CUDA graph, and whether its weights are too large to copy."""
+    device = model.modules.device
     try:
-        if model.device.type == "cuda":
-            return GraphedVision(fuse_vision_weights(model)), CUDA_GRAPH, None, False
-        refuse_other_places(model.device, model.dtype)
-        refuse_large(model.model.vision_tower.parameters(), most_copied_bytes)
-        return CpuVision(model), CPU_BLOCKS, NO_GRAPHS, False
+        if device.type == "cuda":
+            return GraphedVision(model.fused_vision()), CUDA_GRAPH, None, False
+        refuse_other_places(device, model.modules.dtype)
+        refuse_large(model.tower_weights(), most_copied_bytes)
+        return CpuVision(model.fused_vision_modules()), CPU_BLOCKS, NO_GRAPHS, False
     except ConfigurationError as error:
-        reason = str(error) if model.device.type == "cuda" else OWN_KERNELS.format(error)
+        reason = str(error) if device.type == "cuda" else OWN_KERNELS.format(error)
         is_large = isinstance(error, TooLarge)
     try:
-        return ReferenceVision(model), REFERENCE, reason, is_large
+        return ReferenceVision(model.fused_vision_modules()), REFERENCE, reason, is_large
     except ConfigurationError as error:
         return None, MODULES, str(error), False
 

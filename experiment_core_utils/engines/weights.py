@@ -1,21 +1,17 @@
-"""The decoder's and the vision tower's weights as plain tensors, fused for few products a block.
+"""A decoder's and a vision tower's weights as plain tensors, fused for few products a block.
 
-The query, key and value weights of a block become views of one tensor, so nothing is stored twice; the modules, the
-state dict and eager runs see the same values as before. Fuse after the model has its device and dtype: moving it
-afterwards leaves the fused tensors behind.
+A family of models fills them in. Layers that are fused (`fused_rows`) become views of one tensor, so nothing is stored
+twice.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
-from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.engines.description import DecoderDescription
 
 
 def fusing_unsupported_reason(layers: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> str | None:
@@ -67,7 +63,7 @@ class BlockWeights:
 
 
 @dataclass(frozen=True)
-class DecoderWeights:
+class DecoderWeights(DecoderDescription):
     """Every block of the whole decoder, whatever is active, with embedding, final norm and head."""
 
     blocks: tuple[BlockWeights, ...]
@@ -75,12 +71,6 @@ class DecoderWeights:
     final_norm: torch.Tensor  # [H]
     head: torch.Tensor  # [V, H]
     inverse_frequencies: torch.Tensor  # [D / 2] float32; angle = position * frequency, no further scaling
-    num_heads: int
-    num_kv_heads: int
-    head_width: int
-    norm_eps: float
-    default_top_k: int  # experts per token of block 0, whatever the setting
-    normalise_top_k: bool  # whether the chosen experts' weights are made to sum to 1
 
     @property
     def device(self) -> torch.device:
@@ -91,103 +81,6 @@ class DecoderWeights:
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.head.dtype
-
-    @property
-    def width(self) -> int:
-        """The hidden width H."""
-        return int(self.head.shape[1])
-
-    @property
-    def num_experts(self) -> int:
-        """The number of experts E."""
-        return int(self.blocks[0].router.shape[0])
-
-    @property
-    def expert_width(self) -> int:
-        """The width of an expert I."""
-        return int(self.blocks[0].down.shape[2])
-
-
-def fuse_decoder_weights(model: MolmoeForConditionalGeneration) -> DecoderWeights:
-    """The decoder's weights; those of queries, keys and values in the modules become views of the fused tensor.
-
-    Raises:
-        ConfigurationError: what the blocks compute is not what the fused path does (quantised weights, clipped or
-            biased attention, a sliding window, another activation or rotary scaling), or the weights are not all on
-            one device in one dtype.
-    """
-    text = model.config.text_config
-    reason = _config_unsupported_reason(text.to_dict()) or _weights_unsupported_reason(model)
-    if reason is not None:
-        raise ConfigurationError(f"the decoder cannot be fused: {reason}; run it with --execution eager")
-    decoder = model.get_decoder()
-    head_width = model.all_blocks[0].self_attn.head_dim
-    return DecoderWeights(
-        blocks=tuple(_fuse_weights(block) for block in model.all_blocks),
-        embedding=decoder.embed_tokens.weight.detach(),
-        final_norm=decoder.norm.weight.detach(),
-        head=model.lm_head.weight.detach(),
-        inverse_frequencies=decoder.rotary_emb.inv_freq.detach().to(model.device, torch.float32),
-        num_heads=text.num_attention_heads,
-        num_kv_heads=text.num_key_value_heads,
-        head_width=head_width,
-        norm_eps=text.rms_norm_eps,
-        default_top_k=model.default_top_k,
-        normalise_top_k=bool(text.norm_topk_prob),
-    )
-
-
-def _config_unsupported_reason(text: dict[str, Any]) -> str | None:
-    rope = text["rope_parameters"]["rope_type"]
-    if text["clip_qkv"] is not None:
-        return f"queries, keys and values are clipped (clip_qkv {text['clip_qkv']})"
-    if text["attention_bias"]:
-        return "its attention has biases"
-    if text.get("sliding_window") is not None:
-        return f"its attention has a sliding window of {text['sliding_window']}"
-    if text["hidden_act"] != "silu":
-        return f"its experts use {text['hidden_act']}, not silu"
-    if rope != "default":
-        return f"its rotary positions are scaled ({rope})"
-    return None
-
-
-def _weights_unsupported_reason(model: MolmoeForConditionalGeneration) -> str | None:
-    if model.config.to_dict().get("quantization_config") is not None:
-        return "its weights are quantised"
-    decoder, blocks = model.get_decoder(), model.all_blocks
-    linear = [layer for block in blocks for layer in (*_fused(block.self_attn), block.self_attn.o_proj)]
-    weights = [decoder.embed_tokens.weight, decoder.norm.weight, model.lm_head.weight]
-    weights += [layer.weight for layer in linear]
-    weights += [attrgetter(place)(block) for block in blocks for place in _OWN_WEIGHTS.values()]
-    return fusing_unsupported_reason(linear, weights)
-
-
-# The weights of a block that are taken as they lie, by their names in the module; queries, keys and values are fused.
-_OWN_WEIGHTS = {
-    "input_norm": "input_layernorm.weight",
-    "query_norm": "self_attn.q_norm.weight",
-    "key_norm": "self_attn.k_norm.weight",
-    "output": "self_attn.o_proj.weight",
-    "ffn_norm": "post_attention_layernorm.weight",
-    "router": "mlp.gate.weight",
-    "gate_up": "mlp.experts.gate_up_proj",
-    "down": "mlp.experts.down_proj",
-}
-
-
-def _fused(attention: Any) -> list[nn.Linear]:
-    return [attention.q_proj, attention.k_proj, attention.v_proj]
-
-
-def _fuse_weights(block: Any) -> BlockWeights:
-    own = {name: attrgetter(place)(block).detach() for name, place in _OWN_WEIGHTS.items()}
-    fused = BlockWeights(qkv=fused_rows(_fused(block.self_attn)), **own)
-    # A tensor that came out of a file need not be contiguous; a copy of it would take the memory twice.
-    for name, weight in vars(fused).items():
-        if not weight.is_contiguous():
-            raise ConfigurationError(f"the decoder cannot be fused: its {name} weights are not contiguous")
-    return fused
 
 
 # Products on tensor cores want the inner width in multiples of this.
@@ -240,6 +133,7 @@ class VisionWeights:
     feature_blocks: tuple[int, ...]  # whose states are laid side by side
     num_heads: int
     patch_side: int
+    pad_value: float  # of every pixel of a crop that is padding
     connector: ConnectorWeights
 
     @property
@@ -253,84 +147,19 @@ class VisionWeights:
         return self.patch_weight.dtype
 
 
-def fuse_vision_weights(model: MolmoeForConditionalGeneration) -> VisionWeights:
-    """The weights of the vision tower and the connector; fused ones become views in the modules.
+@dataclass(frozen=True)
+class VisionModules:
+    """The same as modules where they need not be fused, with the fused weights of the blocks that run."""
 
-    Raises:
-        ConfigurationError: the tower computes something else than the fused path does (another activation), or its
-            weights are quantised, not loaded, or not all on one device in one dtype.
-    """
-    tower, vision = model.model.vision_tower, model.config.vision_config
-    parts = nn.ModuleList([tower, model.model.connector])
-    refuse_other_tower(model, [layer for layer in parts.modules() if isinstance(layer, nn.Linear)], parts.parameters())
-    embeddings = tower.embeddings
-    patches = embeddings.patch_embedding.weight.detach().flatten(1)
-    return VisionWeights(
-        patch_weight=nn.functional.pad(patches, (0, -patches.shape[1] % ALIGNMENT)),
-        class_embedding=embeddings.class_embedding.detach(),
-        positions=embeddings.position_embedding.weight.detach(),
-        before=tower.pre_layernorm,
-        blocks=tuple(fuse_vision_block(layer) for layer in tower.layers[: tower.blocks_to_run]),
-        feature_blocks=tower.feature_blocks,
-        num_heads=vision.num_attention_heads,
-        patch_side=vision.patch_size,
-        connector=_connector(model),
-    )
+    embeddings: nn.Module  # [K, 3, S, S] -> [K, P + 1, D]
+    pre_layernorm: nn.LayerNorm
+    blocks: tuple[VisionBlockWeights, ...]
+    feature_blocks: tuple[int, ...]  # whose states are laid side by side
+    num_heads: int
+    pad_value: float  # of every pixel of a crop that is padding
+    connector: Any  # [K, P, C] and masks [K, P] -> [K, F, H]; `project` and `project_attended` are its last parts
 
-
-def refuse_other_tower(
-    model: MolmoeForConditionalGeneration, layers: Iterable[nn.Module], weights: Iterable[torch.Tensor]
-) -> None:
-    """Raises ConfigurationError where the tower computes something else than the fused path does.
-
-    Args:
-        layers, weights: see `fusing_unsupported_reason`.
-    """
-    activation = model.config.vision_config.hidden_act
-    reason = fusing_unsupported_reason(layers, weights)
-    if activation != "quick_gelu":
-        reason = f"its activation is {activation}, not quick_gelu"
-    if reason is not None:
-        raise ConfigurationError(f"the vision tower cannot be fused: {reason}; run it with --execution eager")
-
-
-def vision_products(layer: CLIPEncoderLayer) -> list[nn.Module]:
-    """The layers of a block whose products the fused path takes."""
-    return [*_fused(layer.self_attn), layer.self_attn.out_proj, layer.mlp.fc1, layer.mlp.fc2]
-
-
-def fuse_vision_block(layer: CLIPEncoderLayer) -> VisionBlockWeights:
-    """The block's weights; those of queries, keys and values in the modules become views of the fused ones."""
-    attention, mlp = layer.self_attn, layer.mlp
-    qkv = _fused(attention)
-    return VisionBlockWeights(
-        first_norm=layer.layer_norm1,
-        qkv=fused_rows(qkv),
-        qkv_bias=fused_rows(qkv, "bias"),
-        output=attention.out_proj.weight.detach(),
-        output_bias=attention.out_proj.bias.detach(),
-        second_norm=layer.layer_norm2,
-        inner=mlp.fc1.weight.detach(),
-        inner_bias=mlp.fc1.bias.detach(),
-        outer=mlp.fc2.weight.detach(),
-        outer_bias=mlp.fc2.bias.detach(),
-    )
-
-
-def _connector(model: MolmoeForConditionalGeneration) -> ConnectorWeights:
-    connector = model.model.connector
-    key_value = [connector.k_proj, connector.v_proj]
-    return ConnectorWeights(
-        grid_side=connector.grid_side,
-        window=connector.window,
-        num_heads=connector.num_heads,
-        pads=connector.pad_embed.detach(),
-        query=connector.q_proj.weight.detach(),
-        query_bias=connector.q_proj.bias.detach(),
-        key_value=fused_rows(key_value),
-        key_value_bias=fused_rows(key_value, "bias"),
-        output=connector.out_proj.weight.detach(),
-        output_bias=connector.out_proj.bias.detach(),
-        gate_up=fused_rows([connector.gate_proj, connector.up_proj]),
-        down=connector.down_proj.weight.detach(),
-    )
+    @property
+    def weight(self) -> torch.Tensor:
+        """One of the weights, all of which are on one device in one dtype."""
+        return self.blocks[0].qkv

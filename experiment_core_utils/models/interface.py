@@ -79,31 +79,22 @@ class Stages(Protocol):
         """The decode stage: token [1, 1] -> logits [1, V]."""
 
 
-class StagedModel(Stages, Protocol):
-    """A model whose vision, prefill and decode can be called one by one, so that each can be timed."""
+class Runnable(Protocol):
+    """What the measuring loop needs of a model: to prepare a request, to run it under a setting, to say what it did."""
 
     name: str
-    num_total_blocks: int
-    ends: AnswerEnds
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the model is on."""
+
+    @property
+    def ends(self) -> AnswerEnds:
+        """What ends an answer."""
 
     @property
     def prompt_family(self) -> PromptFamily:
         """How the model is asked."""
-
-    @property
-    def num_experts(self) -> int | None:
-        """The number of experts that a router chooses from; None in a model without experts."""
-
-    @property
-    def default_top_k(self) -> int | None:
-        """Experts per token that the model was trained with; None without experts."""
-
-    @property
-    def decoder_blocks(self) -> Sequence[nn.Module]:
-        """Every transformer block of the whole decoder in order, whatever is active, for hooks.
-
-        A block's first argument, or `hidden_states`, is [B, T, H], and so is its output or the output's first item.
-        """
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         """A request's tokens and crops on the host; raises SampleError for a picture that cannot be used.
@@ -122,9 +113,6 @@ class StagedModel(Stages, Protocol):
             ConfigurationError: the model cannot run at it; what was in force stays so.
         """
 
-    def restored_afterwards(self) -> AbstractContextManager[object]:
-        """A context after which the setting that was in force before is in force again, also after an error."""
-
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """Prepare what a request of this shape needs at the setting in force, before it is timed; never timed itself.
 
@@ -135,6 +123,100 @@ class StagedModel(Stages, Protocol):
             EngineRefused: the engines or graphs that run the model cannot run this; the modules do not take their
                 place, or settings of one run would not be comparable.
         """
+
+    def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
+        """The greedy answer to one request as this model is run by its users, with a mark where a stage ends."""
+
+    def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
+        """Greedy answers to several requests together, under the setting in force; never timed.
+
+        In float32 the tokens should be those of one request at a time, which `follow_batch` shows: blocks of some
+        families of transformers look at the padding, or at the other requests of a batch.
+
+        Raises:
+            GenerationFailed: logits are not finite.
+        """
+
+    def decode_text(self, token_ids: tuple[int, ...]) -> str:
+        """Text of generated ids up to their end, special tokens left out but those around thinking."""
+
+    def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
+        """Run the request once with counters inside the model; never while timing.
+
+        Raises:
+            KnobDidNotAct: something else ran than the setting requests.
+            EngineRefused: an engine or a graph computes something else than the modules.
+        """
+
+    def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
+        """FLOPs of the request at the setting; None for an unknown architecture, and before a proof of a setting whose
+        FLOPs are counted there.
+        """
+
+    def describe(self) -> Mapping[str, Any]:
+        """Effective values for the record: class, sizes, dtype, attention and experts implementation, revision.
+
+        `execution_stages` has the name of what runs each stage, `decoding` what the checkpoint prefers and is kept.
+        """
+
+
+class Stepwise(Stages, Protocol):
+    """A model whose stages run one by one, so that each can be repeated and measured alone."""
+
+    def rewind(self, state: Any, steps: int) -> None:
+        """Undo the last so many decode steps of a state."""
+
+
+class Inspectable(Protocol):
+    """A model whose blocks are at hand, and which can judge answers that it did not choose."""
+
+    num_total_blocks: int
+
+    @property
+    def num_experts(self) -> int | None:
+        """The number of experts that a router chooses from; None in a model without experts."""
+
+    @property
+    def default_top_k(self) -> int | None:
+        """Experts per token that the model was trained with; None without experts."""
+
+    @property
+    def decoder_blocks(self) -> Sequence[nn.Module]:
+        """Every transformer block of the whole decoder in order, whatever is active, for hooks.
+
+        A block's first argument, or `hidden_states`, is [B, T, H], and so is its output or the output's first item.
+        """
+
+    def follow_batch(
+        self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+    ) -> list[FollowedAnswer]:
+        """What `answer_batch` would choose after each beginning of these answers, one a request; never timed.
+
+        Args:
+            answers: ids of at least one token.
+        """
+
+    def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
+        """As `follow_batch` of one request, by the modules in higher precision; raises EngineRefused where they do not
+        run in it.
+        """
+
+    def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
+        """Experts per token of each active block; None for a block without a router."""
+
+    def count_bytes(self, setting: Setting) -> ModelBytes | None:
+        """Bytes of the weights, and of what a decode step needs of them and of the cache; None as for FLOPs."""
+
+
+class StagedModel(Runnable, Stepwise, Inspectable, Protocol):
+    """A model in this process, whose vision, prefill and decode can be called one by one; it may have several ways to
+    run them.
+    """
+
+    ends: AnswerEnds
+
+    def restored_afterwards(self) -> AbstractContextManager[object]:
+        """A context after which the setting that was in force before is in force again, also after an error."""
 
     @property
     def may_run_by_modules(self) -> bool:
@@ -152,66 +234,8 @@ class StagedModel(Stages, Protocol):
         1 where everything that they need stays prepared; more where it has to be prepared again at each turn.
         """
 
-    def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
-        """The greedy answer to one request as this model is run by its users, with a mark where a stage ends."""
-
-    def rewind(self, state: Any, steps: int) -> None:
-        """Undo the last so many decode steps of a state."""
-
-    def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
-        """Greedy answers to several requests together, under the setting in force; never timed.
-
-        In float32 the tokens should be those of one request at a time, which `follow_batch` shows: blocks of some
-        families of transformers look at the padding, or at the other requests of a batch.
-
-        Raises:
-            GenerationFailed: logits are not finite.
-        """
-
-    def follow_batch(
-        self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
-    ) -> list[FollowedAnswer]:
-        """What `answer_batch` would choose after each beginning of these answers, one a request; never timed.
-
-        Args:
-            answers: ids of at least one token.
-        """
-
-    def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
-        """As `follow_batch` of one request, by the modules in higher precision; raises EngineRefused where they do not
-        run in it.
-        """
-
-    def decode_text(self, token_ids: tuple[int, ...]) -> str:
-        """Text of generated ids up to their end, special tokens left out but those around thinking."""
-
     def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
         """From now on answers end at these texts too, or, with `ignore_eos`, at nothing but the limit of tokens."""
-
-    def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
-        """Experts per token of each active block; None for a block without a router."""
-
-    def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
-        """Run the request once with counters inside the model; never while timing.
-
-        Raises:
-            KnobDidNotAct: something else ran than the setting requests.
-            EngineRefused: an engine or a graph computes something else than the modules.
-        """
-
-    def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """FLOPs of the request at the setting; None for an unknown architecture, and before a proof of a setting whose
-        FLOPs are counted there.
-        """
-
-    def count_bytes(self, setting: Setting) -> ModelBytes | None:
-        """Bytes of the weights, and of what a decode step needs of them and of the cache; None as for FLOPs."""
-
-    def describe(self) -> Mapping[str, Any]:
-        """Effective values for the record: class, sizes, dtype, attention and experts implementation, revision.
-
-        `execution_stages` has the name of what runs each stage, `decoding` what the checkpoint prefers and is kept.
-        """
 
 
 def own_setting(model: StagedModel) -> Setting:

@@ -22,7 +22,6 @@ from experiment_core_utils.d_energy_tracking import energy_plan_lines
 from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.knobs.setting import reference_setting
 from experiment_core_utils.l_results_csv_cleaning import read_results
-from experiment_core_utils.models.common.preferences import preferences_in
 from experiment_core_utils.primitives.collectives import processes_on_this_machine
 from experiment_core_utils.primitives.device import (
     choose_device,
@@ -47,7 +46,6 @@ from experiment_core_utils.sweep.estimate import (
     rates_of,
     size_sentence,
     source_sentences,
-    work_of,
 )
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
@@ -98,14 +96,13 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     set_cpu_threads(config.machine.num_threads, processes_on_this_machine(accelerator))
     dtype = choose_dtype(config.model.precision, device)
     limit = max_new_tokens_of(config.task, task)
-    planned = work_of(source, task, drawn.sample_ids, limit)
+    planned = source.planned_requests(task, drawn.sample_ids, limit)
     ledger = Ledger(config.machine.output_dir, agreed_fingerprint(requested, accelerator))
     earlier = earlier_results(config.machine.output_dir, config.model, source, task, device, dtype)
     output_tokens = limit if earlier.output_tokens is None else earlier.output_tokens
     measuring = config.measuring
     size = PlanSize(len(drawn), measuring.num_runs_per_sample, measuring.num_warmup_runs, accelerator.num_processes)
-    # How far below a matrix product a model stays is known of MolmoE alone; of others it may be orders of magnitude.
-    has_rough = source.hf is None and earlier.rates is None
+    has_rough = source.is_near_matmul and earlier.rates is None
     matmul_rate = matmul_flops_per_second(device, dtype) if has_rough else None
     weights_bytes = planned.weight_elements * dtype.itemsize
     estimates, unusable = [], []
@@ -170,11 +167,7 @@ def prompt_lines(final: FinalPrompt | None, form: Mapping[str, Any]) -> list[str
 
 def decoding_sentences(source: ModelSource) -> list[str]:
     """The lines, if any, that say which preferences of the checkpoint are kept and which are not."""
-    tokenizer = None if source.hf is None else source.hf.requests.tokenizer
-    found = preferences_in(source.folder, tokenizer, source.name)
-    if source.hf is None:
-        found = found.nothing_kept()
-    return found.lines(source.name)
+    return source.decoding_preferences().lines(source.name)
 
 
 def untried_sentences(source: ModelSource) -> list[str]:

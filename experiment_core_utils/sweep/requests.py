@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.interface import Runnable
 from experiment_core_utils.primitives.device import available_memory_bytes
 from experiment_core_utils.primitives.errors import DataChanged, SampleError, library_faults_named
 from experiment_core_utils.primitives.interruption import time_limit
@@ -199,7 +199,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def first_final_prompt(
-    task: Task, model: StagedModel, sample_ids: Sequence[int], crops: CropRange | None, sample_timeout_s: float | None
+    task: Task, model: Runnable, sample_ids: Sequence[int], crops: CropRange | None, sample_timeout_s: float | None
 ) -> FinalPrompt | None:
     """What the model is given of the first sample that can be used; None where none can."""
     for sample_id in sample_ids:
@@ -237,7 +237,7 @@ class SamplePreparer:
     """Makes requests, and keeps the samples with their pictures for the other crops that they are cut into."""
 
     task: Task
-    model: StagedModel
+    model: Runnable
     free_bytes: float  #: memory for pictures; what comes first stays
     #: content of the samples by id, from before the run or from their first reading
     digests: dict[int, str] = field(default_factory=dict)
@@ -280,7 +280,7 @@ class RequestSource:
     def __init__(
         self,
         task: Task,
-        model: StagedModel,
+        model: Runnable,
         own_ids: Sequence[int],
         budget_bytes: int,
         num_workers: int,

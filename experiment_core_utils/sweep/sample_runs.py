@@ -15,7 +15,7 @@ from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.meters.load import LoadSampler
 from experiment_core_utils.meters.stability import PrecisionGoal, needs_another_run, warm_up_of
 from experiment_core_utils.models.common.finite_logits import failure_named
-from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.interface import Runnable
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import (
     MemoryWindow,
@@ -212,7 +212,7 @@ class SettingAtWork:
         return vision_of(self.setting).bounds
 
     @contextmanager
-    def memory_window(self, model: StagedModel) -> Iterator[None]:
+    def memory_window(self, model: Runnable) -> Iterator[None]:
         """A context in which memory is measured for the setting."""
         with MemoryWindow(model.device) as window:
             yield
@@ -407,7 +407,7 @@ def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ..
     )
 
 
-def check_proof(proof: KnobProof, setting: Setting, model: StagedModel) -> dict[str, str]:
+def check_proof(proof: KnobProof, setting: Setting, model: Runnable) -> dict[str, str]:
     """Why the knobs' acting cannot be seen, by knob; raises KnobDidNotAct where what ran is not what was requested."""
     seen = {
         knob.name: knob.prove(proof, setting, model) for knob in all_knobs() if setting.value(knob.name) is not None

@@ -27,21 +27,20 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.b_model_loader import ModelSource, load_staged_model
+from experiment_core_utils.b_model_loader import load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.block_choice import BlockChoice
-from experiment_core_utils.models.molmoe.loader import molmoe_limits
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.common.answer_ends import HasEnds
+from experiment_core_utils.models.pausable import PausableModel, can_pause
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiment_core_utils.sweep.plan import max_new_tokens_of
-from experiments.benchmarks.molmoe_1b import shape_config
+from experiments.benchmarks.molmoe_1b import shape_source
 from experiments.controller.knob_choices import published_space, tier_of
 from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveRun, request_of
@@ -117,16 +116,16 @@ def shaped_model(shape: str, rest: Sequence[str]) -> LoadedModel:
     Raises:
         ConfigurationError: flags that do not allow it.
     """
-    config, native = parse_config(rest).replaced(random_weights=True), shape_config(shape)
-    source = ModelSource(shape, EMBEDDED_MODEL, native, molmoe_limits(native), is_published_layout=False, revision=None)
+    config, source = parse_config(rest).replaced(random_weights=True), shape_source(shape)
     set_cpu_threads(config.machine.num_threads, 1)
     model = load_staged_model(config.model, source, choose_device(config.machine.device))
-    assert isinstance(model, MolmoeStagedModel)
+    assert isinstance(model, HasEnds)
     model.eos_token_ids = frozenset()
+    assert can_pause(model)
     return LoadedModel(config, source, model, BlockChoice())
 
 
-def _execution(model: MolmoeStagedModel) -> dict[str, Any]:
+def _execution(model: PausableModel) -> dict[str, Any]:
     """How stages run, and why not as requested; None where they do."""
     described = model.describe()
     return {
@@ -136,7 +135,7 @@ def _execution(model: MolmoeStagedModel) -> dict[str, Any]:
 
 
 def _run_each_way(
-    model: MolmoeStagedModel, ways: Mapping[str, AdaptiveModel], requests: Sequence[tuple[AdaptiveRequest, float]]
+    model: PausableModel, ways: Mapping[str, AdaptiveModel], requests: Sequence[tuple[AdaptiveRequest, float]]
 ) -> tuple[dict[str, list[AdaptiveRun]], list[float]]:
     """The runs of each way, one right after the other in an order that is drawn anew each time.
 

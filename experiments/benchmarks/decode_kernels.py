@@ -9,30 +9,30 @@ and values each, and step in both ways: weights read for each of them, and once 
 with the modules': in float32, and in bfloat16 beside the modules' own error.
 """
 
-import copy
 import statistics
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.engine_model import EngineModel
 from experiment_core_utils.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
 from experiment_core_utils.engines.gpu.triton.tuning import Card, tiles_for
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
-from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState
 from experiments.benchmarks.molmoe_1b import (
     H200_BYTES_PER_S,
     MAX_SEQ_LEN,
     POSITIONS,
     built,
     filled_kv_cache,
+    in_float32,
     launches_of,
     microseconds,
     relative,
@@ -114,12 +114,12 @@ def steps(decoder: DecoderWeights, top_k: int, blocks: int, batch: int) -> None:
 def check() -> None:
     """Compare twelve steps after a prompt with the modules, whose tokens every engine then gets."""
     half = built(4, 10, torch.bfloat16)
-    full = copy.deepcopy(half).float()
-    full.set_experts_implementation("eager")
+    full = in_float32(half)
+    full.modules.set_experts_implementation("eager")
     ids = torch.randint(6, 50000, (1, POSITIONS), device="cuda")
     for knobs in (EngineKnobs(8, (0, 1, 2, 3)), EngineKnobs(3, (0, 2))):
-        wanted, exact = full.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
-        _, rounded = half.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
+        wanted, exact = full.modules.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
+        _, rounded = half.modules.prefill(ids, top_k=knobs.top_k, active_blocks=knobs.blocks)
         ours = {
             name: _after_prompt(model, state) for name, model, state in (("32", full, exact), ("16", half, rounded))
         }
@@ -127,8 +127,8 @@ def check() -> None:
         same = 0
         for _ in range(12):
             token = wanted.argmax(dim=-1, keepdim=True)
-            wanted = full.decode_step(token, exact)
-            errors["modules"].append(relative(half.decode_step(token, rounded), wanted))
+            wanted = full.modules.decode_step(token, exact)
+            errors["modules"].append(relative(half.modules.decode_step(token, rounded), wanted))
             for name, (engine, kv_cache) in ours.items():
                 kv_cache.next_tokens.copy_(token[0])
                 errors[name].append(relative(engine.step(knobs, kv_cache), wanted))
@@ -140,8 +140,8 @@ def check() -> None:
         )
 
 
-def _after_prompt(model: MolmoeForConditionalGeneration, state: DecodeState) -> tuple[GraphedDecode, KVCache]:
-    decoder = fuse_decoder_weights(model)
+def _after_prompt(model: EngineModel, state: Any) -> tuple[GraphedDecode, KVCache]:
+    decoder = model.fused_decoder()
     kv_cache = KVCache.allocate(decoder, MAX_SEQ_LEN)
     for row, layer in enumerate(state.past_key_values.layers):
         kv_cache.keys[row, :, :, :POSITIONS], kv_cache.values[row, :, :, :POSITIONS] = layer.keys, layer.values
@@ -158,7 +158,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.check:
         check()
-    decoder = fuse_decoder_weights(built(16, 10, torch.bfloat16))
+    decoder = built(16, 10, torch.bfloat16).fused_decoder()
     for top_k in arguments.top_k_list:
         kernels(decoder, top_k)
     for batch in arguments.batch_sizes:

@@ -21,6 +21,7 @@ import torch
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.engines.runner import EngineStages
 from experiment_core_utils.engines.select import decoder_engines
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
@@ -29,7 +30,6 @@ from experiment_core_utils.models.common.private_apis import computes_experts
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed
 from experiment_core_utils.models.interface import PLAIN, StagedModel
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import EngineRefused
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.sweep.plan import plan_for
@@ -99,7 +99,8 @@ def planted(model: StagedModel) -> list[Fault]:
 
 def found(model: StagedModel, setting: Setting, inputs: Mapping[str, Any], fault: Fault) -> bool:
     """Whether the proof refuses the engine of a stage after a fault was planted there; it is right again afterwards."""
-    plant = _molmoe_with_fault if isinstance(model, MolmoeStagedModel) else _graphs_with_fault
+    has_engines = isinstance(getattr(model, "_engine_stages", None), EngineStages)
+    plant = _engine_with_fault if has_engines else _graphs_with_fault
     with plant(model, fault, inputs) as wrong:
         try:
             proved(wrong, setting, inputs)
@@ -109,7 +110,7 @@ def found(model: StagedModel, setting: Setting, inputs: Mapping[str, Any], fault
 
 
 @contextmanager
-def _molmoe_with_fault(model: Any, fault: Fault, inputs: Mapping[str, Any]) -> Iterator[StagedModel]:
+def _engine_with_fault(model: Any, fault: Fault, inputs: Mapping[str, Any]) -> Iterator[StagedModel]:
     kind, stage = fault
     stages = model._engine_stages
     right, decoder = stages.engines, stages.decoder

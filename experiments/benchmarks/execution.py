@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.b_model_loader import find_requested_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
@@ -36,16 +36,11 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import staged_run
-from experiment_core_utils.knobs.setting import Setting, reference_setting
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.models.common.greedy import generate_greedily
-from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
-from experiment_core_utils.models.hf.requests import HFRequests
-from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
-from experiment_core_utils.models.molmoe.loader import molmoe_limits
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, replaced_whole, write_json_atomically
@@ -69,7 +64,14 @@ from experiments.benchmarks.execution_table import (
     totals_of_generate,
     work_of,
 )
-from experiments.benchmarks.molmoe_1b import H200_BYTES_PER_S, H200_FLOPS_PER_S, random_model, shape_config
+from experiments.benchmarks.molmoe_1b import (
+    H200_BYTES_PER_S,
+    H200_FLOPS_PER_S,
+    embedded_processor,
+    random_model,
+    shape_config,
+    staged_model,
+)
 from experiments.benchmarks.shared import median_seconds
 
 # (rows, inner width, columns): a cube that large products come near to, and tall ones as a small tower makes them.
@@ -109,7 +111,7 @@ class TwiceStaged:
 
     model: PreTrainedModel
     staged: Mapping[str, StagedModel]
-    config: MolmoeConfig
+    config: PreTrainedConfig
     max_new_tokens: int
 
     def run(self, way: str, case: Case) -> StagedRun:
@@ -177,10 +179,10 @@ def embedded_cases(model: StagedModel, num_samples: int) -> Iterator[Case]:
 
 
 def shaped_cases(
-    config: MolmoeConfig, device: torch.device, dtype: torch.dtype, tokens: int, crops: int, top_ks: Sequence[int]
+    model: StagedModel, config: Any, dtype: torch.dtype, tokens: int, crops: int, top_ks: Sequence[int]
 ) -> Iterator[Case]:
     """A random request at each top-k with all blocks; features have places after the first token."""
-    draws = torch.Generator().manual_seed(0)
+    draws, device = torch.Generator().manual_seed(0), model.device
     inputs = {"input_ids": torch.randint(0, config.head_vocab_size, (1, tokens), generator=draws).to(device)}
     if crops:
         side, features = config.vision_config.image_size, crops * config.features_per_crop
@@ -190,7 +192,7 @@ def shaped_cases(
         inputs["pixel_values"] = pixels.to(device, dtype)
         inputs["image_masks"] = torch.ones(1, crops, config.patches_per_side**2, device=device, dtype=dtype)
         inputs["image_input_idx"] = places.view(1, crops, -1).to(device)
-    setting = reference_setting(molmoe_limits(config)).replaced(vision=tier_target("low"))
+    setting = own_setting(model).replaced(vision=tier_target("low"))
     for top_k in top_ks:
         yield Case(f"top-k {top_k}", setting.replaced(top_k=top_k), inputs)
 
@@ -235,36 +237,26 @@ def _made(given: argparse.Namespace, device: torch.device) -> tuple[TwiceStaged,
         if given.decoder_alone:
             raise ConfigurationError("--decoder_alone runs the decoder of a shape; give --shape too")
         config = parse_config(["--device", device.type, "--precision", given.precision, "--execution", "eager"])
-        eager = load_staged_model(config.model, find_requested_model(config), device)
-        assert isinstance(eager, MolmoeStagedModel)
+        eager: Any = load_staged_model(config.model, find_requested_model(config), device)
         model, config_of_shape, processor = eager.model, eager.model.config, eager.processor
     else:
         dtype, config_of_shape = choose_dtype(given.precision, device), shape_config(given.shape)
         # The embedded model's processor is required and not used.
-        processor = MolmoeProcessor.from_pretrained(EMBEDDED_MODEL)
+        processor = embedded_processor()
         model = random_model(config_of_shape, device, dtype, given.decoder_alone)
     model.generation_config = greedy_config(model)
     if given.shape is not None:
         model.generation_config.eos_token_id = None
     modes: tuple[ExecutionMode, ...] = ("eager", "graph")
-    staged = {str(mode): _staged(model, processor, mode) for mode in modes}
+    ways = {str(mode): staged_model(model, processor, mode) for mode in modes}
     new_tokens = given.new_tokens or (33 if given.shape else 16)
     crops = 0 if given.decoder_alone else given.crops
     cases = (
-        embedded_cases(staged[EAGER], given.samples)
+        embedded_cases(ways[EAGER], given.samples)
         if given.shape is None
-        else shaped_cases(config_of_shape, device, model.dtype, given.prompt_tokens, crops, given.top_k_list)
+        else shaped_cases(ways[EAGER], config_of_shape, model.dtype, given.prompt_tokens, crops, given.top_k_list)
     )
-    return TwiceStaged(model, staged, copy.deepcopy(config_of_shape), new_tokens), list(cases)
-
-
-def _staged(model: PreTrainedModel, processor: MolmoeProcessor, mode: ExecutionMode) -> StagedModel:
-    if isinstance(model, MolmoeForConditionalGeneration):
-        return MolmoeStagedModel("benchmark", model, processor, mode)
-    staged = TransformersModel("benchmark", model, HFRequests(processor.tokenizer, model.config, "benchmark"), mode)
-    model.generation_config.eos_token_id = None
-    staged.eos_token_ids = frozenset()
-    return staged
+    return TwiceStaged(model, ways, copy.deepcopy(config_of_shape), new_tokens), list(cases)
 
 
 def shape_of(staged: StagedModel, case: Case) -> Shape:

@@ -15,20 +15,15 @@ import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.engine_model import EngineModel
 from experiment_core_utils.engines.gpu.prefill import GraphedPrefill
 from experiment_core_utils.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
 from experiment_core_utils.engines.gpu.triton.tuning import Card, tiles_for
 from experiment_core_utils.engines.gpu.vision import GraphedVision
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.weights import (
-    DecoderWeights,
-    fuse_decoder_weights,
-    fuse_vision_weights,
-)
+from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool, CudaGraphs, GraphCapturer, Reruns
-from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.eager.stages import EagerStages
 from experiments.benchmarks.molmoe_1b import MAX_SEQ_LEN, POSITIONS, built, crops_of, filled_kv_cache, milliseconds
 
 CROPS, DECODE_STEPS, LIMIT = 13, 20, 4
@@ -41,36 +36,36 @@ def recorders() -> Iterator[tuple[str, GraphCapturer]]:
     yield "own kernels, one graph", CudaGraphs(torch.device("cuda", torch.cuda.current_device()), warm_ups=2)
 
 
-def vision_steps(model: MolmoeForConditionalGeneration) -> Iterator[Step]:
+def vision_steps(model: EngineModel) -> Iterator[Step]:
     """The steps of the tower and the connector."""
-    pixels, masks = crops_of(model, CROPS)
-    places = torch.arange(CROPS * model.config.features_per_crop, device="cuda").view(1, CROPS, -1)
-    yield "modules", lambda: model.encode_image(pixels[None], masks[None], places)
+    pixels, masks = crops_of(model.modules, CROPS)
+    places = torch.arange(CROPS * model.modules.config.features_per_crop, device="cuda").view(1, CROPS, -1)
+    yield "modules", lambda: model.modules.encode_image(pixels[None], masks[None], places)
     for name, graph_capturer in recorders():
-        engine = GraphedVision(fuse_vision_weights(model), CudaGraphPool(LIMIT, graph_capturer))
+        engine = GraphedVision(model.fused_vision(), CudaGraphPool(LIMIT, graph_capturer))
         yield name, lambda engine=engine: engine.encode(pixels, masks)  # type: ignore[misc]
 
 
-def prefill_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights, knobs: EngineKnobs) -> Iterator[Step]:
+def prefill_steps(model: EngineModel, decoder: DecoderWeights, knobs: EngineKnobs) -> Iterator[Step]:
     """The steps of a prefill, from the prompt to the logits of its last token."""
     ids = torch.randint(6, 50000, (1, POSITIONS), device="cuda")
-    yield "modules", lambda: EagerStages(model).prefill(knobs, {"input_ids": ids}, None)
+    yield "modules", lambda: model.modules.prefill(ids, **knobs.arguments)
     kv_cache, embeddings = KVCache.allocate(decoder, MAX_SEQ_LEN), decoder.embedding[ids[0]]
     for name, graph_capturer in recorders():
         engine = GraphedPrefill(decoder, CudaGraphPool(LIMIT, graph_capturer))
         yield name, lambda engine=engine: engine.prefill(embeddings, knobs, kv_cache)  # type: ignore[misc]
 
 
-def decode_steps(model: MolmoeForConditionalGeneration, decoder: DecoderWeights, knobs: EngineKnobs) -> Iterator[Step]:
+def decode_steps(model: EngineModel, decoder: DecoderWeights, knobs: EngineKnobs) -> Iterator[Step]:
     """The steps of decoding so many tokens after the prompt, each feeding the next."""
     ids = torch.randint(6, 50000, (1, POSITIONS), device="cuda")
-    logits, state = EagerStages(model).prefill(knobs, {"input_ids": ids}, None)
+    logits, state = model.modules.prefill(ids, **knobs.arguments)
     token = logits.argmax(dim=-1, keepdim=True)
 
     def by_modules() -> None:
         topk_ids = token
         for _ in range(DECODE_STEPS):
-            topk_ids = model.decode_step(topk_ids, state).argmax(dim=-1, keepdim=True)
+            topk_ids = model.modules.decode_step(topk_ids, state).argmax(dim=-1, keepdim=True)
         state.past_key_values.crop(POSITIONS)
 
     yield "modules", by_modules
@@ -107,7 +102,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("torch sees no GPU, and nothing here runs without one")
     model = built(16, 23, torch.bfloat16)
-    decoder = fuse_decoder_weights(model)
+    decoder = model.fused_decoder()
     knobs = EngineKnobs(given.top_k, tuple(range(16)))
     stages = {
         f"vision, {CROPS} crops": (vision_steps(model), 1),

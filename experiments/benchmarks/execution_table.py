@@ -12,9 +12,8 @@ import numpy as np
 
 from experiment_core_utils.models.costs.decoder import DecoderShape
 from experiment_core_utils.models.costs.decoder_table import decoder_of
+from experiment_core_utils.models.costs.vision_table import molmoe_vision
 from experiment_core_utils.models.interface import STAGES
-from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
-from experiment_core_utils.models.molmoe.costs import vision_flops
 from experiments.analyses.charts.chart import Axis, Chart, Dots, Line, Mark, Panel, Symbol
 from experiments.analyses.charts.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, VERMILION
 
@@ -52,8 +51,8 @@ class Shape:
     experts: tuple[int, ...]
 
 
-def work_of(config: MolmoeConfig, shape: Shape, element_bytes: int) -> dict[str, Work]:
-    """The work of each stage that the request has.
+def work_of(config: Any, shape: Shape, element_bytes: int) -> dict[str, Work]:
+    """The work of each stage that the request has, to a MolmoE of this config.
 
     Attention counts half of the rectangle in the prefill, as a causal kernel computes it. Weights are read once, of the
     experts those that tokens choosing evenly hit. A decode step is the first one after the prompt.
@@ -78,10 +77,11 @@ def work_of(config: MolmoeConfig, shape: Shape, element_bytes: int) -> dict[str,
     }
     if not shape.crops:
         return found
-    return {"vision": Work(vision_flops(config, shape.crops), _vision_weights(config) * element_bytes), **found}
+    vision_flops = shape.crops * molmoe_vision(config).flops_per_crop
+    return {"vision": Work(vision_flops, _vision_weights(config) * element_bytes), **found}
 
 
-def _weights(config: MolmoeConfig, experts: Sequence[int], tokens: int) -> float:
+def _weights(config: Any, experts: Sequence[int], tokens: int) -> float:
     """Number of weights of the blocks and the head."""
     text = config.text_config
     width, inner, num_experts = text.hidden_size, text.intermediate_size, text.num_experts
@@ -91,10 +91,10 @@ def _weights(config: MolmoeConfig, experts: Sequence[int], tokens: int) -> float
     return len(experts) * block + hit * 3 * width * inner + width * config.head_vocab_size
 
 
-def _vision_weights(config: MolmoeConfig) -> int:
+def _vision_weights(config: Any) -> int:
     vision = config.vision_config
     blocks = max(vision.num_hidden_layers + index for index in config.vision_feature_layers) + 1
-    return blocks * (4 * vision.hidden_size**2 + 2 * vision.hidden_size * vision.intermediate_size)
+    return int(blocks * (4 * vision.hidden_size**2 + 2 * vision.hidden_size * vision.intermediate_size))
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import OlmoeForCausalLM, PreTrainedModel
 
+from experiment_core_utils.b_model_loader import ModelSource
+from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.engines.engine_model import EngineModel
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
-from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.requests import HFRequests
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
+from experiment_core_utils.models.molmoe.engine_model import MolmoeEngineModel
+from experiment_core_utils.models.molmoe.loader import molmoe_limits
+from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 
 if TYPE_CHECKING:  # it needs Triton
     from experiment_core_utils.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
@@ -34,6 +44,27 @@ def shape_config(shape: str) -> MolmoeConfig:
     return MolmoeConfig.from_pretrained(shape)
 
 
+def shape_source(shape: str) -> ModelSource:
+    """The shape as a checkpoint that was found, with the embedded model's tokenizer and pictures."""
+    config = shape_config(shape)
+    return ModelSource(shape, EMBEDDED_MODEL, config, molmoe_limits(config), is_published_layout=False, revision=None)
+
+
+def embedded_processor() -> MolmoeProcessor:
+    """The embedded model's tokenizer and image processor."""
+    return MolmoeProcessor.from_pretrained(EMBEDDED_MODEL)
+
+
+def staged_model(model: PreTrainedModel, processor: MolmoeProcessor, mode: ExecutionMode) -> StagedModel:
+    """A MolmoE, or its decoder as transformers' own model, as it is measured; answers of the latter do not end."""
+    if isinstance(model, MolmoeForConditionalGeneration):
+        return MolmoeStagedModel("benchmark", model, processor, mode)
+    found = TransformersModel("benchmark", model, HFRequests(processor.tokenizer, model.config, "benchmark"), mode)
+    model.generation_config.eos_token_id = None
+    found.eos_token_ids = frozenset()
+    return found
+
+
 def random_model(config: MolmoeConfig, device: torch.device, dtype: torch.dtype, is_text: bool) -> PreTrainedModel:
     """A random model made on the device, in evaluation mode; with `is_text` its decoder as transformers' own model."""
     before = torch.get_default_dtype()
@@ -47,7 +78,7 @@ def random_model(config: MolmoeConfig, device: torch.device, dtype: torch.dtype,
         torch.set_default_dtype(before)
 
 
-def built(blocks: int, vision_blocks: int, dtype: torch.dtype) -> MolmoeForConditionalGeneration:
+def built(blocks: int, vision_blocks: int, dtype: torch.dtype) -> EngineModel:
     """Random weights made on the GPU; norms and biases too, so that nothing is multiplied by one or added as zero."""
     config = MolmoeConfig()
     config.text_config.num_hidden_layers = blocks
@@ -58,10 +89,15 @@ def built(blocks: int, vision_blocks: int, dtype: torch.dtype) -> MolmoeForCondi
         for weight in model.parameters():
             if weight.dim() == 1:
                 weight.add_(torch.randn_like(weight) * 0.02)
-    return model
+    return MolmoeEngineModel(model)
 
 
-def crops_of(model: MolmoeForConditionalGeneration, crops: int) -> tuple[torch.Tensor, torch.Tensor]:
+def in_float32(model: EngineModel) -> EngineModel:
+    """A copy in float32."""
+    return MolmoeEngineModel(copy.deepcopy(model.modules).float())
+
+
+def crops_of(model: PreTrainedModel, crops: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Pixels [K, 3, S, S] and masks [K, P] of random crops."""
     side, patches = model.config.vision_config.image_size, model.config.patches_per_side**2
     masks = torch.ones(crops, patches, device="cuda")

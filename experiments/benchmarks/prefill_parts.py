@@ -6,7 +6,6 @@ Random weights in bfloat16, one request, device time of CUDA graphs: a part runs
 every block's weights come from memory. `--check` compares logits, stored keys and features with the modules' first.
 """
 
-import copy
 import sys
 import time
 from collections.abc import Iterator
@@ -16,21 +15,24 @@ import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.engine_model import EngineModel
 from experiment_core_utils.engines.gpu.prefill import GraphedPrefill
 from experiment_core_utils.engines.gpu.vision import GraphedVision
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.weights import (
-    DecoderWeights,
-    fuse_decoder_weights,
-    fuse_vision_weights,
-)
+from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
-from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.costs import vision_flops
-from experiment_core_utils.models.molmoe.eager.stages import EagerStages
+from experiment_core_utils.models.costs.vision_table import molmoe_vision
 from experiment_core_utils.primitives.errors import ProfilerError
-from experiments.benchmarks.molmoe_1b import H200_FLOPS_PER_S, POSITIONS, built, crops_of, milliseconds, relative
+from experiments.benchmarks.molmoe_1b import (
+    H200_FLOPS_PER_S,
+    POSITIONS,
+    built,
+    crops_of,
+    in_float32,
+    milliseconds,
+    relative,
+)
 
 
 @torch.inference_mode()
@@ -38,21 +40,19 @@ def check() -> None:
     """Compare graphed stages with the modules, in float32 and bfloat16; errors in bfloat16 beside the modules' own."""
     torch.backends.cudnn.allow_tf32 = False
     half = built(3, 10, torch.bfloat16)
-    full = copy.deepcopy(half).float()
+    full = in_float32(half)
     for tokens, knobs in (
         (333, EngineKnobs(8, (0, 1, 2))),
         (1053, EngineKnobs(3, (0, 2))),
         (7, EngineKnobs(1, (0, 1))),
     ):
         ids = torch.randint(0, 50000, (1, tokens), device="cuda")
-        (wanted, state), (theirs, _) = (
-            EagerStages(model).prefill(knobs, {"input_ids": ids}, None) for model in (full, half)
-        )
+        (wanted, state), (theirs, _) = (model.modules.prefill(ids, **knobs.arguments) for model in (full, half))
         for name, model in (("float32", full), ("bfloat16", half)):
-            decoder = fuse_decoder_weights(model)
+            decoder = model.fused_decoder()
             kv_cache = KVCache.allocate(decoder, 1100)
             engine = GraphedPrefill(decoder)
-            embeddings = model.model.embed(ids, None)[0]
+            embeddings = model.embedded(ids, None, decoder.embedding)
             engine.warm_up(knobs, kv_cache, tokens)
             ours = engine.prefill(embeddings, knobs, kv_cache)
             stored = kv_cache.values[len(knobs.blocks) - 1, 0, :, :tokens]
@@ -62,13 +62,13 @@ def check() -> None:
                 f"check prefill {tokens} {knobs} {name}: logits {relative(ours, wanted):.1e} (modules in bfloat16 "
                 f"{relative(theirs, wanted):.1e}), values {values:.1e}, same token {same}"
             )
-    pixels, masks = crops_of(half, 3)
+    pixels, masks = crops_of(half.modules, 3)
     pixels[1] = -1.0
     places = torch.zeros(1, 3, 144, dtype=torch.long, device="cuda")
-    wanted = full.encode_image(pixels[None].float(), masks[None], places).pooler_output[0]
-    theirs = half.encode_image(pixels[None], masks[None], places).pooler_output[0]
+    wanted = full.modules.encode_image(pixels[None].float(), masks[None], places).pooler_output[0]
+    theirs = half.modules.encode_image(pixels[None], masks[None], places).pooler_output[0]
     for name, model in (("float32", full), ("bfloat16", half)):
-        ours = GraphedVision(fuse_vision_weights(model)).encode(pixels, masks)
+        ours = GraphedVision(model.fused_vision()).encode(pixels, masks)
         print(f"check vision {name}: {relative(ours, wanted):.1e} (modules in bfloat16 {relative(theirs, wanted):.1e})")
 
 
@@ -95,7 +95,7 @@ def parts(title: str, wanted: Iterator[Any], blocks: int) -> None:
 
 
 @torch.inference_mode()
-def whole(model: MolmoeForConditionalGeneration, decoder: DecoderWeights) -> None:
+def whole(model: EngineModel, decoder: DecoderWeights) -> None:
     """Print milliseconds of whole stages, the copy of their inputs and the launch among them."""
     kv_cache = KVCache.allocate(decoder, 1152)
     engine = GraphedPrefill(decoder)
@@ -117,11 +117,11 @@ def whole(model: MolmoeForConditionalGeneration, decoder: DecoderWeights) -> Non
     seconds = (time.perf_counter() - started) / (len(every) - 1)
     more = (free - taken - torch.cuda.mem_get_info()[0]) / (len(every) - 1)
     print(f"memory: {taken / 2**20:.0f} MiB for six settings, {more / 2**20:.1f} MiB and {seconds:.2f} s for one more")
-    vision = GraphedVision(fuse_vision_weights(model))
+    vision = GraphedVision(model.fused_vision())
     for crops in (2, 7, 13):
-        pixels, masks = crops_of(model, crops)
+        pixels, masks = crops_of(model.modules, crops)
         ms = milliseconds(lambda: vision.encode(pixels, masks))  # noqa: B023
-        floor = vision_flops(model.config, crops) / H200_FLOPS_PER_S * 1e3
+        floor = crops * molmoe_vision(model.modules.config).flops_per_crop / H200_FLOPS_PER_S * 1e3
         print(f"vision {crops} crops: {ms:.2f} ms, {ms / floor:.2f} x its floor of {floor:.2f}", flush=True)
 
 
@@ -137,14 +137,14 @@ def main() -> None:
         check()
     if arguments.parts or arguments.whole:
         model = built(16, 23, torch.bfloat16)
-        decoder = fuse_decoder_weights(model)
+        decoder = model.fused_decoder()
         if arguments.whole:
             whole(model, decoder)
         if arguments.parts:
             from experiments.benchmarks.prefill_variants import decoder_parts, vision_parts
 
             parts("prefill", decoder_parts(decoder), len(decoder.blocks))
-            vision = fuse_vision_weights(model)
+            vision = model.fused_vision()
             parts("vision, 13 crops", vision_parts(vision, 13), len(vision.blocks))
 
 

@@ -18,7 +18,7 @@ import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.triton.tuning import (
     Card,
     ProductTile,
@@ -28,7 +28,7 @@ from experiment_core_utils.engines.gpu.triton.tuning import (
     tuning_of,
 )
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.weights import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.benchmarks.molmoe_1b import (
@@ -158,7 +158,7 @@ def main() -> int:
             "error: tile sizes are measured on a GPU, and this machine has none; run this where one is", file=sys.stderr
         )
         return 2
-    decoder = fuse_decoder_weights(built(BLOCKS, 10, torch.bfloat16))
+    decoder = built(BLOCKS, 10, torch.bfloat16).fused_decoder()
     card, kv_cache = Card.of(decoder.device), filled_kv_cache(decoder, 1)
     row = tuned_step(decoder, tuning_of(card.name), kv_cache)
     print(row_text(card, tuned_prefill(decoder, row, kv_cache)))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -12,14 +13,11 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.describe import dtype_name
 from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
-from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
 from experiment_core_utils.tasks.interface import Answer
 from experiments.block_importance.answers import AnswerScorer, scored, with_blocks
 from experiments.block_importance.importance import Blocks, Measured, TaskValues
-from experiments.reference_model.evaluation import answer_pictures, placed, samples_of
+from experiments.reference_model.evaluation import PictureModel, answer_pictures, placed, samples_of
 from experiments.reference_model.packing import make_slot, slot_mask, slot_positions
 
 
@@ -31,7 +29,7 @@ class AnsweredPictureScorer:
     Every set must contain block 0.
     """
 
-    model: MolmoeStagedModel
+    model: PictureModel
     tasks: Sequence[GeneratedTask]
     pictures: Sequence[int]
     setting: Setting  #: of which the blocks are replaced by each set
@@ -56,11 +54,11 @@ class PackedPictureScorer:
     End-of-sequence counts as a token. The samples are all questions of the tasks about the pictures.
 
     Args:
-        model: all its blocks active.
+        model, processor: as of a `PictureModel`; all blocks active.
     """
 
-    model: MolmoeForConditionalGeneration
-    processor: MolmoeProcessor
+    model: Any
+    processor: Any
     tasks: Sequence[GeneratedTask]
     pictures: Sequence[int]
     crops: CropRange | None

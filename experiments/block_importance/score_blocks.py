@@ -36,7 +36,6 @@ from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.meters.host_facts import command_line, package_version
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
@@ -64,6 +63,7 @@ from experiments.block_importance.importance import (
 )
 from experiments.block_importance.picture_scorers import AnsweredPictureScorer, PackedPictureScorer
 from experiments.block_importance.proxies import activation_changes, gradient_importances
+from experiments.reference_model.evaluation import is_picture_model
 
 METHODS = ("leave_one_out", "activation_change", "gradient")
 MEASURES = ("accuracy", "answer_loss")
@@ -258,7 +258,7 @@ def pictures_of(job: Job) -> Scorers:
     """Pictures drawn by the seed, with all questions of the families about them."""
     model = job.model
     tasks = [task for task in job.tasks if isinstance(task, GeneratedTask)]
-    if len(tasks) < len(job.tasks) or not isinstance(model, MolmoeStagedModel):
+    if len(tasks) < len(job.tasks) or not is_picture_model(model):
         raise ConfigurationError("--measure answer_loss knows the reference_* tasks and MolmoE models; leave it out")
     questions = sum(task.questions_per_image for task in tasks)
     in_split = min(len(task) // task.questions_per_image for task in tasks)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeImageProcessor, Tiling
+from experiment_core_utils.models.hf.tilings import Tiling
 from experiment_core_utils.tasks.datasets.reference_knowledge import ReferenceKnowledge, prices, question_about
 from experiment_core_utils.tasks.datasets.reference_scenes import (
     DEFAULT_H_REL,
@@ -32,7 +32,7 @@ from experiments.reference_model.recipe import (
     Stage,
     crops_of,
 )
-from experiments.reference_model.tags import ItemTags, item_tags
+from experiments.reference_model.tags import CropCutter, ItemTags, item_tags
 
 LARGEST_TEXT_HEIGHT = 0.12
 RECALL = "recall/after_a_picture"
@@ -78,7 +78,7 @@ class BatchSource(torch.utils.data.IterableDataset[TrainingBatch]):
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        processor: MolmoeImageProcessor,
+        processor: CropCutter,
         recipe: OptimiserRecipe,
         scale: float = 1.0,
     ) -> None:

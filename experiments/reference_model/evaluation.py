@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, product
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from transformers import Cache
@@ -16,9 +17,8 @@ from transformers import Cache
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
-from experiment_core_utils.models.molmoe.modeling_molmoe import DecodeState, MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.pausable import can_pause
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, answer_to
@@ -48,9 +48,21 @@ class Accuracy:
     high: float
 
 
+class PictureModel(StagedModel, Protocol):
+    """A `StagedModel` whose modules can be called with several questions after one picture: a MolmoE."""
+
+    model: Any  #: the modules
+    processor: Any  #: (text, picture, range of crops) -> ids, crops, masks and places
+
+
+def is_picture_model(model: StagedModel) -> TypeGuard[PictureModel]:
+    """Whether a model is a `PictureModel`; those are the ones that can pause, too."""
+    return can_pause(model)
+
+
 @torch.inference_mode()
 def answer_pictures(
-    model: MolmoeStagedModel,
+    model: PictureModel,
     tasks: Sequence[GeneratedTask],
     pictures: Sequence[int],
     settings: Sequence[Setting],
@@ -74,7 +86,6 @@ def answer_pictures(
             for setting in of_tier:
                 model.apply(setting)
                 _, state = model.prefill(inputs, features)
-                assert isinstance(state, DecodeState)
                 with failure_named(f"picture {picture}", model.describe):
                     answers = _answers(model.model, model.processor, samples, state.past_key_values)
                 for (task, sample), answer in zip(samples, answers, strict=True):
@@ -121,8 +132,8 @@ class _Question:
 
 
 def _answers(
-    model: MolmoeForConditionalGeneration,
-    processor: MolmoeProcessor,
+    model: Any,
+    processor: Any,
     samples: Sequence[tuple[GeneratedTask, Sample]],
     cache: Cache,
 ) -> list[str]:
@@ -157,7 +168,7 @@ def _answers(
     return [str(processor.decode(each.answered)).strip() for each in questions]
 
 
-def placed(tensor: torch.Tensor, model: MolmoeForConditionalGeneration) -> torch.Tensor:
+def placed(tensor: torch.Tensor, model: Any) -> torch.Tensor:
     """An input on the model's device, in its precision where it is a number with a fraction."""
     return tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)
 

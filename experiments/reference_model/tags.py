@@ -8,12 +8,14 @@ The head that answers is thrown away after training.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
-from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeImageProcessor, Tiling
+from experiment_core_utils.knobs.vision_tokens import CropRange
+from experiment_core_utils.models.hf.tilings import Tiling
 from experiment_core_utils.tasks.datasets.reference_scenes import COLOURS, DIGITS, KINDS, LETTERS, Scene, ScenePlan
 
 CHARACTERS = LETTERS + DIGITS
@@ -24,6 +26,20 @@ NO_CHARACTER = len(CHARACTERS)
 BACKGROUND, ON_ITEM, ON_CENTRE = range(3)
 _COLOUR_NAMES = tuple(COLOURS)
 _PARTS = (3, len(_COLOUR_NAMES), len(KINDS), LABEL_LENGTH * (NO_CHARACTER + 1))
+
+
+class CropCutter(Protocol):
+    """What cuts a picture into overlapping crops, as far as tags and batches need to know it."""
+
+    crop_size: int
+    window_size: int
+    features_per_side: int
+
+    def tiling_for(self, height: int, width: int, crops: CropRange | None = None) -> Tiling:
+        """Rows and columns of crops for a picture."""
+
+    def canvas_size(self, tiling: Tiling) -> tuple[int, int]:
+        """Height and width of the picture that a tiling covers."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +79,7 @@ def item_tags(scenes: Sequence[Scene | ScenePlan]) -> ItemTags:
     return ItemTags(boxes, centres, text_px, names)
 
 
-def feature_centres(
-    processor: MolmoeImageProcessor, size: tuple[int, int], tiling: Tiling
-) -> tuple[torch.Tensor, torch.Tensor]:
+def feature_centres(processor: CropCutter, size: tuple[int, int], tiling: Tiling) -> tuple[torch.Tensor, torch.Tensor]:
     """The centres of what the features of each crop see, for a picture of `size` (height, width).
 
     Returns:

@@ -7,9 +7,11 @@ as routing, in a form that a GPU runs without waiting for the host. Inference do
 import json
 import math
 import random
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedTokenizerBase
 
 from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeImageProcessor
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
-from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
+from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens, MolmoeProcessor
 from experiments.reference_model.batches import QUESTION_NAMES, BatchSource, TrainingBatch, stage_at
 from experiments.reference_model.facts import CONTEXTS, FactTable
 from experiments.reference_model.muon import Muon
 from experiments.reference_model.packing import IGNORED, slot_block_mask, slot_mask, slot_positions
-from experiments.reference_model.recipe import OptimiserRecipe
+from experiments.reference_model.recipe import OptimiserRecipe, reference_config
 from experiments.reference_model.tags import TagHead, feature_centres
 
 LENGTH_MULTIPLE = 128
@@ -142,6 +144,13 @@ def vision_block(layer: Any, states: torch.Tensor) -> torch.Tensor:
     """The output of one CLIP encoder layer."""
     output = layer(states, attention_mask=None)
     return output[0] if isinstance(output, tuple) else output
+
+
+def new_model(
+    tokenizer: PreTrainedTokenizerBase, device: str
+) -> tuple[MolmoeForConditionalGeneration, MolmoeImageProcessor]:
+    """An untrained model on the device, and what cuts its pictures."""
+    return MolmoeForConditionalGeneration(reference_config(tokenizer)).to(device), MolmoeImageProcessor()
 
 
 class Trainer:
@@ -519,3 +528,13 @@ def _decay_groups(parameters: Sequence[tuple[str, nn.Parameter]], weight_decay: 
     decayed = [parameter for name, parameter in parameters if parameter.ndim >= 2 and "embed" not in name]
     plain = [parameter for name, parameter in parameters if parameter.ndim < 2 or "embed" in name]
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+
+
+def save_model(trainer: Trainer, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write the model in bfloat16 and its processor, all at once."""
+    fresh, model_folder = folder / "model.next", folder / "model"
+    deepcopy(trainer.model).to(torch.bfloat16).save_pretrained(fresh, max_shard_size="14MB")
+    MolmoeProcessor(trainer.processor, tokenizer, trainer.tokens).save_pretrained(fresh)
+    if model_folder.exists():
+        shutil.rmtree(model_folder)
+    fresh.rename(model_folder)

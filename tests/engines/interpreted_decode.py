@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.expert_trace import ExpertRecord
 from experiment_core_utils.engines.gpu.triton.batched_decode_forward import BatchBuffers, BatchedStep
 from experiment_core_utils.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
@@ -22,8 +22,9 @@ from experiment_core_utils.engines.gpu.triton.tuning import (
     Tile,
 )
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.weights import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights
 from tests.conftest import tiny_config
 from tests.models.molmoe.routers import router_logits
 

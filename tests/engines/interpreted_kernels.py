@@ -16,9 +16,9 @@ from experiment_core_utils.engines.gpu.triton.routing import route
 from experiment_core_utils.engines.gpu.triton.tuning import ProductTile
 from experiment_core_utils.engines.gpu.vision import cut_patches, real_crops
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.weights import fuse_decoder_weights, fuse_vision_weights
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.eager.paused_prefill import begin_prefill, finish_prefill
+from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights, fuse_vision_weights
 from tests.conftest import tiny_config
 from tests.models.molmoe.routers import router_logits
 
@@ -143,7 +143,7 @@ def check_vision(model: MolmoeForConditionalGeneration) -> None:
     inputs = torch.zeros(3 * patches, vision.patch_weight.shape[1])
     length = cut[0, 0, 0].numel()
     inputs[:, :length].view(cut.shape).copy_(cut)
-    real = real_crops(inputs, 3, length)
+    real = real_crops(inputs, 3, length, vision.pad_value)
     assert real.tolist() == [True, False, True]
     ours = vision_kernels.encode(vision, inputs, real, masks)
     print("features", error(ours, theirs))

@@ -3,14 +3,15 @@
 import pytest
 import torch
 
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.expert_trace import (
     NOT_WRITTEN,
     ExpertRecord,
     count_experts,
 )
-from experiment_core_utils.engines.weights import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights
 from experiment_core_utils.primitives.errors import KnobDidNotAct
 from tests.conftest import tiny_config
 

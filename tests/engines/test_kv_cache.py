@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.weights import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights
 from tests.conftest import tiny_config
 
 

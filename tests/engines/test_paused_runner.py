@@ -6,21 +6,18 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.prefill import GraphedPausedPrefill
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.paused_runner import (
-    EagerPausedPrefill,
-    EnginePausedPrefill,
-    PausedPrefillShape,
-    PausedPrefillStages,
-)
+from experiment_core_utils.engines.paused_runner import EnginePausedPrefill, PausedPrefillShape, PausedPrefillStages
 from experiment_core_utils.engines.reference.decoder import ReferencePausedPrefill, ReferencePrefill
 from experiment_core_utils.engines.runner import EngineStages
-from experiment_core_utils.engines.weights import fuse_decoder_weights
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.eager.paused_stages import EagerPausedPrefill
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
+from experiment_core_utils.models.molmoe.engine_model import MolmoeEngineModel
+from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
 from tests.conftest import tiny_config
 
@@ -48,6 +45,10 @@ def model_on(device: str) -> MolmoeForConditionalGeneration:
     torch.manual_seed(7)
     with torch.inference_mode(False):
         return MolmoeForConditionalGeneration(tiny_config()).eval().to(device)
+
+
+def stages_of(model: MolmoeForConditionalGeneration) -> EngineStages:
+    return EngineStages(MolmoeEngineModel(model))
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +84,8 @@ def test_states_and_logits_are_those_of_the_modules(
     model: MolmoeForConditionalGeneration, tokens: int, choice: Any, with_row: bool
 ) -> None:
     inputs, row = inputs_and_row(tokens)
-    stages = EngineStages(model)
-    reference = EnginePausedPrefill(model, stages)
+    stages = stages_of(model)
+    reference = EnginePausedPrefill(stages)
     reference.warm_up([PausedPrefillShape(tokens, None, STEPS + 1, ((choice[0], EngineKnobs(*choice[1:])),))])
     # What lies in slots that nobody filled is never read.
     stages.kv_cache.keys.fill_(float("nan"))
@@ -99,7 +100,10 @@ def test_states_and_logits_are_those_of_the_modules(
 
 
 def test_requests_follow_each_other_in_the_same_slots(model: MolmoeForConditionalGeneration) -> None:
-    eager, reference = EagerPausedPrefill(model, EagerStages(model)), EnginePausedPrefill(model, EngineStages(model))
+    eager, reference = (
+        EagerPausedPrefill(model, EagerStages(model)),
+        EnginePausedPrefill(stages_of(model)),
+    )
     for seed, (tokens, choice) in enumerate(zip((30, 4, 600, 9), CHOICES, strict=False)):
         inputs, row = inputs_and_row(tokens, seed)
         ours, theirs = answered(reference, inputs, row, choice), answered(eager, inputs, row, choice)
@@ -108,8 +112,8 @@ def test_requests_follow_each_other_in_the_same_slots(model: MolmoeForConditiona
 
 def test_the_longest_request_makes_the_room_for_all(model: MolmoeForConditionalGeneration) -> None:
     """Stores come in steps of 512 slots: 505 tokens and 7 of an answer just fit into one, 506 do not."""
-    stages = EngineStages(model)
-    split, choices = EnginePausedPrefill(model, stages), ((1, EngineKnobs(4, (0, 1))),)
+    stages = stages_of(model)
+    split, choices = EnginePausedPrefill(stages), ((1, EngineKnobs(4, (0, 1))),)
     split.warm_up([PausedPrefillShape(tokens, None, 7, choices) for tokens in (30, 505, 9)])
     kv_cache = stages.kv_cache
     for tokens in (505, 30):
@@ -121,7 +125,7 @@ def test_the_longest_request_makes_the_room_for_all(model: MolmoeForConditionalG
 
 
 def test_a_state_is_lost_with_the_next_beginning(model: MolmoeForConditionalGeneration) -> None:
-    split = EnginePausedPrefill(model, EngineStages(model))
+    split = EnginePausedPrefill(stages_of(model))
     inputs, row = inputs_and_row(5)
     split.begin(inputs, None, 1, row, STEPS)
     logits, state = split.finish(EngineKnobs(4, (0, 1)))
@@ -135,8 +139,8 @@ def test_a_beginning_whose_place_something_else_has_is_not_finished(
     model: MolmoeForConditionalGeneration, between: str
 ) -> None:
     """What the first blocks left in the slots is overwritten then, and logits would be of two requests."""
-    stages = EngineStages(model)
-    split, knobs = EnginePausedPrefill(model, stages), EngineKnobs(4, (0, 1))
+    stages = stages_of(model)
+    split, knobs = EnginePausedPrefill(stages), EngineKnobs(4, (0, 1))
     inputs, row = inputs_and_row(9)
     other, _ = inputs_and_row(9, seed=1)
     if between != "nothing_begun":
@@ -157,7 +161,7 @@ def test_a_beginning_whose_place_something_else_has_is_not_finished(
 
 
 def test_a_setting_that_is_refused_can_be_chosen_anew(model: MolmoeForConditionalGeneration) -> None:
-    split = EnginePausedPrefill(model, EngineStages(model))
+    split = EnginePausedPrefill(stages_of(model))
     inputs, row = inputs_and_row(5)
     split.begin(inputs, None, 2, row, STEPS)
     with pytest.raises(ConfigurationError, match="leave out one of the first 2"):
@@ -185,8 +189,8 @@ def test_a_whole_prefill_and_one_with_a_pause_are_not_taken_for_each_other(
     model: MolmoeForConditionalGeneration,
 ) -> None:
     """The same prompt and knobs; block 1 ran with 1 expert in the whole one, with the model's 4 before the pause."""
-    stages = EngineStages(model)
-    split, knobs = EnginePausedPrefill(model, stages), EngineKnobs(1, (0, 1, 2))
+    stages = stages_of(model)
+    split, knobs = EnginePausedPrefill(stages), EngineKnobs(1, (0, 1, 2))
     inputs, row = inputs_and_row(5)
     logits, whole = stages.prefill(knobs, inputs, None)
     token, whole_keys = logits.argmax(dim=-1, keepdim=True), stages.kv_cache.keys[:3, :, :, :5].clone()
@@ -205,7 +209,10 @@ def test_a_whole_prefill_and_one_with_a_pause_are_not_taken_for_each_other(
 
 def test_what_cannot_be_is_refused(model: MolmoeForConditionalGeneration) -> None:
     inputs, row = inputs_and_row(5)
-    for split in (EagerPausedPrefill(model, EagerStages(model)), EnginePausedPrefill(model, EngineStages(model))):
+    for split in (
+        EagerPausedPrefill(model, EagerStages(model)),
+        EnginePausedPrefill(stages_of(model)),
+    ):
         with pytest.raises(ConfigurationError, match="a pause after 5 blocks is not possible; give 1 to 4"):
             split.begin(inputs, None, 5, row, STEPS)
         split.begin(inputs, None, 2, row, STEPS)
@@ -246,7 +253,10 @@ def test_graphed_parts_are_the_reference_ones(tokens: int, choice: Any, with_row
 def test_graphed_answers_are_those_of_the_modules_at_every_choice() -> None:
     """Graphs of many shapes and choices in turn, in memory that they share."""
     model = model_on("cuda")
-    graphed, eager = EnginePausedPrefill(model, EngineStages(model)), EagerPausedPrefill(model, EagerStages(model))
+    graphed, eager = (
+        EnginePausedPrefill(stages_of(model)),
+        EagerPausedPrefill(model, EagerStages(model)),
+    )
     choices = tuple((pause, EngineKnobs(top_k, blocks)) for pause, top_k, blocks in CHOICES)
     graphed.warm_up([PausedPrefillShape(tokens, None, STEPS + 1, choices) for tokens in (130, 5, 64)])
     for seed, tokens in enumerate((5, 130, 64, 5)):

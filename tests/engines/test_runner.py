@@ -11,7 +11,7 @@ import torch
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.engines import batch_runner
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.engines.gpu.triton.tuning import untuned_reason
 from experiment_core_utils.engines.runner import EngineStages
@@ -23,6 +23,7 @@ from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.common.answer_ends import NO_ENDS, AnswerEnds
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
+from experiment_core_utils.models.molmoe.engine_model import MolmoeEngineModel
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import HostMarks, NoMarks, out_of_memory_named
 from experiment_core_utils.primitives.errors import EngineRefused, GenerationFailed, OutOfMemory, SettingError
@@ -102,7 +103,7 @@ def test_the_proof_counts_what_ran(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 def test_graphed_stages_prove_themselves() -> None:
     torch.manual_seed(7)
-    stages = EngineStages(MolmoeForConditionalGeneration(tiny_config()).eval().to("cuda"))
+    stages = EngineStages(MolmoeEngineModel(MolmoeForConditionalGeneration(tiny_config()).eval().to("cuda")))
     inputs = {"input_ids": torch.randint(6, 100, (1, 70), device="cuda")}
     for knobs in (EngineKnobs(4, (0, 1, 2, 3)), EngineKnobs(2, (0, 2))):
         proof = stages.prove(knobs, inputs)
@@ -283,7 +284,7 @@ def test_a_loop_that_does_not_wait_gives_the_same_tokens_and_spans(
     eager.eos_token_ids = ends
     expected = generate_greedily(eager, requests[0], max_new_tokens, NoMarks())
     eager.eos_token_ids = frozenset()
-    stages, marks = EngineStages(eager.model), HostMarks()
+    stages, marks = EngineStages(MolmoeEngineModel(eager.model)), HostMarks()
     found = generate_async(stages.async_stages(knobs), requests[0], max_new_tokens, AnswerEnds(ends), marks)
     assert found == expected
     assert len(marks.seconds()) == len(found.spans)
@@ -391,7 +392,7 @@ def test_an_answer_longer_than_was_announced_finds_room() -> None:
     model = MolmoeForConditionalGeneration(tiny_config()).eval()
     knobs = EngineKnobs(2, (0, 1, 2, 3))
     prompt = torch.randint(6, 100, (1, 510))
-    stages = EngineStages(model)
+    stages = EngineStages(MolmoeEngineModel(model))
     stages.warm_up(knobs, {"input_ids": prompt}, 2)
     found, state = stages.prefill(knobs, {"input_ids": prompt}, None)
     with torch.inference_mode():

@@ -1,1 +1,1 @@
-"""The cpu engines: stages of MolmoE by C++ kernels, compiled on first use."""
+"""The cpu engines: stages by C++ kernels, compiled on first use."""

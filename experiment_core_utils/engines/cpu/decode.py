@@ -1,4 +1,4 @@
-"""The cpu engine of MolmoE's decode step: one compiled call in float32."""
+"""The cpu engine of the decode step: one compiled call in float32."""
 
 import ctypes
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from experiment_core_utils.engines.api import EngineKnobs
 from experiment_core_utils.engines.cpu.build import (
     FLOAT,
     INT,
@@ -21,6 +20,7 @@ from experiment_core_utils.engines.cpu.build import (
     refuse_others,
 )
 from experiment_core_utils.engines.cpu.panels import refuse_other_places
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferenceDecode
 from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights

@@ -1,4 +1,4 @@
-"""The cpu engines of MolmoE's prefill, in float32 with compiled kernels.
+"""The cpu engines of the prefill, in float32 with compiled kernels.
 
 Between its matrix products a block passes over each row once, where plain torch does so for every operation, and writes
 into memory that is kept between requests. The last block, of which only one position is needed, is that of
@@ -7,10 +7,10 @@ into memory that is kept between requests. The last block, of which only one pos
 
 import torch
 
-from experiment_core_utils.engines.api import EngineKnobs
 from experiment_core_utils.engines.cpu.attention import cpu_attention
 from experiment_core_utils.engines.cpu.decoder_block import decoder_block_kernel
 from experiment_core_utils.engines.cpu.panels import Workspace, refuse_other_places
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import (
     KeysAndValues,

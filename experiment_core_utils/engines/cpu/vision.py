@@ -1,4 +1,4 @@
-"""The cpu engines of MolmoE's vision tower and connector, in float32 with compiled kernels.
+"""The cpu engine of a vision tower and its connector, in float32 with compiled kernels.
 
 Unlike in `ReferenceVision`, embedding, blocks and pooling are compiled kernels, and intermediate states stay in memory
 that is kept between requests.
@@ -15,21 +15,20 @@ from experiment_core_utils.engines.cpu.vision_block import (
     vision_block_kernel,
 )
 from experiment_core_utils.engines.reference.vision import ReferenceVision, padding_crops
-from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.engines.weights import VisionModules
 
 
 class CpuVision(ReferenceVision):
     """A `VisionEngine`.
 
     Raises:
-        ConfigurationError: as of `ReferenceVision`; the model is not in float32 on the CPU; or the kernels cannot be
-            compiled for it here.
+        ConfigurationError: the tower is not in float32 on the CPU, or the kernels cannot be compiled for it here.
     """
 
-    def __init__(self, model: MolmoeForConditionalGeneration) -> None:
-        super().__init__(model)
-        refuse_other_places(model.device, model.dtype)
-        self._attention = cpu_attention(model.config.vision_config.hidden_size // self._heads)
+    def __init__(self, tower: VisionModules) -> None:
+        super().__init__(tower)
+        refuse_other_places(tower.weight.device, tower.weight.dtype)
+        self._attention = cpu_attention(tower.weight.shape[1] // self._heads)
         self._memory = Workspace()
         self._kernels = [vision_block_kernel(block) for block in self._blocks]
         self._embedding = embedding_kernel(self._tower.embeddings, self._tower.pre_layernorm)
@@ -44,7 +43,7 @@ class CpuVision(ReferenceVision):
             for place, wanted in enumerate(tower.feature_blocks):
                 if wanted == index:
                     features[:, :, place * width : (place + 1) * width] = states[:, 1:]
-        for crop in padding_crops(pixel_values):
+        for crop in padding_crops(pixel_values, tower.pad_value):
             features[crop] = 0
         return features
 

@@ -195,7 +195,7 @@ class PoolingKernel:
 
 
 def pooling_kernel(connector: Any) -> PoolingKernel:
-    """Kernel of a `MolmoeConnector`.
+    """Kernel of a connector that pools windows by attention.
 
     Raises:
         ConfigurationError: the kernels cannot be compiled here.

@@ -1,4 +1,4 @@
-"""Graphed decode steps of MolmoE on a GPU: one CUDA graph for each setting and KV cache.
+"""Graphed decode steps on a GPU: one CUDA graph for each setting and KV cache.
 
 The graph chooses the next token, puts it where the next step reads it, and advances the cache's lengths, so a replay
 needs nothing from the host. `graphed_decode_unsupported_reason` says why a decoder cannot be captured.
@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.engines.api import DecodeEngine, EngineKnobs
+from experiment_core_utils.engines.api import DecodeEngine
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.triton.tuning import (
     FEWEST_ROWS,
     Card,

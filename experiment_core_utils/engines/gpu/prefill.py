@@ -1,4 +1,4 @@
-"""Graphed prefills of MolmoE on a GPU: one CUDA graph for each setting and padded prompt length.
+"""Graphed prefills on a GPU: one CUDA graph for each setting and padded prompt length.
 
 Prompts are padded on the right to a multiple of 64 tokens. Importing this module does not need Triton; making an engine
 does.
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from experiment_core_utils.engines.api import (
-    EngineKnobs,
     PausedPrefillEngine,
     PrefillEngine,
     refuse_without_free_rows,
 )
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.expert_trace import ExpertRecord
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights

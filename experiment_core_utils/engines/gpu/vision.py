@@ -1,4 +1,4 @@
-"""Graphed vision stage of MolmoE on a GPU: one CUDA graph for each number of crops.
+"""Graphed vision stage on a GPU: one CUDA graph for each number of crops.
 
 Importing this module does not need Triton; making an engine does.
 """
@@ -12,7 +12,6 @@ from experiment_core_utils.engines.api import VisionEngine
 from experiment_core_utils.engines.weights import VisionWeights
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.common.triton_build import built, kernels_unsupported_reason
-from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Graphs kept: more than there are tiers of crops, few enough for requests of any size.
@@ -36,11 +35,11 @@ def cut_patches(pixel_values: torch.Tensor, side: int) -> torch.Tensor:
     return cut.permute(0, 2, 4, 1, 3, 5)
 
 
-def real_crops(patches: torch.Tensor, crops: int, pixels: int) -> torch.Tensor:
+def real_crops(patches: torch.Tensor, crops: int, pixels: int, pad_value: float) -> torch.Tensor:
     """Whether each crop is real or padding: [N * P, C], of which the first `pixels` columns are a patch's -> [N]
     bool.
     """
-    return (patches.view(crops, -1, patches.shape[1])[:, :, :pixels] != PAD_VALUE).any(dim=2).any(dim=1)
+    return (patches.view(crops, -1, patches.shape[1])[:, :, :pixels] != pad_value).any(dim=2).any(dim=1)
 
 
 class GraphedVision(VisionEngine):
@@ -71,7 +70,7 @@ class GraphedVision(VisionEngine):
         pixels = 3 * vision.patch_side**2
 
         def run() -> torch.Tensor:
-            real = real_crops(static.patches, crops, pixels)
+            real = real_crops(static.patches, crops, pixels, vision.pad_value)
             features: torch.Tensor = self._kernels.encode(vision, static.patches, real, static.masks)
             return features
 

@@ -1,4 +1,4 @@
-"""The reference engines of MolmoE's prefill, decode step and paused prefill: plain torch in few operations.
+"""The reference engines of the prefill, decode step and paused prefill: plain torch in few operations.
 
 No module is called and no cache class made, because these take most of the time where tensors are small. The arithmetic
 is that of transformers' OLMoE, except for the order of a few float32 roundings. Operations grow with top-k and with the
@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from experiment_core_utils.engines.api import (
     DecodeEngine,
-    EngineKnobs,
     PausedPrefillEngine,
     PrefillEngine,
     refuse_without_free_rows,
 )
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.kv_cache import KVCache, suffix_mask, suffix_positions
 from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
 from experiment_core_utils.primitives.errors import ConfigurationError

@@ -1,46 +1,27 @@
-"""The reference engine of MolmoE's vision stage: plain torch with fewer passes over memory.
+"""The reference engine of the vision stage: plain torch with fewer passes over memory.
 
 Queries, keys and values are one product, the quick GELU is one operation between two products, and padding is handled
 only where a crop or a patch is padding. Only the blocks whose output is used run, as in the tower itself.
 """
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from experiment_core_utils.engines.api import VisionEngine
-from experiment_core_utils.engines.weights import (
-    VisionBlockWeights,
-    fuse_vision_block,
-    refuse_other_tower,
-    vision_products,
-)
-from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE, MolmoeForConditionalGeneration
+from experiment_core_utils.engines.weights import VisionBlockWeights, VisionModules
 
 # x * sigmoid(1.702 * x)
 QUICK_GELU = 1.702
 
 
 class ReferenceVision(VisionEngine):
-    """A `VisionEngine` that runs anywhere and needs nothing prepared.
+    """A `VisionEngine` that runs anywhere and needs nothing prepared."""
 
-    The weights and biases of queries, keys and values in the modules become views of the joint ones.
-
-    Raises:
-        ConfigurationError: the tower's blocks compute something else, or their weights are quantised, not loaded, or
-            not all on one device in one dtype.
-    """
-
-    def __init__(self, model: MolmoeForConditionalGeneration) -> None:
-        vision = model.config.vision_config
-        tower = model.model.vision_tower
-        layers = tower.layers[: tower.blocks_to_run]
-        linear = [layer for block in layers for layer in vision_products(block)]
-        refuse_other_tower(model, linear, nn.ModuleList(linear).parameters())
+    def __init__(self, tower: VisionModules) -> None:
         self._tower = tower
-        self._connector = model.model.connector
-        self._heads = vision.num_attention_heads
-        self._blocks = [fuse_vision_block(layer) for layer in layers]
+        self._connector = tower.connector
+        self._heads = tower.num_heads
+        self._blocks = tower.blocks
 
     def warm_up(self, crops: int) -> None:
         pass
@@ -59,7 +40,7 @@ class ReferenceVision(VisionEngine):
             states = self._run(block, states)
             kept[index] = states
         features = torch.cat([kept[index][:, 1:] for index in tower.feature_blocks], dim=-1)
-        for crop in padding_crops(pixel_values):
+        for crop in padding_crops(pixel_values, tower.pad_value):
             features[crop] = 0
         return features
 
@@ -82,7 +63,7 @@ class ReferenceVision(VisionEngine):
         return connector.project(features)
 
 
-def padding_crops(pixel_values: torch.Tensor) -> list[int]:
-    """Indices of the crops whose values are all -1; the first row of each rules out most others."""
-    doubtful = (pixel_values[:, 0, 0] == PAD_VALUE).all(dim=1).nonzero().flatten().tolist()
-    return [crop for crop in doubtful if bool((pixel_values[crop] == PAD_VALUE).all())]
+def padding_crops(pixel_values: torch.Tensor, pad_value: float) -> list[int]:
+    """Indices of the crops whose values are all those of padding; the first row of each rules out most others."""
+    doubtful = (pixel_values[:, 0, 0] == pad_value).all(dim=1).nonzero().flatten().tolist()
+    return [crop for crop in doubtful if bool((pixel_values[crop] == pad_value).all())]

@@ -8,7 +8,6 @@ from typing import Any
 
 from experiment_core_utils.models.costs.decoder_table import NotInTable, unknown
 from experiment_core_utils.models.costs.vision import ProjectorShape, QueryProjectorShape, VisionShape, WindowShape
-from experiment_core_utils.models.molmoe.costs import vision_flops as molmoe_vision_flops
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,32 @@ Vision = CropVision | SizedCropVision | PatchVision
 
 
 def molmoe_vision(config: Any) -> CropVision:
-    """Vision stage of MolmoE."""
-    return CropVision(molmoe_vision_flops(config, 1))
+    """Vision stage of MolmoE: the blocks of a CLIP tower that run (Dosovitskiy et al. 2020), and the connector (Deitke
+    et al. 2024).
+    """
+    vision = config.vision_config
+    width, patches = vision.hidden_size, config.patches_per_side**2
+    tokens = patches + 1
+    depth = vision.num_hidden_layers
+    blocks = depth if config.keep_unused_vision_blocks else max(depth + i for i in config.vision_feature_layers) + 1
+    embedding = 2 * patches * 3 * vision.patch_size**2 * width
+    linear = 2 * tokens * (4 * width**2 + 2 * width * vision.intermediate_size)
+    attention = 4 * tokens**2 * width
+    return CropVision(embedding + blocks * (linear + attention) + _molmoe_connector_flops(config))
+
+
+def _molmoe_connector_flops(config: Any) -> int:
+    width = config.vision_config.hidden_size
+    stacked = width * len(config.vision_feature_layers)
+    features, patches = config.features_per_crop, config.patches_per_side**2
+    window = config.pooling_size**2
+    query = 2 * features * stacked * width
+    keys_and_values = 2 * 2 * patches * stacked * width
+    attention = 4 * features * window * width
+    output = 2 * features * width**2
+    hidden = config.projector_hidden_size
+    projector = 2 * features * (2 * width * hidden + hidden * config.text_config.hidden_size)
+    return int(query + keys_and_values + attention + output + projector)
 
 
 def llava_vision(config: Any) -> CropVision:

@@ -1,9 +1,6 @@
-"""FLOPs of MolmoE's vision stage, its parameters and the elements of its largest activations, by formula.
+"""MolmoE's parameters and the elements of its largest activations, by formula.
 
-FLOPs: conventions as in `costs.decoder`, which has the formulas of the decoder. The products are those of Dosovitskiy
-et al. 2020 (ViT) and Deitke et al. 2024 (Molmo).
-
-Memory: the formulas count what the stages of `modeling_molmoe.py` have at the same time when nothing is materialised
+The formulas count what the stages of `modeling_molmoe.py` have at the same time when nothing is materialised
 that a fused kernel avoids: attention without its matrix of scores, experts as grouped GEMMs over all routed tokens at
 once. Not counted: the allocator's rounding and reserve, workspaces of libraries, the context of the device.
 """
@@ -14,33 +11,6 @@ import torch
 
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
-
-
-def vision_flops(config: MolmoeConfig, crops: int) -> int:
-    """FLOPs of vision tower and connector for `crops` crops, the one of the whole picture counted."""
-    vision = config.vision_config
-    width, patches = vision.hidden_size, config.patches_per_side**2
-    tokens = patches + 1
-    depth = vision.num_hidden_layers
-    blocks = depth if config.keep_unused_vision_blocks else max(depth + i for i in config.vision_feature_layers) + 1
-    embedding = 2 * patches * 3 * vision.patch_size**2 * width
-    linear = 2 * tokens * (4 * width**2 + 2 * width * vision.intermediate_size)
-    attention = 4 * tokens**2 * width
-    return crops * (embedding + blocks * (linear + attention) + _connector_flops(config))
-
-
-def _connector_flops(config: MolmoeConfig) -> int:
-    width = config.vision_config.hidden_size
-    stacked = width * len(config.vision_feature_layers)
-    features, patches = config.features_per_crop, config.patches_per_side**2
-    window = config.pooling_size**2
-    query = 2 * features * stacked * width
-    keys_and_values = 2 * 2 * patches * stacked * width
-    attention = 4 * features * window * width
-    output = 2 * features * width**2
-    hidden = config.projector_hidden_size
-    projector = 2 * features * (2 * width * hidden + hidden * config.text_config.hidden_size)
-    return query + keys_and_values + attention + output + projector
 
 
 def parameter_count(config: MolmoeConfig) -> int:

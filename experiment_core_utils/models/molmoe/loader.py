@@ -33,6 +33,7 @@ from experiment_core_utils.models.molmoe.checkpoint.published import (
 from experiment_core_utils.models.molmoe.costs import parameter_count
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.pausable import PausableModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import shortened
 
@@ -87,7 +88,7 @@ def molmoe_limits(config: MolmoeConfig) -> KnobLimits:
 
 def load_molmoe(
     source: MolmoeSource, config: ModelConfig, dtype: torch.dtype, device: torch.device, eager_reason: str | None
-) -> MolmoeStagedModel:
+) -> PausableModel:
     """The model on `device`, ready to be measured.
 
     Raises:

@@ -8,7 +8,7 @@ blocks).
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -18,9 +18,9 @@ from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast, ModelOutput, MoeModelOutputWithPast
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer, CLIPVisionEmbeddings
 
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.models.common.private_apis import share_attention_implementation
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
-from experiment_core_utils.primitives.errors import ConfigurationError
 
 PAD_VALUE = -1.0
 
@@ -33,18 +33,6 @@ class MolmoeImageFeatures(ModelOutput):
     # Both are always there; `ModelOutput` wants defaults after the first field.
     pooler_output: torch.Tensor
     image_input_idx: torch.Tensor = None  # type: ignore[assignment]
-
-
-class EngineKnobs(NamedTuple):
-    """The decoder's part of a setting: experts per token of every block but block 0, and the active blocks."""
-
-    top_k: int
-    blocks: tuple[int, ...]
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments by which a prefill of the modules takes them."""
-        return {"top_k": self.top_k, "active_blocks": self.blocks}
 
 
 @dataclass
@@ -458,14 +446,9 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         """The setting that `set_knobs` would put in force; raises the errors that it raises."""
         top_k = self.default_top_k if top_k is None else top_k
         blocks = tuple(range(self.num_total_blocks)) if active_blocks is None else tuple(active_blocks)
-        if not 1 <= top_k <= self.num_experts:
-            raise ConfigurationError(f"top_k {top_k} is not possible: the model has {self.num_experts} experts a block")
-        if not blocks or blocks[0] != 0 or list(blocks) != sorted(set(blocks)) or blocks[-1] >= self.num_total_blocks:
-            raise ConfigurationError(
-                f"active blocks {list(blocks)} are not possible: give ascending indices below "
-                f"{self.num_total_blocks} that begin with block 0"
-            )
-        return EngineKnobs(top_k, blocks)
+        knobs = EngineKnobs(top_k, blocks)
+        knobs.refuse_impossible(self.num_experts, self.num_total_blocks)
+        return knobs
 
 
 def logits_and_loss(

@@ -12,8 +12,8 @@ from torch import nn
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.engines.batch_runner import BatchedExecution
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.paused_runner import (
-    EagerPausedPrefill,
     EnginePausedPrefill,
     PausedPrefillShape,
 )
@@ -36,11 +36,12 @@ from experiment_core_utils.models.costs.architecture import Architecture, shapes
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.requests import check_prompt, refuse_longer_prompt, unusable_named
 from experiment_core_utils.models.interface import Component
+from experiment_core_utils.models.molmoe.eager.paused_stages import EagerPausedPrefill
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
+from experiment_core_utils.models.molmoe.engine_model import MolmoeEngineModel
 from experiment_core_utils.models.molmoe.knobs import adapters_of
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
-    EngineKnobs,
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )
@@ -103,12 +104,14 @@ class MolmoeStagedModel(HasEnds):
         self._placed_tokens = PlacedTokens()
         self._eager = EagerStages(model, self._placed_tokens)
         self.turned_knobs = TurnedKnobs(model, adapters_of(model, self._placed_tokens))
-        self._engine_stages, self._executed = engine_stages(model, execution, eager_reason, self._placed_tokens)
+        self._engine_stages, self._executed = engine_stages(
+            MolmoeEngineModel(model, self._placed_tokens), execution, eager_reason
+        )
         self._batched = None if self._engine_stages is None else BatchedExecution(self._engine_stages)
         self.split: EagerPausedPrefill | EnginePausedPrefill = (
             EagerPausedPrefill(model, self._eager)
             if self._engine_stages is None
-            else EnginePausedPrefill(model, self._engine_stages)
+            else EnginePausedPrefill(self._engine_stages)
         )
 
     @property
@@ -132,7 +135,7 @@ class MolmoeStagedModel(HasEnds):
         clock = HostClock()
         started_s = clock.now_s()
         with unusable_named(sample.sample_id, "its picture or prompt"):
-            check_prompt(prompt, self.processor.tokenizer, self.model.config)
+            self.check_prompt(prompt)
             inputs = self.processor(prompt, sample.image, crops)
         preprocess_s = clock.now_s() - started_s
         tokens = inputs["input_ids"].shape[1]
@@ -242,8 +245,20 @@ class MolmoeStagedModel(HasEnds):
     @cached_property
     def host_embeddings(self) -> np.ndarray:
         """Token embeddings [V, H] as float32 on the host; a copy where the model is not there in float32."""
-        weight = self.model.get_input_embeddings().weight.detach()
-        return weight.to("cpu").float().numpy()
+        return self.input_embeddings.to("cpu").float().numpy()
+
+    @property
+    def input_embeddings(self) -> torch.Tensor:
+        """See `PausableModel.input_embeddings`."""
+        return self.model.get_input_embeddings().weight.detach()
+
+    def prompt_ids(self, prompt: str) -> torch.Tensor:
+        """See `PausableModel.prompt_ids`."""
+        return torch.tensor(self.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"], dtype=torch.long)
+
+    def check_prompt(self, prompt: str) -> None:
+        """See `PausableModel.check_prompt`."""
+        check_prompt(prompt, self.processor.tokenizer, self.model.config)
 
     def warm_up_paused_prefill(self, shapes: Sequence[PausedPrefillShape]) -> None:
         """Prepare everything that such requests need.

@@ -14,7 +14,7 @@ from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES, describe_
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.meters.host_facts import command_line, package_version
 from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.pausable import can_pause
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.sweep.plan import chosen_blocks, max_new_tokens_of
@@ -99,7 +99,7 @@ def open_live(
     source = find_requested_model(config)
     refuse_other_model(grid, source.name, "the answers are", "give the grid's as --model_path, or a grid of this one")
     if learned is not None:
-        if source.hf is not None:
+        if not source.can_pause:
             raise ConfigurationError(
                 f"--learned pauses inside MolmoE, and {source.name} is not a MolmoE model; drop it"
             )
@@ -154,7 +154,7 @@ def controllers_of(job: LiveJob, learned: Path | None) -> list[Controller]:
     if learned is None:
         return controllers
     networks = load_networks(learned)
-    assert isinstance(job.model, MolmoeStagedModel)
+    assert can_pause(job.model)
     logits = ActionLogits.for_model(job.model, networks)
     two_stage = TwoStageController(logits, networks.space, job.model, job.blocks, job.max_new_tokens)
     two_stage.warm_up(job.measured)

@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.pausable import PausableModel
 from experiments.controller.networks.on_host import HostBudget, HostNetworks, Logits
 from experiments.controller.networks.two_stage import TwoStageNetworks
 
@@ -31,7 +31,7 @@ class ActionLogits:
         self._budget = lru_cache(CACHED_BUDGETS)(self._new_budget)
 
     @classmethod
-    def for_model(cls, model: MolmoeStagedModel, networks: TwoStageNetworks) -> "ActionLogits":
+    def for_model(cls, model: PausableModel, networks: TwoStageNetworks) -> "ActionLogits":
         """The logits for requests of a model."""
         return cls(networks, model.host_embeddings, model.device)
 

@@ -9,7 +9,7 @@ import torch
 
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.pausable import PausableModel
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.measured_grid import MeasuredGrid
@@ -80,7 +80,7 @@ class TwoStageController:
         self,
         logits: ActionLogits,
         space: ActionSpace,
-        model: MolmoeStagedModel,
+        model: PausableModel,
         blocks: BlockChoice,
         max_new_tokens: int,
     ) -> None:

@@ -15,13 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiment_core_utils.engines.api import EngineKnobs
-from experiment_core_utils.engines.paused_runner import (
-    EagerPausedPrefill,
-    EnginePausedPrefill,
-    PausedPrefillShape,
-    PausedPrefillStages,
-)
+from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.paused_runner import EnginePausedPrefill, PausedPrefillShape, PausedPrefillStages
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of, num_blocks_of
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.setting import Setting
@@ -31,8 +26,7 @@ from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.interface import Component
-from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeImageFeatures
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.pausable import PausableModel
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.records.requests import PreparedRequest
@@ -82,11 +76,11 @@ class PausedStages:
         """See `Stages.components`; not known before the choice."""
         return {}
 
-    def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """See `Stages.encode_image`."""
         return self._split.encode_image(inputs)
 
-    def prefill(self, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None) -> tuple[torch.Tensor, Any]:
+    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
         """See `Stages.prefill`."""
         states = self._split.begin(inputs, features, *self._requested)
         self._chosen = self._choose(states)
@@ -182,11 +176,6 @@ class AdaptiveRun:
     ended: bool  #: whether end-of-sequence came before the limit
 
 
-def prompt_ids(model: MolmoeStagedModel, prompt: str) -> torch.Tensor:
-    """Ids [T] of the prompt's text on the host, without special tokens."""
-    return torch.tensor(model.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"], dtype=torch.long)
-
-
 class AdaptiveModel:
     """MolmoE with a controller; one request at a time.
 
@@ -194,7 +183,7 @@ class AdaptiveModel:
         blocks: which blocks run for a number of them.
     """
 
-    def __init__(self, model: MolmoeStagedModel, decider: Decider, blocks: BlockChoice) -> None:
+    def __init__(self, model: PausableModel, decider: Decider, blocks: BlockChoice) -> None:
         self._staged = model
         self._decider = decider
         self._active = cache(partial(blocks.blocks, total=model.num_total_blocks))
@@ -204,7 +193,7 @@ class AdaptiveModel:
 
         Where modules run there is nothing to do.
         """
-        if isinstance(self._staged.split, EagerPausedPrefill):
+        if not self._staged.split.runs_by_engines:
             return
         choices: dict[str, list[tuple[int, EngineKnobs]]] = {}
         for first, second in self._decider.possible():
@@ -229,7 +218,7 @@ class AdaptiveModel:
         """
         check_budget(budget_s)
         device = self._staged.device
-        ids = prompt_ids(self._staged, request.prompt)
+        ids = self._staged.prompt_ids(request.prompt)
         with self._staged.restored_afterwards():
             before, after = new_marks(device), new_marks(device)
             synchronize(device)

@@ -8,7 +8,7 @@ from experiment_core_utils.b_model_loader import ModelSource, find_model, load_s
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.pausable import PausableModel, can_pause
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.sweep.plan import chosen_blocks
@@ -24,7 +24,7 @@ class LoadedModel:
 
     config: ProfilingConfig
     source: ModelSource
-    model: MolmoeStagedModel
+    model: PausableModel
     blocks: BlockChoice
 
     @property
@@ -40,12 +40,11 @@ class LoadedModel:
         Raises:
             ConfigurationError: the checkpoint is of networks for a model of other sizes.
         """
-        text = self.model.model.config.text_config
         if init_from is None:
-            embeddings = self.model.model.get_input_embeddings().weight
-            rms = float(embeddings.detach().float().pow(2).mean().sqrt())
+            embeddings = self.model.input_embeddings
+            rms = float(embeddings.float().pow(2).mean().sqrt())
             space = action_space(knobs, self.blocks)
-            return TwoStageNetworks(space, int(text.hidden_size), rms, seed).to(self.model.device)
+            return TwoStageNetworks(space, embeddings.shape[1], rms, seed).to(self.model.device)
         networks = load_networks(init_from)
         refuse_misfit(init_from, networks, self.source)
         return networks.to(self.model.device)
@@ -66,14 +65,14 @@ def load_model(rest: Sequence[str], controller: Path | None = None) -> LoadedMod
         refuse_other_controller(controller, config.model, source)
     set_cpu_threads(config.machine.num_threads, 1)
     model = load_staged_model(config.model, source, choose_device(config.machine.device))
-    assert isinstance(model, MolmoeStagedModel)
+    assert can_pause(model)
     return LoadedModel(config, source, model, chosen_blocks(config, source))
 
 
 def find_molmoe(model_path: str, hf_cache_dir: Path | None) -> ModelSource:
     """The checkpoint of a MolmoE, without reading weights; raises ConfigurationError for another model."""
     source = find_model(model_path, hf_cache_dir)
-    if source.hf is not None:
+    if not source.can_pause:
         raise ConfigurationError(
             f"{model_path} is not a MolmoE model; the two-stage controller pauses inside MolmoE only"
         )

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from PIL import Image
 
+from experiment_core_utils.engines.paused_runner import TracedPrefill
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.models.hf.requests import check_prompt
-from experiment_core_utils.models.molmoe.eager.paused_prefill import TracedPrefill
-from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.pausable import PausableModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ResultsError, SampleError, library_faults_named
 from experiment_core_utils.primitives.progress import LogLines
@@ -28,7 +27,6 @@ from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.networks.action_logits import mean_embedding
 from experiments.controller.networks.two_stage import ActionSpace, TwoStageNetworks
-from experiments.controller.running.adaptive_generation import prompt_ids
 from experiments.controller.training.tensor_file import FileKind, read_tensor_file, write_tensor_file
 
 # Task and sample id.
@@ -54,7 +52,7 @@ class PictureQuestion:
 
 
 def questions_by_picture(
-    model: MolmoeStagedModel, sample_keys: Sequence[tuple[Task, int]]
+    model: PausableModel, sample_keys: Sequence[tuple[Task, int]]
 ) -> tuple[list[list[PictureQuestion]], dict[SampleKey, str]]:
     """Each sample once, in the order in which pictures first occur; and why samples could not be read.
 
@@ -67,8 +65,8 @@ def questions_by_picture(
             with library_faults_named(f"sample {sample_id}"):
                 sample = task[sample_id]
                 prompt = task.prompt(sample)
-                check_prompt(prompt, model.processor.tokenizer, model.model.config)
-                question = PictureQuestion(task, sample_id, prompt_ids(model, prompt))
+                model.check_prompt(prompt)
+                question = PictureQuestion(task, sample_id, model.prompt_ids(prompt))
                 picture = question.key if sample.image is None else picture_digest(sample.image)
         except SampleError as error:
             failed[task.name, sample_id] = str(error)
@@ -129,7 +127,7 @@ def space_of(content: Mapping[str, Any]) -> ActionSpace:
 
 @torch.no_grad()
 def record_states(
-    model: MolmoeStagedModel,
+    model: PausableModel,
     sample_keys: Sequence[tuple[Task, int]],
     networks: TwoStageNetworks,
     budgets_s: Sequence[float],
@@ -197,7 +195,7 @@ def missing_caveats(missing: Mapping[str, str], number: int) -> list[ControllerC
 class _Recorder:
     """Records the states that both stages would see of the samples of one picture."""
 
-    def __init__(self, model: MolmoeStagedModel, space: ActionSpace, rows: torch.Tensor) -> None:
+    def __init__(self, model: PausableModel, space: ActionSpace, rows: torch.Tensor) -> None:
         self._model = model
         self._space = space
         self._rows = rows

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiment_core_utils.engines.api import EngineKnobs
 from experiment_core_utils.engines.cpu.decode import CpuDecode
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferenceDecode
 from experiment_core_utils.engines.select import decoder_engines

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from experiment_core_utils.engines.api import EngineKnobs
 from experiment_core_utils.engines.cpu.prefill import CpuPrefill
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferencePausedPrefill, ReferencePrefill
 from experiment_core_utils.engines.select import decoder_engines
-from experiment_core_utils.engines.weights import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 from tests.engines.cpu_compiler import needs_compiler

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.expert_trace import count_experts
 from experiment_core_utils.engines.gpu.decode import (
     GraphedDecode,
@@ -17,9 +17,10 @@ from experiment_core_utils.engines.gpu.prefill import graphed_prefill_unsupporte
 from experiment_core_utils.engines.gpu.triton.tuning import TUNINGS
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferenceDecode
-from experiment_core_utils.engines.weights import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 from tests.same_floats import assert_same_floats
@@ -75,11 +76,9 @@ def test_shapes_that_the_kernels_do_not_cover() -> None:
         shape_unsupported_reason(replace(decoder, head_width=8))
         == "the kernels take heads of 16, 32, 64, … values, not 8"
     )
-    wide = replace(decoder.blocks[0], router=torch.empty(129, 32, device="meta"))
-    assert shape_unsupported_reason(replace(decoder, blocks=(wide,))) == "the kernels rank up to 128 experts, not 129"
-    wide = replace(decoder.blocks[0], down=torch.empty(8, 32, 4097, device="meta"))
+    assert shape_unsupported_reason(replace(decoder, num_experts=129)) == "the kernels rank up to 128 experts, not 129"
     assert (
-        shape_unsupported_reason(replace(decoder, blocks=(wide,)))
+        shape_unsupported_reason(replace(decoder, expert_width=4097))
         == "the kernels take rows of up to 4096 values, not 4097"
     )
     double = replace(decoder, head=decoder.head.double())
@@ -89,9 +88,8 @@ def test_shapes_that_the_kernels_do_not_cover() -> None:
 def test_odd_widths_do_not_share_weights() -> None:
     decoder = fused()
     assert can_share_weights(decoder)
-    narrow = replace(decoder.blocks[0], down=torch.empty(8, 32, 24, device="meta"))
-    assert not can_share_weights(replace(decoder, blocks=(narrow,)))
-    assert not can_share_weights(replace(decoder, head=torch.empty(500, 40, device="meta")))
+    assert not can_share_weights(replace(decoder, expert_width=24))
+    assert not can_share_weights(replace(decoder, width=40))
 
 
 @needs_gpu

@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.expert_trace import count_experts
 from experiment_core_utils.engines.gpu.prefill import GraphedPrefill, graphed_prefill_unsupported_reason
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferencePrefill
-from experiment_core_utils.engines.weights import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 from tests.same_floats import assert_same_floats
@@ -42,8 +43,7 @@ def test_odd_widths_are_named() -> None:
         graphed_prefill_unsupported_reason(replace(decoder, head_width=24))
         == "its heads are 24 wide, not a power of two"
     )
-    narrow = replace(decoder.blocks[0], down=decoder.blocks[0].down[:, :, :12])
-    reason = graphed_prefill_unsupported_reason(replace(decoder, blocks=(narrow,)))
+    reason = graphed_prefill_unsupported_reason(replace(decoder, expert_width=12))
     assert reason == "its experts' width is 12, not a multiple of 16"
 
 

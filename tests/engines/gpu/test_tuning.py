@@ -19,8 +19,9 @@ from experiment_core_utils.engines.gpu.triton.tuning import (
     tuning_of,
     untuned_reason,
 )
-from experiment_core_utils.engines.weights import DecoderWeights, fuse_decoder_weights
+from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights
 from tests.conftest import tiny_config
 
 H200 = Card("NVIDIA H200", 9, 227 * 1024)

@@ -10,8 +10,9 @@ from experiment_core_utils.engines.gpu.vision import (
     cut_patches,
     real_crops,
 )
-from experiment_core_utils.engines.weights import VisionWeights, fuse_vision_weights
+from experiment_core_utils.engines.weights import VisionWeights
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.fused_weights import fuse_vision_weights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 
@@ -36,7 +37,7 @@ def test_cut_patches_times_the_weights_are_the_convolution() -> None:
 def test_a_crop_is_padding_where_all_its_pixels_are() -> None:
     """Three crops of two patches with two pixels each; the third column is filling and says nothing."""
     patches = torch.tensor([[-1.0, -1, 0], [-1, -1, 0], [-1, -1, 0], [-1, 0.5, 0], [2, 3, 0], [4, 5, 0]])
-    assert real_crops(patches, 3, pixels=2).tolist() == [False, True, True]
+    assert real_crops(patches, 3, pixels=2, pad_value=-1.0).tolist() == [False, True, True]
 
 
 def test_without_a_gpu_the_reason_says_so() -> None:

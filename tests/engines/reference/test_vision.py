@@ -6,8 +6,9 @@ import torch
 from experiment_core_utils.engines.cpu.vision import CpuVision
 from experiment_core_utils.engines.reference.vision import ReferenceVision
 from experiment_core_utils.engines.select import choose_engines
-from experiment_core_utils.engines.weights import fuse_decoder_weights
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.engine_model import MolmoeEngineModel
+from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights, fused_vision_modules
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 from tests.engines.cpu_compiler import needs_compiler
@@ -60,7 +61,7 @@ def test_with_kernels_features_are_those_of_the_modules(
     wide: MolmoeForConditionalGeneration, most_copied_bytes: int, kind: type[ReferenceVision]
 ) -> None:
     """Requests of several sizes one after the other, in the same memory; what came out before stays as it was."""
-    engines = choose_engines(wide, fuse_decoder_weights(wide), most_copied_bytes)
+    engines = choose_engines(MolmoeEngineModel(wide), fuse_decoder_weights(wide), most_copied_bytes)
     engine = engines.vision
     assert type(engine) is kind
     assert ("a second copy of the weights" in engines.reasons["vision"]) == (most_copied_bytes == 0)
@@ -86,21 +87,21 @@ def test_features_are_those_of_the_modules(
     places = torch.zeros(1, CROPS, model.config.features_per_crop, dtype=torch.long)
     with torch.inference_mode():
         expected = model.encode_image(pixels[None], masks[None], places).pooler_output[0]
-    found = ReferenceVision(model).encode(pixels, masks)
+    found = ReferenceVision(fused_vision_modules(model)).encode(pixels, masks)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_unused_last_block_is_left_out() -> None:
     config = tiny_config()
     config.vision_feature_layers = (-2, -2)
-    assert len(ReferenceVision(MolmoeForConditionalGeneration(config).eval())._blocks) == 1
+    assert len(ReferenceVision(fused_vision_modules(MolmoeForConditionalGeneration(config).eval()))._blocks) == 1
 
 
 def test_fused_weights_and_biases_are_the_modules_own() -> None:
     """The tower is 16 wide: what is changed in a module, changes the features."""
     model = MolmoeForConditionalGeneration(tiny_config()).eval()
     pixels, masks = pictures(False, False)
-    reference = ReferenceVision(model)
+    reference = ReferenceVision(fused_vision_modules(model))
     places = torch.zeros(1, CROPS, model.config.features_per_crop, dtype=torch.long)
     with torch.no_grad():
         model.model.vision_tower.layers[0].self_attn.v_proj.bias += 1.0
@@ -114,11 +115,11 @@ def test_weights_of_two_dtypes_are_refused() -> None:
     model = MolmoeForConditionalGeneration(tiny_config())
     model.model.vision_tower.layers[1].mlp.fc2.half()
     with pytest.raises(ConfigurationError, match=r"in several dtypes \(float16, float32\)"):
-        ReferenceVision(model)
+        ReferenceVision(fused_vision_modules(model))
 
 
 def test_another_activation_is_refused() -> None:
     config = tiny_config()
     config.vision_config.hidden_act = "gelu"
     with pytest.raises(ConfigurationError, match="activation is gelu"):
-        ReferenceVision(MolmoeForConditionalGeneration(config))
+        ReferenceVision(fused_vision_modules(MolmoeForConditionalGeneration(config)))

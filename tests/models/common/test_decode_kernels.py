@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.common.answer_ends import NO_ENDS
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts, experts_in_force

@@ -14,11 +14,16 @@ from experiment_core_utils.models.costs.architecture import Architecture, archit
 from experiment_core_utils.models.costs.decoder import DecoderShape
 from experiment_core_utils.models.costs.decoder_table import decoder_of
 from experiment_core_utils.models.costs.memory import cache_elements
+from experiment_core_utils.models.costs.vision_table import molmoe_vision
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration
-from experiment_core_utils.models.molmoe.costs import activation_elements, parameter_count, vision_flops
+from experiment_core_utils.models.molmoe.costs import activation_elements, parameter_count
 from tests.conftest import tiny_config
 
 AGREEMENT = 1e-3
+
+
+def vision_flops(config: MolmoeConfig, crops: int) -> int:
+    return crops * molmoe_vision(config).flops_per_crop
 
 
 def running(config: MolmoeConfig, experts_by_block: list[int]) -> DecoderShape:

@@ -12,9 +12,10 @@ from experiment_core_utils.engines.cpu.prefill import CpuPrefill
 from experiment_core_utils.engines.kv_cache import KVCache, suffix_mask, suffix_positions
 from experiment_core_utils.engines.reference.decoder import ReferencePrefill
 from experiment_core_utils.engines.runner import EngineStages
-from experiment_core_utils.engines.weights import fuse_decoder_weights
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.eager.paused_prefill import begin_prefill
+from experiment_core_utils.models.molmoe.engine_model import MolmoeEngineModel
+from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeImageFeatures
 from experiment_core_utils.models.molmoe.prefix_traces import PromptTraces
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -80,7 +81,7 @@ def test_every_prompt_is_what_it_is_alone_at_every_pause_with_every_row(
 ) -> None:
     """The longest text is not the first, and one prompt has no text at all."""
     model = model_of(width, kv_heads)
-    stages = EngineStages(model) if by_engines else None
+    stages = EngineStages(MolmoeEngineModel(model)) if by_engines else None
     if stages is not None:
         # What lies in slots that nobody filled is never read.
         stages.reserve(64)
@@ -124,14 +125,14 @@ def lengths_through(model: MolmoeForConditionalGeneration) -> list[int]:
 
 @needs_compiler
 def test_compiled_blocks_run_where_there_are_some() -> None:
-    assert isinstance(EngineStages(model_of(64, 1)).engines.prefill, CpuPrefill)
+    assert isinstance(EngineStages(MolmoeEngineModel(model_of(64, 1))).engines.prefill, CpuPrefill)
 
 
 @pytest.mark.parametrize("text", [0, 4])
 def test_a_prompt_without_a_picture_may_share_one_token_alone(text: int) -> None:
     model = model_of(32, 2)
     prompts = SharedPrefixPrompts(32, (text,))
-    (found,) = PromptTraces(model, EngineStages(model)).trace(
+    (found,) = PromptTraces(model, EngineStages(MolmoeEngineModel(model))).trace(
         prompts.shared[:, :1], None, prompts.texts, 2, prompts.rows
     )
     prompt = torch.cat([prompts.shared[:, :1], prompts.texts[0][None]], dim=1)
@@ -149,7 +150,7 @@ def test_where_engines_refuse_modules_run_from_then_on() -> None:
             raise ConfigurationError(f"no room for {max_seq_len} slots")
 
     model = model_of(32, 2)
-    stages, prompts = Full(model), SharedPrefixPrompts(32, (2, 6))
+    stages, prompts = Full(MolmoeEngineModel(model)), SharedPrefixPrompts(32, (2, 6))
     traces = PromptTraces(model, stages)
     for _ in range(2):
         prompts.refuse_others(model, traces, 1e-5)
@@ -181,7 +182,7 @@ def test_a_store_without_room_is_refused() -> None:
 def test_graphed_prefills_leave_what_the_modules_see() -> None:
     """Padding behind the shared tokens lies where texts and rows go."""
     model = model_of(32, 2).to("cuda")
-    traces = PromptTraces(model, EngineStages(model))
+    traces = PromptTraces(model, EngineStages(MolmoeEngineModel(model)))
     for lengths in ((3, 17, 0), (40,), (1,)):
         SharedPrefixPrompts(32, lengths, "cuda").refuse_others(model, traces, 1e-4)
     assert traces.reason is None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.paused_runner import (
     EnginePausedPrefill,
     PausedPrefillShape,

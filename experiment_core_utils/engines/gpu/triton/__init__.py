@@ -1,1 +1,1 @@
-"""Triton kernels of MolmoE's prefill, decode step and vision stage."""
+"""Triton kernels of the prefill, decode step and vision stage."""

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.expert_trace import ExpertRecord
 from experiment_core_utils.engines.gpu.triton.flash_decoding import AttentionBuffers, launch_attention
 from experiment_core_utils.engines.gpu.triton.gemv import (

@@ -1,4 +1,4 @@
-"""One decode step of MolmoE, launched on the current stream.
+"""One decode step, launched on the current stream.
 
 It takes five kernels a block and two after the last one. Activations between kernels are float32 (except the experts'
 products, which are in the weights' dtype), so a bfloat16 model rounds less often than its modules do. Importing this
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import triton
 
-from experiment_core_utils.engines.api import EngineKnobs
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.expert_trace import ExpertRecord
 from experiment_core_utils.engines.gpu.triton import gemv as dense_products
 from experiment_core_utils.engines.gpu.triton import moe_gemv as mixture

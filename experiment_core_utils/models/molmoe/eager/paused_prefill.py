@@ -14,14 +14,15 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
 
+from experiment_core_utils.engines.description import check_pause, check_rest
 from experiment_core_utils.engines.kv_cache import suffix_mask, suffix_positions
+from experiment_core_utils.engines.paused_runner import TracedPrefill
 from experiment_core_utils.models.common.private_apis import attention_implementation
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )
-from experiment_core_utils.primitives.errors import ConfigurationError
 
 
 @dataclass
@@ -32,23 +33,6 @@ class PausedPrefill:
     appended: torch.Tensor  #: [B, R, H] of the rows that were appended, at the same place; R may be 0
     cache: Cache  #: of the prompt alone, in the blocks that ran
     blocks_run: int  #: how many did: block 0 to `blocks_run` - 1
-
-
-def check_pause(blocks_run: int, num_total_blocks: int) -> None:
-    """Raises ConfigurationError for a pause that is not after 1 to all of the blocks."""
-    if not 1 <= blocks_run <= num_total_blocks:
-        raise ConfigurationError(
-            f"a pause after {blocks_run} blocks is not possible; give 1 to {num_total_blocks} blocks"
-        )
-
-
-def check_rest(blocks: tuple[int, ...], ran: int) -> None:
-    """Raises ConfigurationError for active blocks without one of the first blocks, which have run."""
-    if blocks[:ran] != tuple(range(ran)):
-        raise ConfigurationError(
-            f"blocks {list(blocks)} leave out one of the first {ran}, which have run; choose more blocks, or pause "
-            "earlier"
-        )
 
 
 def begin_prefill(
@@ -103,14 +87,6 @@ def finish_prefill(
     states = run_blocks(model, blocks[ran:], paused.states, paused.cache)
     normed = model.model.language_model.norm(states[:, -1])
     return model.lm_head(normed), DecodeState(paused.cache, model.active_setting)
-
-
-@dataclass(frozen=True)
-class TracedPrefill:
-    """The states after each of the first P blocks, not normalised."""
-
-    last: torch.Tensor  #: [P, H] of the prompt's last token
-    appended: torch.Tensor  #: [P, R, H] of R rows, each as if it alone came after the prompt
 
 
 def trace_prefill(

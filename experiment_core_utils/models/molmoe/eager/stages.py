@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts
 from experiment_core_utils.models.common.finite_logits import checked_tokens, refuse_not_finite
@@ -15,7 +16,6 @@ from experiment_core_utils.models.hf.knobs.patches import hooks_removed
 from experiment_core_utils.models.hf.knobs.routers import Counted
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
-    EngineKnobs,
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )

@@ -13,17 +13,12 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
+from experiment_core_utils.models.hf.request_work import TransformersWork
+from experiment_core_utils.models.molmoe.request_work import MolmoeWork
+from experiment_core_utils.models.request_work import RequestWork, mean_flops, of_first_samples
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.records.requests import StageFlops
-from experiment_core_utils.sweep.estimate import (
-    MolmoeWork,
-    RequestWork,
-    TransformersWork,
-    mean_flops,
-    of_first_samples,
-    work_of,
-)
 from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import load_task
@@ -62,7 +57,7 @@ def without_weights(family: str, folder: Path) -> Path:
 
 
 def test_a_mixture_of_transformers_is_planned_from_its_config(tmp_path: Path) -> None:
-    work = work_of(find_model(str(without_weights("qwen3_vl_moe", tmp_path))), TASK, (3, 4), LIMIT)
+    work = find_model(str(without_weights("qwen3_vl_moe", tmp_path))).planned_requests(TASK, (3, 4), LIMIT)
     assert isinstance(work, TransformersWork) and work.num_samples == 2
     full = work.at(Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2))))
     # One expert of the last two blocks: three products of 32 x 16, two operations a number and token.
@@ -90,7 +85,7 @@ def test_a_mixture_of_transformers_is_planned_from_its_config(tmp_path: Path) ->
 @pytest.mark.parametrize("family", ["qwen3_vl_moe", "molmoe"])
 def test_dropped_image_tokens_are_not_planned(tiny_checkpoint: Path, tmp_path: Path, family: str) -> None:
     folder = tiny_checkpoint if family == "molmoe" else without_weights(family, tmp_path)
-    work = work_of(find_model(str(folder)), TASK, (0,), LIMIT)
+    work = find_model(str(folder)).planned_requests(TASK, (0,), LIMIT)
     whole = Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2)))
     every, half, quarter = (
         work.at(whole.replaced(visual_token_keep=KeptTokens(fraction))) for fraction in (1.0, 0.5, 0.25)
@@ -108,7 +103,7 @@ def test_dropped_image_tokens_are_not_planned(tiny_checkpoint: Path, tmp_path: P
 
 def test_the_weights_of_a_text_model_are_counted_by_hand(tmp_path: Path) -> None:
     source = find_model(str(without_weights("olmoe", tmp_path)))
-    work = work_of(source, TASK, (0,), LIMIT)
+    work = source.planned_requests(TASK, (0,), LIMIT)
     attention = 2 * 32 * 32 + 2 * 32 * 16 + (32 + 16)
     block = attention + 2 * 32 + 4 * 32 + 4 * 3 * 32 * 24
     assert work.weight_elements == 2 * source.config.vocab_size * 32 + 3 * block + 32
@@ -119,16 +114,16 @@ def test_the_weights_of_a_text_model_are_counted_by_hand(tmp_path: Path) -> None
 def test_an_architecture_without_formula_has_tokens_alone(tmp_path: Path) -> None:
     found = find_model(str(without_weights("olmoe", tmp_path)))
     assert found.hf is not None
-    work = work_of(replace(found, hf=replace(found.hf, config=OPTConfig())), TASK, (0, 1), LIMIT)
+    work = replace(found, hf=replace(found.hf, config=OPTConfig())).planned_requests(TASK, (0, 1), LIMIT)
     assert (work.no_formula or "").startswith("no formula is known for 'opt'")
-    known = work_of(found, TASK, (0, 1), LIMIT)
+    known = found.planned_requests(TASK, (0, 1), LIMIT)
     assert known.no_formula is None
     setting = Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2)))
     assert work.at(setting) == RequestWork(known.at(setting).prompt_tokens, None, None)
 
 
 def test_molmoe_is_planned_by_its_own_formulas(tiny_checkpoint: Path) -> None:
-    work = work_of(find_model(str(tiny_checkpoint)), TASK, (0, 1), LIMIT)
+    work = find_model(str(tiny_checkpoint)).planned_requests(TASK, (0, 1), LIMIT)
     assert isinstance(work, MolmoeWork) and work.num_samples == 2
     low, medium = (
         work.at(Setting.of(vision=target, top_k=4, num_active_blocks=RunningBlocks.of((0, 1, 2, 3))))
@@ -145,13 +140,13 @@ def test_a_question_beyond_molmoes_context_is_no_part_of_its_plan(tiny_checkpoin
     rows = [{"question": "which?" * 1_000_000, "answer": "red"}, {"question": "which?", "answer": "red"}]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    work = work_of(find_model(str(tiny_checkpoint)), DataFileTask(path), (0, 1), LIMIT)
+    work = find_model(str(tiny_checkpoint)).planned_requests(DataFileTask(path), (0, 1), LIMIT)
     assert isinstance(work, MolmoeWork) and work.num_samples == 1
 
 
 def test_a_picture_that_is_too_large_as_it_is_leaves_the_rest_of_the_plan(tmp_path: Path) -> None:
     """With nothing bounded, a picture of 761 * 457 pixels is 95 * 57 tokens of 8 * 8: more than a context of 4096."""
-    work = work_of(find_model(str(without_weights("qwen3_vl_moe", tmp_path))), TASK, (0, 1), LIMIT)
+    work = find_model(str(without_weights("qwen3_vl_moe", tmp_path))).planned_requests(TASK, (0, 1), LIMIT)
     assert (
         work.at(Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2)))).unusable_reason is None
     )
@@ -163,7 +158,7 @@ def test_a_picture_that_is_too_large_as_it_is_leaves_the_rest_of_the_plan(tmp_pa
 def test_the_embedded_model_by_itself_takes_fewer_tokens_than_two_of_the_tiers() -> None:
     """Molmo's official rule with at most 12 crops; means over the first 16 prompts of `reference_vqa`."""
     source = find_model(str(EMBEDDED_MODEL))
-    halves = [work_of(source, TASK, ids, LIMIT) for ids in (range(8), range(8, 16))]
+    halves = [source.planned_requests(TASK, ids, LIMIT) for ids in (range(8), range(8, 16))]
     targets = (own_target(), *map(tier_target, ("low", "medium", "high")))
     blocks = tuple(range(source.limits.num_total_blocks))
     found = {

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.engines.weights import fuse_vision_weights
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
+from experiment_core_utils.models.molmoe.fused_weights import fuse_vision_weights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
 

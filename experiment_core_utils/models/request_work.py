@@ -1,0 +1,73 @@
+"""What a request will be at a setting, before any weight is read."""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
+from experiment_core_utils.records.provenance import FinalPrompt
+from experiment_core_utils.records.requests import StageFlops
+from experiment_core_utils.tasks.interface import Sample, Task
+
+# Samples whose pictures are opened for their shape.
+INSPECTED_SAMPLES = 8
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RequestWork:
+    """A request of the mean size of those looked at; of the largest one the elements held beside the weights."""
+
+    prompt_tokens: float | None  #: None where none of those looked at can be run
+    flops: StageFlops | None  #: None where no formula is known for the architecture
+    elements: int | None  #: cache and, where they are known, the largest activations; None without a formula
+    unusable_reason: str | None = None  #: why the first of those that cannot be run cannot, such as too long a prompt
+
+
+class PlannedRequests(Protocol):
+    """Requests of a task to a model, as the first samples that can be read show them."""
+
+    no_formula: str | None  #: why there are no operations and no memory; None where there are
+    weight_elements: int  #: of the whole model
+    num_samples: int  #: that were looked at
+
+    def final_prompt(self, setting: Setting) -> FinalPrompt | None:
+        """What the model is given of the first sample that can be used; None where none can."""
+
+    def at(self, setting: Setting) -> RequestWork:
+        """A request at the setting."""
+
+
+def of_first_samples(
+    task: Task, sample_ids: Sequence[int], look: Callable[[Sample], T], most: int = INSPECTED_SAMPLES
+) -> list[T]:
+    """What is seen in the first few samples that can be read."""
+    seen: list[T] = []
+    reason = ""
+    for sample_id in sample_ids:
+        try:
+            with library_faults_named(f"sample {sample_id}"):
+                seen.append(look(task[sample_id]))
+        except SampleError as error:
+            reason = str(error)
+        if len(seen) == most:
+            break
+    if not seen:
+        raise ConfigurationError(
+            f"none of the {len(sample_ids)} samples of {task.name} {task.split} that were drawn can be read, the last "
+            f"because: {reason}; give others with --seed or --ids"
+        )
+    return seen
+
+
+def mean_flops(flops: Sequence[StageFlops]) -> StageFlops:
+    """Mean FLOPs of each stage, over requests; vision over those without a picture too."""
+    vision = [each.vision_flops or 0 for each in flops]
+    decode = [each.decode_flops_per_token for each in flops if each.decode_flops_per_token is not None]
+    return StageFlops(
+        vision_flops=round(statistics.fmean(vision)) if any(vision) else None,
+        prefill_flops=round(statistics.fmean(each.prefill_flops for each in flops)),
+        decode_flops_per_token=statistics.fmean(decode) if decode else None,
+    )
