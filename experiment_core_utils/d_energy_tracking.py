@@ -46,7 +46,7 @@ from experiment_core_utils.meters.windows import (
     energy_of_whole_acts,
     why_no_power,
 )
-from experiment_core_utils.models.interface import Stepwise
+from experiment_core_utils.models.interface import Runnable, Stepwise
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise, local_gather
 from experiment_core_utils.primitives.csv_tables import Cell
@@ -408,7 +408,7 @@ def energy_of_pass(
 
 
 def energy_of_setting(
-    model: Stepwise,
+    model: Runnable | Stepwise,
     request: tuple[int, Mapping[str, Any]] | None,
     max_new_tokens: int,
     how: StageMeasurement,
@@ -429,6 +429,9 @@ def energy_of_setting(
     if request is None:
         return SettingEnergy(experiment_id, rank, None, None, missing, "no sample can be read")
     sample_id, inputs = request
+    if not isinstance(model, Stepwise):
+        reason = "the model does not run its stages one by one"
+        return SettingEnergy(experiment_id, rank, sample_id, None, missing, reason, flops_over_mean)
     try:
         with out_of_memory_named():
             stages = stage_energies(model, inputs, max_new_tokens, model.rewind, how)

@@ -29,7 +29,7 @@ from experiment_core_utils.models.costs.memory import (
     step_weights,
 )
 from experiment_core_utils.models.costs.prompt_flops import FlopMethod, count_prompt_flops
-from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.interface import Inspectable, Runnable
 from experiment_core_utils.primitives.device import gpu_uuid, resident_bytes, used_gpus
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.statistics import mean_of
@@ -447,13 +447,13 @@ def with_generation(
     return {**compute, **flops, "hardware_utilisation": utilisation.content(), "memory_by_process": list(memories)}
 
 
-def setting_compute(setting: Setting, merged: MeasuredSetting, model: StagedModel, dtype: str | None) -> ComputePart:
+def setting_compute(setting: Setting, merged: MeasuredSetting, model: Runnable, dtype: str | None) -> ComputePart:
     """Memory with its parts, load and utilisation of a setting of the knobs over all its samples.
 
     Args:
         dtype: of the model's products.
     """
-    counted = model.count_bytes(setting)
+    counted = model.count_bytes(setting) if isinstance(model, Inspectable) else None
     parts = setting_memory(merged.memory, merged.samples, counted)
     by_formula = counted_memory(merged.samples, counted)
     memory = None if merged.memory is None or parts is None else {**asdict(merged.memory), **parts, **by_formula}

@@ -8,6 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from experiment_core_utils.config.parts import TableFormat
@@ -39,6 +40,7 @@ from experiment_core_utils.records.setting_result import (
     read_setting,
     setting_file_name,
     setting_key,
+    share_of_reference,
 )
 
 # Columns of the knobs that have names of their own, in both tables.
@@ -238,6 +240,21 @@ RATE_COLUMNS = {
     "peak_memory_bytes": "`memory.peak_memory_bytes`",
     "process_rss_bytes": "`memory.process_rss_bytes`",
 }
+# Column of the mean total time over that of the model as it is, on the samples that both have.
+SHARE_OF_REFERENCE = "T_total_share_of_reference"
+# Columns before the origin, beside what they are from.
+FURTHER_COLUMNS = {
+    "vision": "the requested picture: tier, token target or `own`",
+    "num_total_blocks": "the same key",
+    "target_vision_tokens_mean": "the same key",
+    "pooled_image_features_mean": "`aggregate_stats`",
+    "drift_ratio_max": "largest `before` or `after` of `drift`",
+    SHARE_OF_REFERENCE: "mean total time over that of the reference setting, on the samples that both have",
+}
+# Whole numbers, beside counts (`num_…`), bytes and levels of knobs that are.
+WHOLE_COLUMNS = ("fixed_length_tokens", "protocol_version")
+# Columns of text, and those of yes and no.
+TEXT_COLUMNS = (*IDENTITY_COLUMNS, *ORIGIN_COLUMNS, "tier", "metric", *ENERGY_SOURCE_COLUMNS)
 # What people read first; the other columns follow in the order of `settings_frame`, the origin at the end.
 READ_FIRST = (
     *IDENTITY_COLUMNS,
@@ -274,29 +291,54 @@ def read_results(folder: Path) -> dict[str, SettingResult]:
 
 
 def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
-    """One row a setting, columns in fixed order; units in the names (times in ms), absent values empty."""
+    """One row a setting with all columns in reading order, the schema of every table of settings.
+
+    Units are in the names (times in ms, energy in J). Absent numbers and texts are NaN, absent answers None, never 0 or
+    False. Counts, bytes and levels of knobs without gaps are whole numbers.
+    """
     further = further_knobs(results)
-    return pd.DataFrame([_setting_row(result, further) for result in results])
+    references = {each.provenance.task.name: each for each in results if each.is_reference}
+    rows = [_setting_row(each, further, references.get(each.provenance.task.name)) for each in results]
+    frame = pd.DataFrame(rows)
+    return typed(frame[in_reading_order(list(frame.columns))], TEXT_COLUMNS, REFERENCE_COLUMNS)
 
 
 def table_of_settings(results: Sequence[SettingResult]) -> pd.DataFrame:
-    """`settings_frame` with who each row is, rates and memory, in reading order.
+    """`settings_frame` as the files have it: without columns that have no value.
 
-    Knobs and accuracy are always there (`vision_tokens_target` where one was requested); other columns without any
-    value are left out, and those of empty and one-token answers where there is none.
+    Knobs and accuracy are always there (`vision_tokens_target` where one was requested); columns of empty and one-token
+    answers where there is such an answer.
     """
-    further = pd.DataFrame([_identity_and_rates(result) for result in results])
-    frame = pd.concat([further, settings_frame(results)], axis=1)
-    names = in_reading_order(list(frame.columns))
+    frame = settings_frame(results)
     always = set(SETTING_COLUMNS) - {"vision_tokens_target"}
     counted = frame[list(ANSWER_COLUMNS)].fillna(0)
-    has_value = {name: counted[name].any() if name in counted else frame[name].notna().any() for name in names}
-    return frame[[name for name in names if name in always or has_value[name]]]
+    has_value = {name: counted[name].any() if name in counted else frame[name].notna().any() for name in frame}
+    return frame[[name for name in frame if name in always or has_value[name]]]
+
+
+def typed(frame: pd.DataFrame, texts: Iterable[str], flags: Iterable[str], whole: Iterable[str] = ()) -> pd.DataFrame:
+    """The frame with texts, yes or no (None where absent), whole numbers where a column has no gaps, and floats.
+
+    Args:
+        whole: columns of whole numbers, beside those that are by their name.
+    """
+    kinds = dict.fromkeys(texts, "str")
+    kinds |= {name: "bool" if frame[name].notna().all() else "object" for name in flags}
+    levels = {*KNOB_COLUMNS, *(knob.name for knob in all_knobs())}
+    for name in map(str, frame.columns):
+        is_whole = name in {*whole, *WHOLE_COLUMNS} or "num_" in name or name.endswith("_bytes")
+        if name in levels:
+            is_whole = all(isinstance(level, int | np.integer) for level in frame[name])
+            if any(isinstance(level, str) for level in frame[name]):
+                kinds[name] = "str"
+        kinds.setdefault(name, "int64" if is_whole and frame[name].notna().all() else "float64")
+    return frame.astype({str(name): kinds[str(name)] for name in frame.columns})
 
 
 def in_reading_order(names: Sequence[str]) -> list[str]:
-    """The columns of the CSV of settings as people read them."""
-    return [*READ_FIRST, *(name for name in names if name not in (*READ_FIRST, *ORIGIN_COLUMNS)), *ORIGIN_COLUMNS]
+    """The columns of a table of settings as people read them."""
+    last = (*FURTHER_COLUMNS, *ORIGIN_COLUMNS)
+    return [*READ_FIRST, *(name for name in names if name not in (*READ_FIRST, *last)), *last]
 
 
 def _identity_and_rates(result: SettingResult) -> dict[str, Any]:
@@ -314,9 +356,7 @@ def _identity_and_rates(result: SettingResult) -> dict[str, Any]:
         "file": setting_file_name(result),
         "tokens_per_second": rate(sum(sample.output_tokens for sample in measured), total_s),
         "requests_per_second": rate(len(measured), total_s),
-        **{name: getattr(result.memory, name, None) for name in RATE_COLUMNS if name.startswith("counted_")},
-        "peak_memory_bytes": getattr(result.memory, "peak_memory_bytes", None),
-        "process_rss_bytes": getattr(result.memory, "process_rss_bytes", None),
+        **{name: getattr(result.memory, name, None) for name in RATE_COLUMNS if name.endswith("_bytes")},
     }
 
 
@@ -449,10 +489,19 @@ def read_results_csv(csv_file_path: Path | str) -> list[dict[str, Cell]]:
     return read_table_file(Path(csv_file_path))
 
 
-def _setting_row(result: SettingResult, further: Sequence[Knob[Any]]) -> dict[str, Any]:
+def drift_ratios(results: Iterable[SettingResult]) -> list[float]:
+    """Every reading of the control setting over its first; files from before the key existed have none."""
+    entries = [drift for result in results for drift in result.drift]
+    return [float(ratio) for entry in entries for ratio in (entry.before, entry.after) if ratio is not None]
+
+
+def _setting_row(
+    result: SettingResult, further: Sequence[Knob[Any]], reference: SettingResult | None
+) -> dict[str, Any]:
     low, high = result.accuracy_ci95 or (None, None)
     interval = {"accuracy_ci95_low": low, "accuracy_ci95_high": high}
-    row = {name: interval[name] if name in interval else getattr(result, name) for name in SETTING_COLUMNS}
+    row = _identity_and_rates(result)
+    row |= {name: interval[name] if name in interval else getattr(result, name) for name in SETTING_COLUMNS}
     stats, summary = result.aggregate_stats, None if result.energy is None else result.energy.summary
     row |= {f"{name}_ms" if name.startswith("T_") else name: stats.get(name) for name in STAT_COLUMNS}
     fixed = fixed_length_of(result)
@@ -473,4 +522,9 @@ def _setting_row(result: SettingResult, further: Sequence[Knob[Any]]) -> dict[st
     row |= {f"{name}_ms": stats.get(name) for name in TYPICAL_COLUMNS}
     row |= {name: getattr(result, name) for name in PROTOCOL_COLUMNS}
     setting = setting_of(result)
-    return row | {knob.name: setting.level(knob.name) for knob in further}
+    row |= {name: setting.level(name) for name in ("vision", *(knob.name for knob in further))}
+    row |= {name: getattr(result, name) for name in ("num_total_blocks", "target_vision_tokens_mean")}
+    row["pooled_image_features_mean"] = stats.get("pooled_image_features_mean")
+    row["drift_ratio_max"] = max(drift_ratios([result]), default=None)
+    row[SHARE_OF_REFERENCE] = None if reference is None else share_of_reference(result, reference)
+    return row

@@ -380,7 +380,7 @@ def summarise_and_save(
     ).with_caveats(caveats)
     result = setting_result(
         setting,
-        model.num_total_blocks,
+        requested.source.limits.num_total_blocks,
         merged,
         scoring.scores,
         summary,

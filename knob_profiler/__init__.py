@@ -1,4 +1,4 @@
-"""The profiler from Python: `profile` measures settings of the knobs, `load` reads a folder of results.
+"""The profiler from Python: `profile` measures settings of the knobs, `load` reads a folder, `compare` compares two.
 
     import knob_profiler as kp
 
@@ -11,9 +11,10 @@ torch and transformers are imported when one of the names is first used.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from knob_profiler.api import Results, load, profile
+    from knob_profiler.api import Results, compare, load, profile
+    from knob_profiler.comparing import ComparedResults
 
-__all__ = ["Results", "load", "profile"]
+__all__ = ["ComparedResults", "Results", "compare", "load", "profile"]
 
 
 def __dir__() -> list[str]:

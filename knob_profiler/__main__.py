@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """The command `knobprof`: every job of the project by one name.
 
 knobprof profile --tier_list low high --top_k_list 4 8 --num_samples 16
@@ -7,11 +8,13 @@ Each subcommand runs the `main` of a published command, with its flags and exit 
 Over several processes: `torchrun --nproc-per-node=2 -m knob_profiler profile ...`, or `accelerate launch -m`.
 """
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import PROGRAM, OneLineParser
@@ -27,6 +30,11 @@ class Command:
     module: str
     help: str
 
+    def main(self, argv: Sequence[str]) -> int:
+        """Run it. Exit code: its own."""
+        code: int | None = import_module(self.module).main(argv)
+        return code or 0
+
 
 @dataclass(frozen=True)
 class Group:
@@ -34,6 +42,7 @@ class Group:
 
     commands: "Mapping[str, Command | Group]"
     help: str
+    examples: Sequence[str] = ()
 
 
 COMMANDS = Group(
@@ -52,9 +61,13 @@ COMMANDS = Group(
                 "latency": Command("experiments.core_exp.e3_latency_estimator", "a latency estimator (E3)"),
             },
             "analyses of a run: stages, knobs, latency",
+            ("knobprof analyse stages results/core_exp", "knobprof analyse knobs results/core_exp --percentile 99"),
         ),
         "compare": Command("experiments.core_exp.compare_runs", "what is faster, slower or the same in another run"),
         "tables": Command("experiments.core_exp.write_tables", "write the CSV files of a run again"),
+        "collect": Command(
+            "experiments.core_exp.collect_table", "measure a full grid, and write it as one small table"
+        ),
         "tasks": Command(
             "experiment_core_utils.saved_results.tasks_command",
             "list tasks, score stored answers again, compare settings of a run",
@@ -66,14 +79,25 @@ COMMANDS = Group(
                 "evaluate": Command("experiments.controller.evaluate_controller", "policies, at latency budgets"),
             },
             "knobs for each request within a latency budget",
+            (
+                "knobprof controller lookup build results/core_exp --output lookup.json",
+                "knobprof controller lookup predict lookup.json --budget_ms 100 200",
+            ),
         ),
         "convolutions": Group(
             {
                 "profile": Command("experiments.performance_prediction.run_profile", "profile networks by algorithm"),
                 "predict": Command("experiments.performance_prediction.predict", "predict latency from profiles"),
                 "status": Command("experiments.performance_prediction.profile_status", "how far the stages have come"),
+                "check": Command(
+                    "experiments.performance_prediction.check_gpu", "whether this GPU's results are right"
+                ),
             },
             "convolution algorithms in whole networks",
+            (
+                "knobprof convolutions profile --model vgg16 --algorithm gemm --test",
+                "knobprof convolutions predict fit results --output latency_model.json",
+            ),
         ),
         "blocks": Command(
             "experiments.block_importance.score_blocks", "score a model's transformer blocks, or choose sets of them"
@@ -81,6 +105,11 @@ COMMANDS = Group(
         "meters": Command("experiment_core_utils.meters.__main__", "what measures energy on this machine"),
     },
     "Accuracy, latency, FLOPs, memory and energy of model inference under run-time knobs.",
+    (
+        "knobprof profile --num_samples 64 --output_dir results/first     # the model that comes with the project",
+        "knobprof profile --model_path MODEL --data_file my.jsonl --dry_run",
+        "knobprof report results/first                                    # one HTML page about it",
+    ),
 )
 
 
@@ -88,34 +117,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand. Exit code: that of the command; 2 where there is none of that name, or none is given, which
     prints the help.
     """
-    found: Command | Group = COMMANDS
-    words, rest = ["knobprof"], list(sys.argv[1:] if argv is None else argv)
-    while isinstance(found, Group) and rest and rest[0] in found.commands:
-        words.append(rest.pop(0))
-        found = found.commands[words[-1]]
+    name, found, rest = found_command(sys.argv[1:] if argv is None else argv)
     if isinstance(found, Group) and not rest:
-        _parser(" ".join(words), found).print_help()
+        group_parser(name, found).print_help()
         return 2
     if isinstance(found, Group):
         try:
-            _parser(" ".join(words), found).parse_args(rest)
+            group_parser(name, found).parse_args(rest)
         except ProfilerError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
         return 0
-    token = PROGRAM.set(" ".join(words))
+    token = PROGRAM.set(name)
     try:
-        code: int | None = import_module(found.module).main(rest)
+        return found.main(rest)
     finally:
         PROGRAM.reset(token)
-    return code or 0
 
 
-def _parser(program: str, group: Group) -> OneLineParser:
+def found_command(words: Sequence[str]) -> tuple[str, Command | Group, list[str]]:
+    """Name, subcommand or group of subcommands that the first words name, and the words that are left."""
+    found: Command | Group = COMMANDS
+    names, rest = ["knobprof"], list(words)
+    while isinstance(found, Group) and rest and rest[0] in found.commands:
+        names.append(rest.pop(0))
+        found = found.commands[names[-1]]
+    return " ".join(names), found, rest
+
+
+def group_parser(program: str, group: Group) -> OneLineParser:
     """Lists the subcommands, gives the version, and refuses every other word."""
-    parser = OneLineParser(prog=program, description=group.help, epilog=f"{program} COMMAND --help shows its flags.")
-    parser.add_argument("--version", action="version", version=f"knobprof {_version()}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", title="commands", parser_class=OneLineParser)
+    parser = OneLineParser(prog=program, description=group.help, examples=group.examples)
+    parser.add_argument("-V", "--version", action="version", version=f"knobprof {_version()}")
+    commands = parser.add_subparsers(required=True, description=f"{program} COMMAND --help shows the flags of one")
     for name, each in group.commands.items():
         commands.add_parser(name, help=each.help)
     return parser
@@ -129,7 +163,9 @@ def _version() -> str:
 
 
 def console() -> None:
-    """The installed script."""
+    """The installed script; where a shell asks what may stand at the cursor, it answers that instead."""
+    if "_ARGCOMPLETE" in os.environ and find_spec("argcomplete") is not None:
+        import_module("knob_profiler.completion").complete()
     sys.exit(run_command(main))
 
 

@@ -7,21 +7,33 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.knobs.registry import load_knob_module
 from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiment_core_utils.primitives.notebook_html import block, listed, paragraph
+from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.records.conclusion import Conclusion
 from experiment_core_utils.records.setting_result import SettingResult, setting_key
 from experiment_core_utils.records.settings import SettingFailure
+from experiments.analyses.charts.knob_charts import fronts_chart
+from experiments.analyses.charts.style import caption_of
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
 from experiments.analyses.knobs.conclusion import conclude
 from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.knobs.objectives import COSTS, LATENCY_MEAN, NoObjectives
+from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis
 from experiments.analyses.report.page import write_report
-from experiments.analyses.sweeps import Sweep, load_sweep, samples_frame, settings_frame
+from experiments.analyses.sweeps import Sweep, labels_of, load_sweep, samples_frame, settings_frame
+from experiments.analyses.two_runs import compare_runs, runs_in
 from experiments.core_exp.closing_lines import concluded_and_saved
+from knob_profiler.comparing import ComparedResults
+from knob_profiler.keywords import flags_of, in_words_of
+from knob_profiler.pictures import figure_for_notebooks
+from knob_profiler.tables import task_html
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,7 +62,7 @@ class Results:
         return Sweep(found.provenance, tuple(each for each in found.settings if (each.task, each.key) in own))
 
     def frame(self) -> pd.DataFrame:
-        """One row a setting: task, knobs, accuracy, times in ms, tokens, FLOPs, energy in J; NaN where absent."""
+        """One row a setting, by the columns of the CSV of settings, also those without a value; NaN where absent."""
         return settings_frame(self.sweep)
 
     def samples(self) -> pd.DataFrame:
@@ -64,36 +76,42 @@ class Results:
         `num_draws` bootstrap draws of the samples, and `status`: `established`, or `within_noise` of another setting.
 
         Args:
-            cost: `latency_mean`, `latency_p95`, `latency_p99`, `energy` or `flops`.
+            cost: `latency_mean`, `latency_p95`, `latency_p99`, `energy`, `flops` or `memory`.
 
         Raises:
             ResultsError: there is no such cost, or it was not measured.
         """
-        if cost not in COSTS:
-            raise ResultsError(f"there is no cost {cost!r}; give one of {', '.join(COSTS)}")
-        of, rows = COSTS[cost], []
-        for task in analyse_knobs(grids_of(self.sweep), (of,), num_draws).tasks:
-            (found,) = task.fronts
-            if isinstance(found, NoObjectives):
-                raise ResultsError(f"{found.task} has no front of accuracy and {of.label}: {found.reason}")
-            rows += [
+        return pd.DataFrame(
+            [
                 {
-                    "task": found.found.task,
+                    "task": each.found.task,
                     "setting": point.key,
                     "accuracy": point.accuracy,
-                    f"{of.name}_{of.unit}": point.cost,
+                    f"{each.found.of.name}_{each.found.of.unit}": point.cost,
                     "probability": point.probability,
                     "status": point.status,
                 }
-                for point in found.front.points
+                for each in self._fronts(cost, num_draws)
+                for point in each.front.points
                 if point.on_front
             ]
-        return pd.DataFrame(rows)
+        )
 
-    def conclusions(self, num_draws: int = NUM_DRAWS) -> list[Conclusion]:
-        """Which setting of each task to take, how sure that is, and what voids it; printed, the last lines of a run."""
-        tasks = analyse_knobs(grids_of(self.sweep), (LATENCY_MEAN,), num_draws).tasks
-        return [conclude(task, self.sweep.settings) for task in tasks]
+    def plot(self, cost: str = "latency_mean", num_draws: int = NUM_DRAWS) -> Figure:
+        """The picture of the front, a panel for each task; a notebook shows it.
+
+        Args:
+            cost: as of `front`.
+        """
+        fronts = self._fronts(cost, num_draws)
+        caption = caption_of([self.sweep.provenance], len(self.sweep.settings), self.sweep.num_samples)
+        return figure_for_notebooks(fronts_chart(fronts), caption)
+
+    def conclusions(self) -> list[Conclusion]:
+        """Which setting of each task to take, how sure that is, why, and what voids it; printed, the last lines of a
+        run.
+        """
+        return [conclude(task, self.sweep.settings) for task in self._by_mean_latency]
 
     @cached_property
     def conclusion(self) -> Conclusion:
@@ -113,15 +131,42 @@ class Results:
         write_report([self.folder], output)
         return output
 
+    @cached_property
+    def _by_mean_latency(self) -> Sequence[TaskAnalysis]:
+        return analyse_knobs(grids_of(self.sweep), (LATENCY_MEAN,)).tasks
+
+    def _fronts(self, cost: str, num_draws: int) -> list[FrontAnalysis]:
+        """The front of each task; raises ResultsError where there is no such cost."""
+        if cost not in COSTS:
+            raise ResultsError(f"there is no cost {cost!r}{did_you_mean(cost, COSTS)}; give one of {', '.join(COSTS)}")
+        is_usual = (COSTS[cost], num_draws) == (LATENCY_MEAN, NUM_DRAWS)
+        tasks = self._by_mean_latency if is_usual else None
+        fronts = []
+        for task in tasks or analyse_knobs(grids_of(self.sweep), (COSTS[cost],), num_draws).tasks:
+            (found,) = task.fronts
+            if isinstance(found, NoObjectives):
+                raise ResultsError(f"{found.task} has no front of accuracy and {found.of.label}: {found.reason}")
+            fronts.append(found)
+        return fronts
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it: the conclusion, the front and the table of settings of each task."""
+        lost = [f"{key} failed: {failure.reason}" for key, failure in self.failed.items()]
+        try:
+            tasks = [part for task in self._by_mean_latency for part in task_html(task, self.sweep, self.frame())]
+        except ResultsError as error:
+            tasks = [paragraph(str(error))]
+        return block(*tasks, listed(lost), paragraph(repr(self), is_quiet=True))
+
 
 def profile(
     model: Path | str | None = None,
     task: str | None = None,
     *,
-    tiers: Sequence[str] | None = None,
-    vision_tokens: Sequence[int] | None = None,
-    top_k: Sequence[int] | None = None,
-    active_blocks: Sequence[int] | None = None,
+    tiers: Sequence[str] | str | None = None,
+    vision_tokens: Sequence[int] | int | None = None,
+    top_k: Sequence[int] | int | None = None,
+    active_blocks: Sequence[int] | int | None = None,
     samples: int | None = None,
     output_dir: Path | str | None = None,
     **flags: Any,
@@ -129,8 +174,8 @@ def profile(
     """Measure each combination of the knobs' values on the same samples, or resume where the folder has a part.
 
     What is left out has the default of the command `knobprof profile`; `flags` are its flags by name, such as
-    `num_runs_per_sample=1`, those of further knobs and `knob_module` too. Failures of single settings and samples are
-    in the results.
+    `num_runs_per_sample=1`, those of further knobs and `knob_module` too. One value stands for a list of one. Failures
+    of single settings and samples are in the results.
 
     Args:
         model: folder or hub id; None: the embedded model.
@@ -147,20 +192,22 @@ def profile(
     if flags.get("dry_run"):
         raise ConfigurationError("dry_run: this call measures; for a plan run the command `knobprof profile --dry_run`")
     named = {
-        "model_path": None if model is None else str(model),
-        "dataset_name": task,
-        "tier_list": tiers,
-        "vision_tokens_list": vision_tokens,
-        "top_k_list": top_k,
-        "num_active_blocks_list": active_blocks,
-        "num_samples": samples,
+        "model": None if model is None else str(model),
+        "task": task,
+        "tiers": tiers,
+        "vision_tokens": vision_tokens,
+        "top_k": top_k,
+        "active_blocks": active_blocks,
+        "samples": samples,
         "output_dir": output_dir,
     }
-    given = {name: value for name, value in named.items() if value is not None}
-    if twice := [name for name in given if name in flags]:
-        raise ConfigurationError(f"{twice[0]}: given twice, also by its short name; give one of the two")
-    config = ProfilingConfig.of(**flags, **given)
-    report = run_profiling(config)
+    given = {name: value for name, value in named.items() if value is not None} | flags
+    if given.get("knob_module"):
+        # It brings flags.
+        load_knob_module(Path(given["knob_module"]))
+    with in_words_of(given):
+        config = ProfilingConfig.of(**flags_of(given))
+        report = run_profiling(config)
     concluded_and_saved(report, config.machine.tracker)
     return Results(report.output_dir, report.results, report.failed)
 
@@ -177,3 +224,29 @@ def load(folder: Path | str, knob_module: Path | str | None = None) -> Results:
     if knob_module is not None:
         load_knob_module(Path(knob_module))
     return Results(Path(folder), tuple(each.result for each in load_sweep(Path(folder)).settings), {})
+
+
+def compare(
+    first: Results | Path | str,
+    *others: Results | Path | str,
+    margin: float = 0.02,
+    accuracy_margin: float = ACCURACY_MARGIN,
+    between_runs: float | None = None,
+) -> ComparedResults:
+    """Results against the first, on the settings and samples that all have, as `knobprof compare` does.
+
+    Args:
+        first: results, or a folder of them; of a folder with sub-folders `1`, `2`, ... each is a run of one side.
+        margin: change of a ratio that is `SAME`.
+        accuracy_margin: the same of accuracy, as a part of the metric's best score.
+        between_runs: how much runs of one thing differ in speed, a standard deviation; used where no side has two runs.
+
+    Raises:
+        ResultsError: nothing to compare with, no results, or no setting or question in common.
+    """
+    if not others:
+        raise ResultsError("one run is given; compare it with another: compare(first, second)")
+    folders = [each.folder if isinstance(each, Results) else Path(each) for each in (first, *others)]
+    sides = [(each.sweep,) if isinstance(each, Results) else runs_in(Path(each)) for each in (first, *others)]
+    labels = labels_of([side[0] for side in sides], folders)
+    return ComparedResults(compare_runs(sides, labels, margin, accuracy_margin, between_runs))

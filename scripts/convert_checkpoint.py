@@ -1,7 +1,7 @@
 """Convert a MolmoE of the original training code (config.yaml, model.pt) into the published layout, to be profiled.
 
 python scripts/convert_checkpoint.py --input /data/original --tokenizer /data/tokenizer --output /data/molmoe
-python experiments/core_exp/acc_lat_profiling.py --model_path /data/molmoe
+knobprof profile --model_path /data/molmoe
 """
 
 import sys

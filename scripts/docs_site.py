@@ -16,7 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from experiment_core_utils.config.command_line import PROGRAM
+from experiment_core_utils.config.command_line import PROGRAM, READER, OneLineParser, default_metavar
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.saved_results.schema_docs import documented
 from knob_profiler.__main__ import COMMANDS, Group
@@ -28,8 +28,6 @@ _PROFILER = "experiments.core_exp.acc_lat_profiling"
 _COMMANDS = "<!-- commands -->"
 #: where files from outside docs/ are in the site
 SOURCES = "repository"
-# Published commands that `knobprof` has no name for: name and module.
-OTHER_COMMANDS = (("python experiments/core_exp/collect_table.py", "experiments.core_exp.collect_table"),)
 _LINK = re.compile(r"(?<=\]\()([^)\s#:]+)((?:#[^)\s]*)?)(?=\))")
 # mermaid's own script, where `npm install mermaid` has put it; the theme would load it from a server.
 _MERMAID = Path("node_modules/mermaid/dist/mermaid.min.js")
@@ -39,27 +37,23 @@ class _Found(BaseException):
     """Carries the parser of a command out of its `main`."""
 
 
-def parser_of(module: str) -> argparse.ArgumentParser:
+def parser_of(module: str) -> OneLineParser:
     """The parser that the `main` of a module makes."""
 
-    def caught(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> tuple[argparse.Namespace, list[str]]:
-        # What is read before the flags are made has no help of its own.
-        if not parser.add_help:
-            return argparse.Namespace(), []
+    def caught(parser: OneLineParser) -> None:
         raise _Found(parser)
 
-    main, parsing = import_module(module).main, argparse.ArgumentParser.parse_known_args
-    argparse.ArgumentParser.parse_known_args = caught  # type: ignore[assignment]
+    token = READER.set(caught)
     try:
-        main([])
+        import_module(module).main([])
     except _Found as found:
-        parser: argparse.ArgumentParser = found.args[0]
+        parser: OneLineParser = found.args[0]
     finally:
-        argparse.ArgumentParser.parse_known_args = parsing  # type: ignore[method-assign]
+        READER.reset(token)
     return parser
 
 
-def subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+def subcommands(parser: OneLineParser) -> Iterator[tuple[str, OneLineParser]]:
     """The subcommands of a parser by name."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -87,14 +81,13 @@ def commands_described() -> str:
         of_its_own = "Its flags are the [flags of the profiler](#flags-of-the-profiler)."
         described = of_its_own if module == _PROFILER else _described(parser)
         parts.append(f"## {name}\n\n`python -m {module}`\n\n{described}")
-    for name, module in OTHER_COMMANDS:
-        parts.append(f"## {name}\n\n{_described(parser_of(module))}")
     return "\n\n".join(parts)
 
 
-def _described(parser: argparse.ArgumentParser) -> str:
-    """The description of a parser and a table for each group of its flags, then those of its subcommands."""
+def _described(parser: OneLineParser) -> str:
+    """The description of a parser, its examples and a table for each group of its flags, then its subcommands'."""
     parts, formatter = [parser.description or ""], parser._get_formatter()
+    parts.append("\n".join(f"    {example}" for example in parser.examples))
     for group in parser._action_groups:
         rows = [
             f"| {_names(action)} | {_cell(formatter._expand_help(action) if action.help else '')} |"
@@ -115,7 +108,7 @@ def _names(action: argparse.Action) -> str:
     if action.choices is not None:
         words += map(str, action.choices)
     elif action.nargs != 0:
-        words.append(str(action.metavar or action.dest.upper()))
+        words.append(str(action.metavar or default_metavar(action)))
     if action.nargs in ("+", "*"):
         words.append("...")
     return f"`{' '.join(words)}`"

@@ -1,7 +1,7 @@
 """Write a folder with the config of a full-size MolmoE-1B and the embedded tokenizer, to be run with random weights.
 
 python scripts/make_random_checkpoint.py --output /tmp/molmoe_1b
-python experiments/core_exp/acc_lat_profiling.py --model_path /tmp/molmoe_1b --random_weights
+knobprof profile --model_path /tmp/molmoe_1b --random_weights
 """
 
 import sys

@@ -32,9 +32,13 @@ from experiment_core_utils.primitives.flag_fields import (
     CountInMemory,
     CountOrZero,
     FilePath,
+    FolderPath,
     LargeNumber,
     Listed,
+    Metavar,
     Part,
+    ProperFraction,
+    Text,
     not_empty,
 )
 from experiment_core_utils.primitives.texts import did_you_mean
@@ -60,7 +64,7 @@ def _with_line_ends(text: str) -> str:
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
-StopText = Annotated[str, AfterValidator(_with_line_ends)]
+StopText = Annotated[Text, AfterValidator(_with_line_ends)]
 
 
 _LISTED_MODELS = 10
@@ -143,9 +147,10 @@ def _say_launched_format(launched: str, precision: str) -> None:
         LOGGER.warning("accelerate launch --mixed_precision %s is measured as --precision %s", launched, precision)
 
 
-ModelPath = Annotated[str, BeforeValidator(not_empty), AfterValidator(only_model_in)]
-Delay = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
-TimeLimit = Annotated[float, Field(ge=0.001, le=MOST_SECONDS)]
+ModelPath = Annotated[str, BeforeValidator(not_empty), AfterValidator(only_model_in), Metavar("MODEL")]
+Delay = Annotated[float, Field(ge=0, le=MOST_SECONDS), Metavar("SECONDS")]
+TimeLimit = Annotated[float, Field(ge=0.001, le=MOST_SECONDS), Metavar("SECONDS")]
+Implementation = Annotated[str, Metavar("IMPLEMENTATION")]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 
 NumProcesses = Annotated[
@@ -163,7 +168,7 @@ WorkerTimeout = Annotated[
     TimeLimit, Field(description="seconds without a finished sample after which another process counts as lost")
 ]
 AttnImplementation = Annotated[
-    str | None,
+    Implementation | None,
     Field(description="attention of transformers, such as sdpa or eager (default: the model's)"),
 ]
 
@@ -199,7 +204,7 @@ class ModelConfig(Part):
         "allows it; auto: graph where every stage can, else eager",
     )
     attn_implementation: AttnImplementation = None
-    experts_implementation: str | None = Field(
+    experts_implementation: Implementation | None = Field(
         default=None,
         description="experts of transformers, such as grouped_mm or eager (default: the model's)",
     )
@@ -233,7 +238,7 @@ def _pairs(given: Any) -> Any:
 class TaskConfig(Part):
     """Which samples of which task, and how they are put to the model."""
 
-    dataset_name: str | None = Field(
+    dataset_name: Annotated[str, Metavar("TASK")] | None = Field(
         default=None,
         description="name of the task (default: reference_vqa, for text models reference_questions; need no download)",
     )
@@ -243,7 +248,7 @@ class TaskConfig(Part):
         "save_to_disk or of pictures with metadata, or a dataset OWNER/NAME of the hub, with the columns image, "
         "question, answer or answers, options, type",
     )
-    columns: Annotated[Listed[str], BeforeValidator(_pairs)] | None = Field(
+    columns: Annotated[Listed[Annotated[str, Metavar("COLUMN=NAME")]], BeforeValidator(_pairs)] | None = Field(
         default=None, description="columns of --data_file by other names, such as question=prompt image=image_path"
     )
     text_only: bool = Field(
@@ -252,22 +257,24 @@ class TaskConfig(Part):
     task_module: FilePath | None = Field(
         default=None, description="Python file that registers tasks or metrics of your own (register_task)"
     )
-    metric: str | None = Field(
+    metric: Annotated[str, Metavar("METRIC")] | None = Field(
         default=None,
         description="metric that scores the answers (default: the task's own; of a file mc, relaxed or em_lenient)",
     )
-    split: str | None = Field(
+    split: Annotated[str, Metavar("SPLIT")] | None = Field(
         default=None, description="split of the task (default: the task's own, for most validation)"
     )
-    data_dir: FilePath | None = Field(
+    data_dir: FolderPath | None = Field(
         default=None, description="folder of a local copy of the dataset, or of the pictures of --data_file"
     )
-    hf_cache_dir: FilePath | None = Field(default=None, description="cache folder for models and datasets of the hub")
-    dataset_revision: str | None = Field(default=None, description="commit, tag or branch on the hub (default: main)")
-    prompt_template: str | None = Field(
+    hf_cache_dir: FolderPath | None = Field(default=None, description="cache folder for models and datasets of the hub")
+    dataset_revision: Annotated[str, Metavar("REVISION")] | None = Field(
+        default=None, description="commit, tag or branch on the hub (default: main)"
+    )
+    prompt_template: Text | None = Field(
         default=None, description="text around the question (default: by model family and task)"
     )
-    system_prompt: str | None = Field(
+    system_prompt: Text | None = Field(
         default=None, description="system message of the chat template (default: what the template adds by itself)"
     )
     no_chat_template: bool = Field(
@@ -278,7 +285,7 @@ class TaskConfig(Part):
         default="random", description="question_type: each type of question keeps its proportion in the split"
     )
     seed: Seed = Field(default=42, description="seed of the samples and of the order of the settings")
-    ids: Annotated[Listed[LargeNumber], AfterValidator(lambda ids: tuple(sorted(ids)))] | None = Field(
+    ids: Annotated[Listed[LargeNumber], AfterValidator(lambda ids: tuple(sorted(ids))), Metavar("ID")] | None = Field(
         default=None, description="ids of the samples of the split to measure, in place of a draw"
     )
     max_new_tokens: CountInMemory | None = Field(
@@ -413,10 +420,8 @@ class MeasuringConfig(Part):
         description="shuffled: settings of blocked order, and warm-ups, come in an order drawn by --seed; planned: as "
         "in the plan",
     )
-    until_precision: float | None = Field(
+    until_precision: ProperFraction | None = Field(
         default=None,
-        gt=0,
-        lt=1,
         examples=[0.02],
         description="end once the 95 % interval of the mean T_total of every setting is within this fraction of it, "
         "such as 0.02",
@@ -480,7 +485,7 @@ class MeasuringConfig(Part):
 class MachineConfig(Part):
     """On what it runs, with how much of it, and where the results go."""
 
-    output_dir: FilePath = Field(default=Path("results/core_exp"), description="folder of the results")
+    output_dir: FolderPath = Field(default=Path("results/core_exp"), description="folder of the results")
     format: TableFormat = Field(
         default="csv", description="tables of settings and samples; parquet: as Parquet files, too, beside the CSV"
     )
@@ -494,7 +499,7 @@ class MachineConfig(Part):
     dry_run: bool = Field(
         default=False, description="print the plan with estimates of time and memory, and measure nothing"
     )
-    detect: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+    detect: ProperFraction | None = Field(
         default=None,
         description="with --dry_run: also print how many samples show this difference in accuracy (a part of the best "
         "score) and in latency (relative)",
@@ -503,7 +508,7 @@ class MachineConfig(Part):
     num_processes: NumProcesses = None
     num_threads: NumThreads = None
     worker_timeout: WorkerTimeout = WORKER_TIMEOUT_S
-    request_cache_gb: Annotated[float, Field(ge=0, le=MOST_TIMES)] | None = Field(
+    request_cache_gb: Annotated[float, Field(ge=0, le=MOST_TIMES), Metavar("GB")] | None = Field(
         default=None,
         description="GB of host memory for prepared requests, of each process (default: a quarter of what is free / "
         "processes here)",

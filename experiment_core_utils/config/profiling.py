@@ -95,6 +95,14 @@ def build_parser() -> argparse.ArgumentParser:
         prog="acc_lat_profiling.py",
         description="Measure accuracy and stage-wise latency of a vision-language model for each setting of its "
         "knobs: vision tokens, experts per token (MoE top-k), active transformer blocks and further ones.",
+        # The flags of all groups would be a page of their own.
+        usage="%(prog)s [-h] [FLAG ...]",
+        examples=(
+            "knobprof profile --num_samples 64                       # the model and task that come with the project",
+            "knobprof profile --model_path MODEL --data_file my.jsonl --num_samples 500 --dry_run",
+            "knobprof profile --model_path MODEL --tier_list low high --num_active_blocks_list 18 24 --energy optional",
+            "accelerate launch experiments/core_exp/acc_lat_profiling.py --model_path MODEL    # on several GPUs",
+        ),
     )
     for name, part in parts_of_flags().items():
         add_flags(parser, part, ProfilingConfig.model_fields[name].title)

@@ -4,7 +4,7 @@ A family of models fills them in. Layers that are fused (`fused_rows`) become vi
 twice.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from experiment_core_utils.engines.description import DecoderDescription
+from experiment_core_utils.primitives.errors import ConfigurationError
 
 
 def fusing_unsupported_reason(layers: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> str | None:
@@ -81,6 +82,30 @@ class DecoderWeights(DecoderDescription):
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.head.dtype
+
+    @classmethod
+    def of(cls, description: DecoderDescription, **tensors: Any) -> "DecoderWeights":
+        """The weights of a decoder so described; raises ConfigurationError where their sizes are others."""
+        weights = cls(**vars(description), **tensors)
+        for name, found, expected in weights._sizes():
+            if tuple(found.shape) != expected:
+                raise ConfigurationError(
+                    f"the decoder cannot be fused: {name} is of {tuple(found.shape)}, its config says {expected}; run "
+                    "it with --execution eager"
+                )
+        return weights
+
+    def _sizes(self) -> Iterator[tuple[str, torch.Tensor, tuple[int, ...]]]:
+        """The tensors that the sizes are of, with their names and the shapes that the sizes say."""
+        width, experts, inner = self.width, self.num_experts, self.expert_width
+        queries, rows = self.num_heads * self.head_width, (self.num_heads + 2 * self.num_kv_heads) * self.head_width
+        yield "the head", self.head, (self.head_rows, width)
+        for place, block in enumerate(self.blocks):
+            yield f"qkv of block {place}", block.qkv, (rows, width)
+            yield f"output of block {place}", block.output, (width, queries)
+            yield f"router of block {place}", block.router, (experts, width)
+            yield f"gate_up of block {place}", block.gate_up, (experts, 2 * inner, width)
+            yield f"down of block {place}", block.down, (experts, width, inner)
 
 
 # Products on tensor cores want the inner width in multiples of this.

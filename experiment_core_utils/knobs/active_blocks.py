@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -25,7 +25,7 @@ from experiment_core_utils.knobs.interface import (
     number_after,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
-from experiment_core_utils.primitives.flag_fields import Count, FilePath, Listed, Part
+from experiment_core_utils.primitives.flag_fields import Count, FilePath, Listed, Metavar, Part
 from experiment_core_utils.primitives.grids import distinct, possible
 
 
@@ -34,7 +34,7 @@ class BlockFlags(Part):
 
     alternatives = (("importance_scores_file", "block_sets_file"),)
 
-    num_active_blocks_list: Listed[Count] | None = Field(
+    num_active_blocks_list: Annotated[Listed[Count], Metavar("BLOCKS")] | None = Field(
         default=None,
         description="numbers of active blocks, block 0 counted "
         "(default: all; where scores choose them, three quarters, too)",
@@ -156,6 +156,8 @@ class BlockCount(Knob[RunningBlocks]):
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
         """See `Knob.prove`; by the blocks that ran in prefill and decode, and the layers of the cache."""
         active = setting.value(self.name).indices
+        if proof.blocks_run is None:
+            return CannotBeSeen("the model shows no blocks")
         if proof.blocks_run != active or proof.blocks_run_decode != active:
             raise KnobDidNotAct(f"{setting.key}: blocks {proof.blocks_run} ran instead of {active}")
         if proof.cache_layers != len(active):

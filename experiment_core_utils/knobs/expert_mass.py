@@ -1,6 +1,6 @@
 """The knob of dynamic experts: how much of the router's probability the experts of a token must have together."""
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -15,7 +15,7 @@ from experiment_core_utils.knobs.interface import (
 )
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
-from experiment_core_utils.primitives.flag_fields import Listed, Part
+from experiment_core_utils.primitives.flag_fields import Fraction, Listed, Part
 
 # Sums of probabilities are computed twice, in float32.
 _ROUNDING = 1e-5
@@ -24,7 +24,7 @@ _ROUNDING = 1e-5
 class ExpertMassFlags(Part):
     """The flags of dynamic experts."""
 
-    expert_mass_list: Listed[Annotated[float, Field(gt=0, le=1)]] | None = Field(
+    expert_mass_list: Listed[Fraction] | None = Field(
         default=None,
         description="fractions of the router's probability: a token uses the fewest experts that have so much of it, "
         "at most top-k; 1.0: all top-k (default: 1.0)",

@@ -11,9 +11,10 @@ from typing import Any, Self
 from experiment_core_utils.knobs.interface import Knob, KnobLimits, Level
 from experiment_core_utils.knobs.registry import all_knobs, knob_named
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.notebook_html import block, field_table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Setting:
     """One setting of all knobs, in the order of the registry; a knob that the model lacks has no value.
 
@@ -47,6 +48,13 @@ class Setting:
                 f"{key!r} is not a key of a setting; give one such as tier-low_topk8_blocks16 or own_blocks16"
             )
         return cls(values)
+
+    def __repr__(self) -> str:
+        return f"Setting({self.key!r})"
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it: the value of each knob."""
+        return block(field_table({knob_named(name).title: level for name, level in self.levels.items()}))
 
     def __hash__(self) -> int:
         return hash(tuple(self.values.items()))

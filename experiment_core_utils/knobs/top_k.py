@@ -1,7 +1,7 @@
 """The knob of experts per token (MoE top-k)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -16,14 +16,14 @@ from experiment_core_utils.knobs.interface import (
     number_after,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, KnobDidNotAct
-from experiment_core_utils.primitives.flag_fields import Count, Listed, Part
+from experiment_core_utils.primitives.flag_fields import Count, Listed, Metavar, Part
 from experiment_core_utils.primitives.grids import distinct, possible
 
 
 class TopKFlags(Part):
     """The flags of experts per token."""
 
-    top_k_list: Listed[Count] | None = Field(
+    top_k_list: Annotated[Listed[Count], Metavar("EXPERTS")] | None = Field(
         default=None, description="numbers of experts per token (default: half the model's own number, and the whole)"
     )
 
@@ -92,6 +92,8 @@ class TopK(Knob[int]):
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
         """See `Knob.prove`; by the experts that the routers chose for a token."""
+        if proof.experts_per_token is None:
+            return CannotBeSeen("the model shows no experts")
         expected = tuple(model.expected_experts(setting))
         if proof.experts_per_token != expected:
             raise KnobDidNotAct(f"{setting.key}: {proof.experts_per_token} experts a token instead of {expected}")

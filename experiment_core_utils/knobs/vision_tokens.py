@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -18,7 +18,7 @@ from experiment_core_utils.knobs.interface import (
 )
 from experiment_core_utils.knobs.token_units import MOLMOE_TOKENS, MOST_CROPS, TokenUnit
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
-from experiment_core_utils.primitives.flag_fields import LargeNumber, Listed, Part
+from experiment_core_utils.primitives.flag_fields import LargeNumber, Listed, Metavar, Part
 from experiment_core_utils.primitives.grids import possible
 from experiment_core_utils.primitives.texts import did_you_mean
 
@@ -111,12 +111,14 @@ class VisionFlags(Part):
 
     alternatives = (("tier_list", "vision_tokens_list"),)
 
-    tier_list: Listed[str] | None = Field(
+    tier_list: Annotated[Listed[str], Metavar("TIER")] | None = Field(
         default=None,
         description=f"numbers of vision tokens by name, among {' '.join(TIERS)} and {OWN}, the model's own crops or "
         f"pixels (default: {' '.join(TIERS)})",
     )
-    vision_tokens_list: Listed[LargeNumber] | None = Field(default=None, description="vision tokens, instead of tiers")
+    vision_tokens_list: Annotated[Listed[LargeNumber], Metavar("TOKENS")] | None = Field(
+        default=None, description="vision tokens, instead of tiers"
+    )
 
     def targets_and_left_out(self, unit: TokenUnit) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
         """The possible values of the vision knob, every tier where none is given, and why others are left out.

@@ -13,7 +13,7 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -27,7 +27,7 @@ from experiment_core_utils.knobs.interface import (
     Turned,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
-from experiment_core_utils.primitives.flag_fields import Listed, Part
+from experiment_core_utils.primitives.flag_fields import Fraction, Listed, Part
 
 if TYPE_CHECKING:
     # Knobs are needed before anything of torch, which takes long to import.
@@ -94,9 +94,6 @@ def _most_diverse(features: "torch.Tensor", kept: int) -> "torch.Tensor":
         nearest.index_fill_(0, place, -math.inf)
         chosen.append(place)
     return torch.cat(chosen)
-
-
-Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 class KeepFlags(Part):

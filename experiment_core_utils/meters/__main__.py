@@ -1,8 +1,8 @@
 """The energy meters of this machine: a self-test, and a live view of its power.
 
-python -m experiment_core_utils.meters selftest
-python -m experiment_core_utils.meters selftest --require gpu
-python -m experiment_core_utils.meters watch --seconds 60 --interval 1
+knobprof meters selftest
+knobprof meters selftest --require gpu
+knobprof meters watch --seconds 60 --interval 1
 
 A GPU that this process may not use (CUDA_VISIBLE_DEVICES) is not looked at. Without anything to measure with both say
 what is missing and end with exit code 0, but for what `--require` names.
@@ -234,9 +234,11 @@ class _Watched:
 def build_parser() -> argparse.ArgumentParser:
     """The two commands and their flags."""
     parser = OneLineParser(
-        prog="python -m experiment_core_utils.meters", description="What measures energy on this machine."
+        prog="python -m experiment_core_utils.meters",
+        description="What measures energy on this machine.",
+        examples=("knobprof meters selftest --require gpu", "knobprof meters watch --seconds 30"),
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
+    commands = parser.add_subparsers(dest="command", required=True)
     test = commands.add_parser(
         "selftest", help="check sources, ticks, idle power and closure, and print what is missing"
     )
@@ -247,10 +249,10 @@ def build_parser() -> argparse.ArgumentParser:
         choices=("gpu", "cpu"),
         help="exit if the energy of this device is not measured",
     )
-    test.add_argument("--error", type=float, default=RELATIVE_ERROR, help="error bound of a window")
+    test.add_argument("--error", type=float, default=RELATIVE_ERROR, metavar="FRACTION", help="error bound of a window")
     watch = commands.add_parser("watch", help="print power and energy of each device as they change")
-    watch.add_argument("--seconds", type=float, help="seconds to run (default: until Ctrl-C)")
-    watch.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two lines")
+    watch.add_argument("--seconds", type=float, metavar="SECONDS", help="seconds to run (default: until Ctrl-C)")
+    watch.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="seconds between two lines")
     return parser
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import nn
@@ -80,7 +80,11 @@ class Stages(Protocol):
 
 
 class Runnable(Protocol):
-    """What the measuring loop needs of a model: to prepare a request, to run it under a setting, to say what it did."""
+    """What the measuring loop needs of a model: to prepare a request, to run it under a setting, to say what it did.
+
+    What only a `Stepwise`, `Inspectable` or `Switchable` model has is absent from the results of others, with the
+    reason.
+    """
 
     name: str
 
@@ -153,6 +157,9 @@ class Runnable(Protocol):
         FLOPs are counted there.
         """
 
+    def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
+        """From now on answers end at these texts too, or, with `ignore_eos`, at nothing but the limit of tokens."""
+
     def describe(self) -> Mapping[str, Any]:
         """Effective values for the record: class, sizes, dtype, attention and experts implementation, revision.
 
@@ -160,6 +167,7 @@ class Runnable(Protocol):
         """
 
 
+@runtime_checkable
 class Stepwise(Stages, Protocol):
     """A model whose stages run one by one, so that each can be repeated and measured alone."""
 
@@ -167,6 +175,7 @@ class Stepwise(Stages, Protocol):
         """Undo the last so many decode steps of a state."""
 
 
+@runtime_checkable
 class Inspectable(Protocol):
     """A model whose blocks are at hand, and which can judge answers that it did not choose."""
 
@@ -208,12 +217,9 @@ class Inspectable(Protocol):
         """Bytes of the weights, and of what a decode step needs of them and of the cache; None as for FLOPs."""
 
 
-class StagedModel(Runnable, Stepwise, Inspectable, Protocol):
-    """A model in this process, whose vision, prefill and decode can be called one by one; it may have several ways to
-    run them.
-    """
-
-    ends: AnswerEnds
+@runtime_checkable
+class Switchable(Protocol):
+    """A model with several ways to run its stages, one of which runs all settings."""
 
     def restored_afterwards(self) -> AbstractContextManager[object]:
         """A context after which the setting that was in force before is in force again, also after an error."""
@@ -234,8 +240,13 @@ class StagedModel(Runnable, Stepwise, Inspectable, Protocol):
         1 where everything that they need stays prepared; more where it has to be prepared again at each turn.
         """
 
-    def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
-        """From now on answers end at these texts too, or, with `ignore_eos`, at nothing but the limit of tokens."""
+
+class StagedModel(Runnable, Stepwise, Inspectable, Switchable, Protocol):
+    """A model in this process, whose vision, prefill and decode can be called one by one; it may have several ways to
+    run them.
+    """
+
+    ends: AnswerEnds
 
 
 def own_setting(model: StagedModel) -> Setting:

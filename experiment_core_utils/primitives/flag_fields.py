@@ -1,10 +1,12 @@
 """What flags are made of: the base of the parts of a configuration, and the types of values."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.grids import distinct
@@ -20,8 +22,30 @@ def not_empty(value: T) -> T:
     return value
 
 
+@dataclass(frozen=True)
+class Metavar:
+    """What the help of a flag writes for a value: what is expected. Completion goes by it, too."""
+
+    name: str
+
+
+def metavar_of(field: FieldInfo) -> str | None:
+    """The metavar that the type of a field has; None where it has none."""
+    return next((each.name for each in _inside(field.annotation, *field.metadata) if isinstance(each, Metavar)), None)
+
+
+def _inside(*annotations: Any) -> Iterator[Any]:
+    for each in annotations:
+        yield each
+        yield from _inside(*get_args(each))
+
+
 Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1), AfterValidator(distinct)]
 FilePath = Annotated[Path, Field(strict=False), BeforeValidator(not_empty)]
+FolderPath = Annotated[FilePath, Metavar("DIR")]
+Fraction = Annotated[float, Field(gt=0, le=1), Metavar("FRACTION")]
+ProperFraction = Annotated[float, Field(gt=0, lt=1), Metavar("FRACTION")]
+Text = Annotated[str, Metavar("TEXT")]
 Count = Annotated[int, Field(ge=1, le=MOST_TIMES)]
 LargeNumber = Annotated[int, Field(le=10**12)]
 CountOrZero = Annotated[int, Field(ge=0, le=MOST_TIMES)]

@@ -1,14 +1,24 @@
-"""Progress by tqdm: nested bars on a terminal, else whole lines for a log, one a minute."""
+"""Progress by tqdm: nested bars on a terminal, with a table below them where there is one; else whole lines for a log.
 
+A log gets a line a minute.
+"""
+
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
 from tqdm import tqdm
 
+from experiment_core_utils.primitives.clock import HostClock
+
 UNWATCHED_INTERVAL_S = 60.0
 SAMPLES_INTERVAL_S = 30.0
+# Least time between two drawings of the table on a terminal.
+TABLE_INTERVAL_S = 1.0
+# Least time until the next one, in times that the last one took.
+PAUSE_OF_DRAWING = 20.0
 
 
 class LogLines(tqdm):
@@ -62,6 +72,60 @@ def sample_lines(work: str, samples: int, stream: TextIO | None = None) -> LogLi
     return LogLines(work, samples, SAMPLES_INTERVAL_S, stream or sys.stderr)
 
 
+@contextmanager
+def announced(work: str, *, shown: bool = True) -> Iterator[None]:
+    """Say on stderr what begins, and at its end how long it took; of work that fails its error says the rest.
+
+    Args:
+        shown: False in processes other than the main one.
+    """
+    started_s = HostClock().now_s()
+    if shown:
+        print(f"{work} ...", file=sys.stderr, flush=True)
+    yield
+    if shown:
+        print(_took(work, started_s), file=sys.stderr, flush=True)
+
+
+def _took(work: str, started_s: float) -> str:
+    return f"{work}: {HostClock().now_s() - started_s:.1f} s"
+
+
+class _Table:
+    """Lines below the bars of a terminal, each a bar of text alone; what the screen has no room for is left out.
+
+    Args:
+        make: makes the lines, of which later ones are as many or more.
+    """
+
+    def __init__(self, make: Callable[[], Sequence[str]], first_position: int, stream: TextIO) -> None:
+        self._make, self._position, self._stream = make, first_position, stream
+        self._bars: list[tqdm] = []
+        self._due_s = float("-inf")
+
+    def draw_if_due(self) -> None:
+        """Draw the table again where the last time was a while ago, which is longer where drawing takes long."""
+        started_s = HostClock().now_s()
+        if started_s < self._due_s:
+            return
+        width = shutil.get_terminal_size().columns - 1
+        for at, line in enumerate(self._make()):
+            if at == len(self._bars):
+                self._bars.append(self._bar(at))
+            self._bars[at].set_description_str(line[:width])
+        ended_s = HostClock().now_s()
+        self._due_s = ended_s + max(TABLE_INTERVAL_S, PAUSE_OF_DRAWING * (ended_s - started_s))
+
+    def close(self) -> None:
+        """Take the lines off the screen."""
+        for bar in reversed(self._bars):
+            bar.close()
+
+    def _bar(self, at: int) -> tqdm:
+        position = self._position + at
+        return tqdm(bar_format="{desc}", position=position, leave=False, file=self._stream, dynamic_ncols=True)
+
+
 class Progress:
     """Counts samples over all parts of a run (settings, or rounds of several) and names the part at work.
 
@@ -76,7 +140,8 @@ class Progress:
         stream = stream or sys.stderr
         self._num_parts, self._started, self._before, self._own = num_parts, 0, 0, 0
         watched = stream.isatty()
-        self._watched, self._named = watched, ""
+        self._watched, self._named, self._stream = watched, "", stream
+        self._table: _Table | None = None
         self._run: tqdm | None = None
         if shown and watched:
             self._run = tqdm(total=num_samples, unit="sample", position=0, file=stream, dynamic_ncols=True)
@@ -96,6 +161,8 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._table is not None:
+            self._table.close()
         self._part.close()
         if self._run is not None and self._started:
             self._run.close()
@@ -130,11 +197,37 @@ class Progress:
         if self._run is not None:
             self._run.set_description(self._named, refresh=self._watched)
 
+    @contextmanager
+    def announced(self, work: str) -> Iterator[None]:
+        """As `announced`, among the bars: on a terminal the beginning is seen in the steps alone."""
+        started_s = HostClock().now_s()
+        if not self._watched:
+            self._say(f"{work} ...")
+        yield
+        self._say(_took(work, started_s))
+
+    def _say(self, line: str) -> None:
+        if self._run is not None and self._watched:
+            tqdm.write(line, file=self._stream)
+        elif self._run is not None:
+            print(line, file=self._stream, flush=True)
+
+    def show(self, table: Callable[[], Sequence[str]]) -> None:
+        """Draw lines below the bars of a terminal, again at most once a second, whenever a sample is done."""
+        if self._run is None or not self._watched:
+            return
+        if self._table is not None:
+            self._table.close()
+        self._table = _Table(table, 1 if self._part.disable else 2, self._stream)
+
     def advance(self) -> None:
         """One sample is done."""
-        if self._run is not None:
-            self._run.update()
-            self._part.update()
+        if self._run is None:
+            return
+        self._run.update()
+        self._part.update()
+        if self._table is not None:
+            self._table.draw_if_due()
 
 
 def _skip(bar: tqdm, samples: int) -> None:

@@ -54,11 +54,15 @@ def printable(text: str, *, is_stream: bool = False) -> str:
     return control.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def _compared(name: str) -> str:
+    # The dashes of a flag, and the ending of one that takes several values, would make all flags alike.
+    return name.lstrip("-").removesuffix("_list")
+
+
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """What an error about an unknown name adds, " (did you mean NAME?)"; empty where no known name is near."""
-    # The dashes of a flag would make all flags alike.
-    names = {each.lstrip("-"): each for each in known}
-    nearest = get_close_matches(given.lstrip("-"), names, n=1)
+    names = {_compared(each): each for each in known}
+    nearest = get_close_matches(_compared(given), names, n=1, cutoff=0.65)
     return f" (did you mean {names[nearest[0]]}?)" if nearest else ""
 
 

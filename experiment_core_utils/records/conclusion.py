@@ -1,14 +1,19 @@
 """What a task's settings come to, as one record: every reader shows the sentences that are made from it here."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from experiment_core_utils.primitives.contrasts import Word
 from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.notebook_html import block, field_table, folded, listed, paragraph
 from experiment_core_utils.primitives.units import time_change_text, time_text
 from experiment_core_utils.records.result_files import CONCLUSION_FILE
 
 WORDS: tuple[Word, ...] = ("yes", "likely", "can't tell", "no")
+# What the words mean, for every reader of a table or a sentence with one of them.
+VERDICT_LEGEND = (
+    "yes: 95 % sure, with all that is compared; likely: 80 % sure; can't tell: neither; no: the opposite is sure"
+)
 Interval = tuple[float, float]
 
 
@@ -33,6 +38,18 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class TypeChange:
+    """What a knob changes from its smallest value to its largest in the accuracy of one type of question."""
+
+    question_type: str
+    num_samples: int  #: of this type, that all settings have a score of
+    accuracy: float  #: change of the accuracy
+    #: holds together for all types and knobs; None if there are too few pictures
+    accuracy_ci95: Interval | None
+    accuracy_word: Word  #: whether the knob changes it, over all types and knobs together
+
+
+@dataclass(frozen=True)
 class KnobChange:
     """What a knob changes from its smallest value to its largest, the others averaged."""
 
@@ -43,6 +60,14 @@ class KnobChange:
     time_word: Word  #: whether the knob changes it
     accuracy: float | None  #: change of the accuracy; None if nothing can be said of it
     accuracy_word: Word | None  #: whether the knob changes it; None as `accuracy`
+    #: the same by type of question; empty if all samples are of one type, of an incomplete grid, or as `accuracy`
+    by_type: tuple[TypeChange, ...] = ()
+
+    @property
+    def most_in(self) -> TypeChange | None:
+        """The type in which the accuracy surely changes, and most; None where it does in none."""
+        sure = [each for each in self.by_type if each.accuracy_word == "yes"]
+        return max(sure, key=lambda each: abs(each.accuracy), default=None)
 
 
 @dataclass(frozen=True)
@@ -111,16 +136,41 @@ class Conclusion:
     def __str__(self) -> str:
         return "\n".join(self.lines)
 
+    def _repr_html_(self) -> str:
+        """As a notebook shows it: the sentence, what each knob changes, and the fields."""
+        hidden = ("changes", "nearest", "metric_best")
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in hidden}
+        if self.nearest is not None:
+            own |= {f"nearest.{name}": each for name, each in asdict(self.nearest).items()}
+        return block(
+            paragraph(self.sentence, bold=f"{self.task}:"),
+            listed([self._change(each) for each in self.changes]),
+            folded("fields of the conclusion", field_table(own)),
+        )
+
     def _change(self, change: KnobChange) -> str:
         """Such as `top-k 4 → 8: +27 ms, accuracy +0.0 points (can't tell)`."""
         time = f"{time_change_text(change.time_ms)}{_unless_yes(change.time_word)}"
         text = f"{change.knob} {change.first} → {change.last}: {time}"
         if change.accuracy is None or change.accuracy_word is None:
             return text
-        scale, decimals, unit = (100.0, 1, " points") if self.metric_best == 1 else (1.0, 3, "")
+        text += f", accuracy {self._points(change.accuracy)}{_unless_yes(change.accuracy_word)}"
+        most = change.most_in
+        if most is None:
+            likely = [each.question_type for each in change.by_type if each.accuracy_word == "likely"]
+            by_type = f"likely in {' and '.join(likely)}" if likely else "by type can't tell"
+            return f"{text}, {by_type}" if change.by_type else text
+        ends = "" if most.accuracy_ci95 is None else " [{}, {}]".format(*map(self._number, most.accuracy_ci95))
+        return f"{text}, surely in {most.question_type} ({self._points(most.accuracy)}{ends})"
+
+    def _points(self, change: float) -> str:
+        """A change of the accuracy with its unit, such as `+16.4 points`."""
+        return f"{self._number(change)}{' points' if self.metric_best == 1 else ''}"
+
+    def _number(self, change: float) -> str:
+        scale, decimals = (100.0, 1) if self.metric_best == 1 else (1.0, 3)
         # Not minus zero.
-        accuracy = round(scale * change.accuracy, decimals) + 0.0
-        return f"{text}, accuracy {accuracy:+.{decimals}f}{unit}{_unless_yes(change.accuracy_word)}"
+        return f"{round(scale * change, decimals) + 0.0:+.{decimals}f}"
 
 
 def _ends(interval: Interval | None, form: str) -> str:

@@ -170,12 +170,14 @@ class KnobProof:
     """What ran when the setting was in force, counted inside the model on one request outside the measurement."""
 
     #: experts that the router chose for a token, before `expert_mass` leaves any out, for each block that ran, in the
-    #: prefill; a block without a router has none
-    experts_per_token: tuple[int | None, ...]
-    blocks_run: tuple[int, ...]  #: blocks that ran in the prefill, as indices of the whole model
+    #: prefill; a block without a router has none; None where the model does not show them
+    experts_per_token: tuple[int | None, ...] | None
+    #: blocks that ran in the prefill, as indices of the whole model; None where the model does not show them
+    blocks_run: tuple[int, ...] | None
     blocks_run_decode: tuple[int, ...] | None  #: the same in a decode step; None where no step was run
-    #: layers of the cache that contain keys or a recurrent state; where each block has several, those count as one
-    cache_layers: int
+    #: layers of the cache that contain keys or a recurrent state; where each block has several, those count as one;
+    #: None where the model does not show them
+    cache_layers: int | None
     execution: str | None = None  #: how the setting ran, as `model.execution`; None in older files
     execution_reason: str | None = None  #: why it did not run as requested; None where it did
     #: how transformers computed the experts of the prefill; None where there are none,

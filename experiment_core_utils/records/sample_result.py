@@ -5,6 +5,7 @@ from typing import Any
 
 from experiment_core_utils.primitives.errors import LibraryFault, SampleError
 from experiment_core_utils.primitives.statistics import mean_of
+from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.records.json_record import (
     Count,
     Delay,
@@ -158,6 +159,12 @@ class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, S
     disturbances: list[str] | None = None
     runs: list[RunTimes]  #: every measured run, in order, `[]` where answered in a batch
 
+    def __repr__(self) -> str:
+        words = shown(f"{self.sample_id}: {self.metadata.question!r} -> {self.pred!r}")
+        return f"SampleResult({words}, accuracy {self.accuracy}, T_total {self.T_total} ms)"
+
+    __str__ = __repr__
+
     @property
     def run_totals(self) -> tuple[float, ...]:
         """`T_total` of every measured run in ms, in order: what a request may take; () where answered in a batch.
@@ -170,6 +177,17 @@ class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, S
     def mean_total(self) -> float | None:
         """Mean of `run_totals`; `T_total_mean` is its mean over samples. None where answered in a batch."""
         return mean_of(self.run_totals)
+
+    @property
+    def request_flops(self) -> float | None:
+        """FLOPs of the whole request; None for an architecture without formulas.
+
+        A request without a picture has no vision stage, and one of a single output token no decode step.
+        """
+        if self.prefill_flops is None:
+            return None
+        steps = 0.0 if self.decode_flops_per_token is None else self.decode_flops_per_token * (self.output_tokens - 1)
+        return float(self.prefill_flops) + float(self.vision_flops or 0) + float(steps)
 
     @property
     def round_places(self) -> tuple[int, ...] | None:

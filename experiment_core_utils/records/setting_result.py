@@ -15,6 +15,8 @@ from pydantic import Field
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.knobs.vision_tokens import TIERS
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
+from experiment_core_utils.primitives.notebook_html import block, field_table, shown
+from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, Knob, Number, Ratio, Record, Share, Time
@@ -336,6 +338,29 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     failed_samples: list[FailedSample]  #: a list, in order of `sample_id`
     provenance: Provenance  #: how the run was made
 
+    def __repr__(self) -> str:
+        figures = ", ".join(f"{name} {shown(value)}" for name, value in self._figures.items())
+        return f"SettingResult({self.provenance.task.name} {setting_key(self)}: {figures})"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        """As a notebook shows it: what it is of, and its figures."""
+        names = {"task": self.provenance.task.name, "setting": setting_key(self)}
+        return block(field_table(names | self._figures))
+
+    @property
+    def _figures(self) -> dict[str, Any]:
+        """What a reader looks for first, by name."""
+        memory = None if self.memory is None else self.memory.counted_memory_bytes
+        return {
+            "accuracy": self.accuracy,
+            "T_total_mean_ms": self.aggregate_stats.get("T_total_mean"),
+            "counted_memory_bytes": memory,
+            "samples": self.num_samples,
+            "failed samples": self.num_failed_samples,
+        }
+
     @classmethod
     def from_content(cls, content: Mapping[str, Any], where: str, advice: str = ADVICE) -> Self:
         """As `read`; raises ResultsRefused also for a knob that is unknown or a field that contradicts another."""
@@ -425,6 +450,16 @@ def setting_key(result: SettingResult) -> str:
 def reference_of(results: Iterable[SettingResult]) -> SettingResult | None:
     """The model as it is among results; None where it was not measured."""
     return next((result for result in results if result.is_reference), None)
+
+
+def share_of_reference(result: SettingResult, reference: SettingResult) -> float | None:
+    """The total time of a setting over that of the reference, on the samples with times at both; None without any."""
+    own, other = (
+        {sample.sample_id: sample.T_total for sample in each.per_sample_results if sample.T_total is not None}
+        for each in (result, reference)
+    )
+    both = own.keys() & other.keys()
+    return fraction_of(sum(own[at] for at in both), sum(other[at] for at in both))
 
 
 def setting_file_name(result: SettingResult) -> str:

@@ -1,8 +1,8 @@
 """Tasks and metrics from the command line: list them, score stored answers again, compare settings in pairs.
 
-python -m experiment_core_utils.tasks list
-python -m experiment_core_utils.tasks rescore results/core_exp --metric vqa_score_molmo
-python -m experiment_core_utils.tasks compare results/core_exp
+knobprof tasks list
+knobprof tasks rescore results/core_exp --metric vqa_score_molmo
+knobprof tasks compare results/core_exp
 """
 
 import argparse
@@ -26,18 +26,34 @@ from experiment_core_utils.tasks.registry import (
 
 def build_parser() -> argparse.ArgumentParser:
     """The three commands and their flags."""
-    parser = OneLineParser(prog="python -m experiment_core_utils.tasks", description="Tasks, metrics, stored answers.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=OneLineParser)
+    parser = OneLineParser(
+        prog="python -m experiment_core_utils.tasks",
+        description="Tasks, metrics, stored answers.",
+        examples=(
+            "knobprof tasks list",
+            "knobprof tasks rescore results/core_exp --metric vqa_score_molmo",
+            "knobprof tasks compare results/core_exp",
+        ),
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="print the tasks with their metrics, and all metrics")
-    again = commands.add_parser("rescore", help="score the answers of a run again, without a model")
+    again = commands.add_parser(
+        "rescore",
+        help="score the answers of a run again, without a model",
+        examples=("knobprof tasks rescore results/core_exp --metric vqa_score_molmo",),
+    )
     again.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="folder of a run's JSON files")
     again.add_argument(
-        "--metric", required=True, metavar="NAME", help="metric that scores the answers; the list command prints all"
+        "--metric", required=True, metavar="METRIC", help="metric that scores the answers; the list command prints all"
     )
     again.add_argument(
         "--output", type=Path, metavar="DIR", help="folder of the output (default: RESULTS_DIR/rescored_<metric>)"
     )
-    pairs = commands.add_parser("compare", help="compare every setting with one, on the same samples")
+    pairs = commands.add_parser(
+        "compare",
+        help="compare every setting with one, on the same samples",
+        examples=("knobprof tasks compare results/core_exp --baseline tier-high_topk8_blocks16",),
+    )
     pairs.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="folder of a run's JSON files")
     for command in commands.choices.values():
         command.add_argument(

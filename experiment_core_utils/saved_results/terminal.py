@@ -10,15 +10,18 @@ from experiment_core_utils.g_metrics_inference import MOST_UNREADABLE
 from experiment_core_utils.knobs.interface import Knob, Level
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import setting_of
+from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
 from experiment_core_utils.l_results_csv_cleaning import further_knobs
-from experiment_core_utils.primitives.statistics import fraction_of
+from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.records.caveats import Caveat
+from experiment_core_utils.records.conclusion import VERDICT_LEGEND
 from experiment_core_utils.records.setting_result import (
     FixedLengthTime,
     RescoredResult,
     SettingResult,
     reference_of,
     setting_key,
+    share_of_reference,
 )
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import few_samples_caveats
@@ -27,6 +30,10 @@ from experiment_core_utils.tasks.sampling import few_samples_caveats
 FRONT_HEADING = "front by mean"
 # Of a column with the total time of each setting as a fraction of that of the model as it is.
 REFERENCE_HEADING = "of reference"
+# In a cell, of what was not measured or does not apply.
+ABSENT = "–"
+# Before joules that no meter read.
+ESTIMATED = "~"
 
 
 def few_samples_warning(results: Sequence[SettingResult]) -> str | None:
@@ -105,7 +112,7 @@ _ANSWER_SHARES = {"cut": "share_truncated", "empty": "share_empty", "one token":
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"
+    return ABSENT if share is None else f"{100 * share:.0f} %"
 
 
 def closing_table(
@@ -125,12 +132,12 @@ def closing_table(
         results = sorted(results, key=lambda each: rank.get(places[setting_key(each)], 2))
     rows = []
     reference, further = reference_of(results), further_knobs(results)
-    knobs = [knob for knob in all_knobs() if knob.published or knob in further]
+    titles = {knob.title: knob for knob in all_knobs() if knob.published or knob in further}
     for result in results:
         stats = result.aggregate_stats
         rows.append(
             {
-                **{knob.title: _knob_cell(result, knob) for knob in knobs},
+                **{title: _knob_cell(result, knob) for title, knob in titles.items()},
                 # A picture that the model does not cut has 0 crops, but is seen.
                 "crops": _text(result.selected_crops_mean or None, 1),
                 "tokens": _text(stats.get("prompt_tokens_mean"), 0),
@@ -140,9 +147,11 @@ def closing_table(
                 "decode ms": _text(stats.get("T_LLM_decode_mean"), 1),
                 "total ms": _text(stats.get("T_total_mean"), 1),
                 REFERENCE_HEADING: _of_reference(result, reference),
-                "p95": _text(stats.get("T_total_p95"), 1),
+                "p95 ms": _text(stats.get("T_total_p95"), 1),
                 "ms/token": _text(stats.get("T_decode_per_token_mean"), 2),
-                "J a request": _joules(result),
+                "GFLOP": _text(_gflop(result), 1),
+                "MB": _text(_megabytes(result), 0),
+                "J": _joules(result),
                 "failed": result.num_failed_samples,
                 "unparsed": result.num_unparsed,
                 **{heading: _percent(getattr(result, name)) for heading, name in _ANSWER_SHARES.items()},
@@ -155,13 +164,16 @@ def closing_table(
         )
         table["search"] = [places[setting_key(result)] for result in results]
     if fronts:
-        table[FRONT_HEADING] = [fronts.get(setting_key(result), "-") for result in results]
+        table[FRONT_HEADING] = [fronts.get(setting_key(result)) for result in results]
     if reference is None:
         table = table.drop(columns=REFERENCE_HEADING)
-    if table["J a request"].isna().all():
-        table = table.drop(columns="J a request")
-    if not table["unparsed"].any():
-        table = table.drop(columns="unparsed")
+    table = table.drop(columns=[heading for heading in ("failed", "unparsed") if not table[heading].any()])
+    # What the model, or the task, does not have.
+    lacking = [heading for heading in (*titles, "crops", "vision ms") if table[heading].eq(ABSENT).all()]
+    if "crops" in lacking and "vision ms" in lacking and table[VISION_TOKENS.title].eq("own").all():
+        # No picture was seen, and its own way to see them is no knob.
+        lacking.append(VISION_TOKENS.title)
+    table = table.drop(columns=lacking)
     few = [
         heading
         for heading, name in _ANSWER_SHARES.items()
@@ -171,10 +183,15 @@ def closing_table(
     return aligned_text(table)
 
 
-def front_line(front: Mapping[str, str]) -> list[str]:
-    """What the column of places on the front means; nothing where there is none."""
-    meaning = f"{FRONT_HEADING}: whether no other setting is as accurate in less mean time, or more accurate in no more"
-    return [meaning] if front else []
+def column_lines(results: Sequence[SettingResult], front: Mapping[str, str]) -> list[str]:
+    """What columns of the table mean that do not say it themselves."""
+    costs = "GFLOP, MB, J: of a request; MB by formula: weights, KV cache, activations"
+    is_estimated = any((_joules(result) or "").startswith(ESTIMATED) for result in results)
+    lines = [f"{costs}{f'; {ESTIMATED}: estimated' if is_estimated else ''}; {ABSENT}: not measured, or not applicable"]
+    if front:
+        meaning = "whether no other setting is as accurate in less mean time, or more accurate in no more"
+        lines += [f"{FRONT_HEADING}: {meaning}", VERDICT_LEGEND]
+    return lines
 
 
 def reference_lines(results: Sequence[SettingResult]) -> list[str]:
@@ -189,16 +206,6 @@ def reference_lines(results: Sequence[SettingResult]) -> list[str]:
     ]
 
 
-def share_of_reference(result: SettingResult, reference: SettingResult) -> float | None:
-    """The total time of a setting over that of the reference, on the samples with times at both; None without any."""
-    own, other = (
-        {sample.sample_id: sample.T_total for sample in each.per_sample_results if sample.T_total is not None}
-        for each in (result, reference)
-    )
-    both = own.keys() & other.keys()
-    return fraction_of(sum(own[at] for at in both), sum(other[at] for at in both))
-
-
 def _of_reference(result: SettingResult, reference: SettingResult | None) -> str | None:
     if reference is None or result is reference:
         return None if reference is None else "reference"
@@ -207,8 +214,8 @@ def _of_reference(result: SettingResult, reference: SettingResult | None) -> str
 
 
 def aligned_text(table: pd.DataFrame) -> str:
-    """A table as a run prints it at its end; `-` means not measured."""
-    return str(table.astype(object).where(table.notna(), "-").to_string(index=False))
+    """A table as a run prints it at its end; `–` means not measured, or that it does not apply."""
+    return str(table.astype(object).where(table.notna(), ABSENT).to_string(index=False))
 
 
 def comparison_table(comparisons: Mapping[str, PairedComparison]) -> str:
@@ -221,7 +228,7 @@ def comparison_table(comparisons: Mapping[str, PairedComparison]) -> str:
             "better": each.better,
             "worse": each.worse,
             "equal": each.equal,
-            "p": "-" if each.p_value is None else f"{each.p_value:.2g}",
+            "p": ABSENT if each.p_value is None else f"{each.p_value:.2g}",
             "excluded": each.num_excluded,
         }
         for key, each in comparisons.items()
@@ -246,13 +253,13 @@ def rescoring_table(before: Sequence[SettingResult], after: Sequence[RescoredRes
 
 def _knob_cell(result: SettingResult, knob: Knob[Any]) -> Level:
     value = setting_of(result).value(knob.name)
-    return "-" if value is None else knob.cell(value)
+    return ABSENT if value is None else knob.cell(value)
 
 
 def _accuracy(result: SettingResult) -> str:
     interval = result.accuracy_ci95
     if result.accuracy is None or interval is None:
-        return "-"
+        return ABSENT
     return f"{result.accuracy:.3f} [{interval[0]:.2f}, {interval[1]:.2f}]"
 
 
@@ -265,24 +272,36 @@ def _joules(result: SettingResult) -> str | None:
         joules, kind = summary.end_to_end_j, summary.kind
     else:
         return None
-    return f"{joules:.3g}{' (estimated)' if kind == 'estimated' else ''}"
+    return f"{ESTIMATED if kind == 'estimated' else ''}{joules:.3g}"
+
+
+def _gflop(result: SettingResult) -> float | None:
+    """Mean operations of a request in GFLOP; None for an architecture without formulas."""
+    flops = mean_of([sample.request_flops for sample in result.per_sample_results])
+    return None if flops is None else flops / 1e9
+
+
+def _megabytes(result: SettingResult) -> float | None:
+    """Memory that a request needs by formula in MB, which follows the setting on every device; None without one."""
+    counted = None if result.memory is None else result.memory.counted_memory_bytes
+    return None if counted is None else counted / 1e6
 
 
 def _difference(comparison: PairedComparison) -> str:
     if comparison.difference is None or comparison.interval is None:
-        return "-"
+        return ABSENT
     low, high = comparison.interval
     return f"{comparison.difference:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def _text(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    return ABSENT if value is None else f"{value:.{digits}f}"
 
 
 def text_table(results: Sequence[Mapping[str, Any]]) -> str:
     """One row an experiment: what was varied, rates of output tokens and prompts, first token, padding, energy.
 
-    `-` stands for what was not measured.
+    `–` stands for what was not measured.
     """
     rows = []
     for result in results:

@@ -20,7 +20,7 @@ from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, 
 from experiment_core_utils.models.common.engine_proof import higher_precision, is_right
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import MOST_POSITIONS
-from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.interface import Inspectable, Runnable, StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
@@ -124,8 +124,9 @@ class BatchProof:
         reason: why requests have to be answered one by one; None while batches are right.
     """
 
-    def __init__(self, model: StagedModel, max_new_tokens: int, setting: Setting | None = None) -> None:
-        self.reason: str | None = None
+    def __init__(self, model: Runnable, max_new_tokens: int, setting: Setting | None = None) -> None:
+        self._judge = model if isinstance(model, Inspectable) else None
+        self.reason = None if self._judge is not None else "the model does not show the logits of a batch"
         self._setting = setting or Setting({})
         self._model = model
         self._max_new_tokens = max_new_tokens
@@ -178,23 +179,25 @@ class BatchProof:
         described = self._model.describe()
         dtype = getattr(torch, str(described.get("dtype") or "float32"))
         is_float32 = dtype == torch.float32 and not described.get("quantisation")
-        together = self._model.follow_batch(inputs, [answer[:MOST_POSITIONS] for answer in answers])
+        assert self._judge is not None  # otherwise requests are answered one by one
+        together = self._judge.follow_batch(inputs, [answer[:MOST_POSITIONS] for answer in answers])
         for row in _rows_to_prove(requests):
-            (alone,) = self._model.follow_batch([inputs[row]], [answers[row]])
+            (alone,) = self._judge.follow_batch([inputs[row]], [answers[row]])
             of_batch = FollowedAnswer(answers[row], together[row].logits)
             if is_float32:
                 fault = batch_fault(of_batch, alone)
             else:
-                fault = rounded_batch_fault(of_batch, alone, self._exact(inputs[row], answers[row]), dtype)
+                fault = rounded_batch_fault(of_batch, alone, _exact(self._judge, inputs[row], answers[row]), dtype)
             if fault is not None:
                 return fault
         return None
 
-    def _exact(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer | None:
-        try:
-            return self._model.follow_exactly(inputs, answer)
-        except EngineRefused:  # not lost: without a judge the batch is compared with the request alone
-            return None
+
+def _exact(judge: Inspectable, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer | None:
+    try:
+        return judge.follow_exactly(inputs, answer)
+    except EngineRefused:  # not lost: without a judge the batch is compared with the request alone
+        return None
 
 
 def _rows_to_prove(requests: Sequence[PreparedRequest]) -> tuple[int, int]:
@@ -221,7 +224,7 @@ def _extent(requests: Sequence[PreparedRequest]) -> tuple[int, int, int]:
 class Bench:
     """What is measured: a loaded model, the requests that it answers, and the metric that scores the answers."""
 
-    model: StagedModel
+    model: Runnable
     requests: RequestSource  #: gives this process's samples prepared; started and ended by the caller
     max_new_tokens: int
     metric: Metric

@@ -6,22 +6,24 @@ its modules. So no setting may run otherwise than the others.
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 
 from accelerate import Accelerator
 
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
-from experiment_core_utils.models.interface import MODULES, StagedModel
+from experiment_core_utils.models.interface import MODULES, Runnable, Switchable
 from experiment_core_utils.primitives.collectives import all_gather
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import EngineRefused, SampleError, SettingError, library_faults_named
 from experiment_core_utils.primitives.interruption import time_limit
+from experiment_core_utils.primitives.progress import announced
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.sweep.requests import RequestSource
 
 
 def settle_execution(
-    model: StagedModel,
+    model: Runnable,
     requests: RequestSource,
     settings: Sequence[Setting],
     sample_ids: Sequence[int],
@@ -39,13 +41,16 @@ def settle_execution(
         return {}
     proofs: dict[str, KnobProof] = {}
     refusal: str | None = None
-    with model.restored_afterwards():
+    work = f"preparing kernels or graphs, compiled at the first use, and trying {len(settings)} settings"
+    ways = model if isinstance(model, Switchable) else None
+    restored = nullcontext() if ways is None else ways.restored_afterwards()
+    with announced(work, shown=accelerator.is_main_process), restored:
         for setting in settings:
             try:
                 proof = _proof_of(model, requests, setting, sample_ids, max_new_tokens, sample_timeout_s)
             except EngineRefused as error:
                 refusal = refusal or f"{setting.key}: {error}"
-                if model.may_run_by_modules:
+                if ways is not None and ways.may_run_by_modules:
                     break
             except SettingError:  # not lost: the setting fails with it when it is measured
                 continue
@@ -53,17 +58,18 @@ def settle_execution(
                 if proof is not None:
                     proofs[setting.key] = proof
     refusals = [reason for reason in all_gather(refusal, accelerator) if reason is not None]
-    if refusals and model.may_run_by_modules:
-        model.run_by_modules(refusals[0])
+    if refusals and ways is not None and ways.may_run_by_modules:
+        ways.run_by_modules(refusals[0])
         proofs.clear()
         if accelerator.is_main_process:
             print(f"warning: the modules run all settings: {refusals[0]}", file=sys.stderr, flush=True)
-    model.fix_execution()
+    if ways is not None:
+        ways.fix_execution()
     return proofs
 
 
 def _proof_of(
-    model: StagedModel,
+    model: Runnable,
     requests: RequestSource,
     setting: Setting,
     sample_ids: Iterable[int],

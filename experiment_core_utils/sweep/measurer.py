@@ -1,7 +1,7 @@
 """One process's shard of the samples, measured in rounds and written to the journals of the settings."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 
 from experiment_core_utils.config.parts import MeasuringConfig
@@ -9,6 +9,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.load import ConditionsMeter, conditions_meter, load_sampler
 from experiment_core_utils.meters.stability import PrecisionGoal
 from experiment_core_utils.meters.stages import StageMeasurement
+from experiment_core_utils.models.interface import Switchable
 from experiment_core_utils.primitives.device import MemoryWindow, out_of_memory_named
 from experiment_core_utils.primitives.errors import (
     GenerationFailed,
@@ -24,6 +25,7 @@ from experiment_core_utils.records.requests import StagedRun
 from experiment_core_utils.records.settings import JournalHeader, SettingFailure, ShardDone, When
 from experiment_core_utils.sweep.batches import BatchAnswerer, Bench
 from experiment_core_utils.sweep.energy_passes import EnergyPasses
+from experiment_core_utils.sweep.live_table import LiveTable
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.requests import RequestKey
 from experiment_core_utils.sweep.rounds import RoundOrder, RoundsSeen, RoundTimes, common_factor
@@ -98,6 +100,7 @@ class ShardMeasurer:
                 sum(each.shard.num_finished for each in at_work),
                 sum(len(each.shard.sample_ids) for each in at_work),
             )
+            progress.show(LiveTable(at_work, self.bench.metric).lines)
             runner = SampleRunner(self.config, self.context, self.bench, progress, self.profiles, self._warm_layouts)
             self._measure_with_retries(at_work, runner)
             alive = [each for each in at_work if each.failure is None]
@@ -177,20 +180,25 @@ class ShardMeasurer:
             if is_alone:
                 window.enter_context(self._load_noted(due[0]))
             self._announce(due)
-            for each in due:
-                each.begin_attempt()
-                with runner.setting_boundary(each), ExitStack() as own:
-                    if not is_alone:
-                        own.enter_context(self._load_noted(each))
-                    with runner.progress.step("warming up" if is_alone else f"warming up {each.key}"):
-                        runner.open_setting(each)
-                self.context.stop.raise_if_requested("between two settings")
+            with nullcontext() if is_alone else runner.progress.announced(f"warming up {len(due)} settings"):
+                self._warm_up(due, runner, is_alone=is_alone)
             RoundsOfAttempt(self, runner, [each for each in due if each.error is None], at_work).run()
             for each in due:
                 if each.error is None:
                     with runner.setting_boundary(each):
                         self._answer_the_rest(each, runner)
         self._note_conditions("close", due)
+
+    def _warm_up(self, due: Sequence[SettingAtWork], runner: SampleRunner, *, is_alone: bool) -> None:
+        """Prove each setting and warm it up."""
+        for each in due:
+            each.begin_attempt()
+            with runner.setting_boundary(each), ExitStack() as own:
+                if not is_alone:
+                    own.enter_context(self._load_noted(each))
+                with runner.progress.step("warming up" if is_alone else f"warming up {each.key}"):
+                    runner.open_setting(each)
+            self.context.stop.raise_if_requested("between two settings")
 
     def _load_noted(self, each: SettingAtWork) -> AbstractContextManager[None]:
         return load_noted(self._load, each.journal, each.header, self.config.memory_timeline)
@@ -302,11 +310,12 @@ class RoundsOfAttempt:
         if not self.settings:
             return
         bench, context = self.measurer.bench, self.measurer.context
+        model = bench.model
         timed = [(place, each) for place, each in enumerate(ids_of(self.settings)) if each in bench.latency_ids]
         first: list[SampleAtWork] = []
         begin = size = 0
         while begin < len(timed) and not has_enough(self.all_settings, timed[begin][0]):
-            size = bench.model.samples_per_round(len(self.settings))
+            size = model.samples_per_round(len(self.settings)) if isinstance(model, Switchable) else 1
             done = self._group(begin // size, [sample_id for _, sample_id in timed[begin : begin + size]])
             first, begin = first or done, begin + size
         if len(self.settings) > 1 and self.seen.num_rounds:

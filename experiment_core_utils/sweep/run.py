@@ -1,7 +1,6 @@
 """A knob run before its first setting: its place, its model with the requests, and what holds for all results."""
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +14,11 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.common.preferences import decoding_caveats
-from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.interface import Inspectable, Runnable, Stepwise
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.progress import announced
 from experiment_core_utils.records.caveats import caveat_fields
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import FinalPrompt, Provenance, TaskDescription
@@ -55,17 +55,31 @@ def load_bench(
     processes_here: int,
     settings: Sequence[Setting],
 ) -> Bench:
-    """Load the model, decide how the settings to measure run, and say where its requests come from. A collective call.
+    """Load the model and make it ready as `bench_of` does. A collective call."""
+    config = requested.config
+    device = choose_device(config.machine.device, accelerator.local_process_index)
+    set_cpu_threads(config.machine.num_threads, processes_here)
+    with announced(f"loading {requested.source.name} on {device}", shown=context.is_main):
+        model = load_staged_model(
+            config.model, requested.source, device, is_profiled=config.measuring.profiler is not None
+        )
+    return bench_of(model, requested, context, accelerator, processes_here, settings)
+
+
+def bench_of(
+    model: Runnable,
+    requested: RequestedRun,
+    context: RunContext,
+    accelerator: Accelerator,
+    processes_here: int,
+    settings: Sequence[Setting],
+) -> Bench:
+    """Decide how the settings to measure run, and say where the model's requests come from. A collective call.
 
     Raises:
         WorkerLost, ConfigurationError: as `refuse_other_engines` and `refuse_settings_as_loaded`.
     """
     config, task = requested.config, requested.task
-    device = choose_device(config.machine.device, accelerator.local_process_index)
-    set_cpu_threads(config.machine.num_threads, processes_here)
-    if context.is_main:
-        print(f"loading {requested.source.name} on {device} ...", file=sys.stderr, flush=True)
-    model = load_staged_model(config.model, requested.source, device, is_profiled=config.measuring.profiler is not None)
     if requested.source.limits.untried_reason is not None:
         refuse_settings_as_loaded(model, requested.settings)
     ids = requested.sample_ids
@@ -76,7 +90,7 @@ def load_bench(
         model,
         taken,
         request_budget_bytes(config.machine.request_cache_gb, processes_here),
-        num_preparation_workers(device, len(os.sched_getaffinity(0)) // processes_here),
+        num_preparation_workers(model.device, len(os.sched_getaffinity(0)) // processes_here),
         config.measuring.sample_timeout,
         keep_pictures=len({vision_of(setting) for setting in requested.settings}) > 1,
         digests=requested.digests,
@@ -90,10 +104,12 @@ def load_bench(
     return Bench(model, requests, limit, get_metric(task.metric), latency_ids, engines, proofs)
 
 
-def refuse_settings_as_loaded(model: StagedModel, settings: Sequence[Setting]) -> None:
+def refuse_settings_as_loaded(model: Runnable, settings: Sequence[Setting]) -> None:
     """Raises ConfigurationError where the loaded model cannot be set as planned; for models whose knobs could not be
     tried before.
     """
+    if not isinstance(model, Inspectable):
+        return
     for setting in settings:
         try:
             model.expected_experts(setting)
@@ -110,6 +126,9 @@ class ProfilingRun:
     Args:
         provenance: what holds for all settings; each adds its own.
         energy: measures energy; None where it is not requested.
+
+    Raises:
+        ConfigurationError: the profiler is requested of a model that does not run its stages one by one.
     """
 
     def __init__(
@@ -123,6 +142,10 @@ class ProfilingRun:
         self.requested, self.context, self.bench, self.provenance = requested, context, bench, provenance
         self.config = config = requested.config
         measuring, folder = config.measuring, config.machine.output_dir
+        if measuring.profiler is not None and not isinstance(bench.model, Stepwise):
+            raise ConfigurationError(
+                f"--use_profiler needs stages that run one by one, which {bench.model.name} does not have; leave it out"
+            )
         profiles = TorchProfiles(
             folder,
             measuring.profiler,

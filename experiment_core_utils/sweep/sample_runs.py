@@ -15,7 +15,7 @@ from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.meters.load import LoadSampler
 from experiment_core_utils.meters.stability import PrecisionGoal, needs_another_run, warm_up_of
 from experiment_core_utils.models.common.finite_logits import failure_named
-from experiment_core_utils.models.interface import Runnable
+from experiment_core_utils.models.interface import Runnable, Stepwise
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import (
     MemoryWindow,
@@ -378,7 +378,7 @@ class SampleRunner:
                 round_places=tuple(at.places) if in_rounds else None,
             ),
         )
-        if self.profiles is not None and self.profiles.needs(at.of.key):
+        if self.profiles is not None and self.profiles.needs(at.of.key) and isinstance(self.bench.model, Stepwise):
             # One more run of a sample that is on the disk already, outside its time limit.
             model, limit = self.bench.model, self.bench.max_new_tokens
             model.apply(at.of.setting)

@@ -153,16 +153,21 @@ class SweepPower:
 def power_sentences(
     num_settings: int, num_samples: int, num_timed: int, noise: SweepNoise, detect: float | None, best: float = 1.0
 ) -> list[str]:
-    """What the plan's samples show, and the power for `detect` (accuracy as a part of `best`, latency relative)."""
-    if num_settings < 2:
+    """What the plan's samples show, and the power for `detect` (accuracy as a part of `best`, latency relative).
+
+    One setting can only be compared with itself in another run, which is said on request.
+    """
+    if num_settings < 2 and detect is None:
         return []
+    pairs = f"two of {num_settings} settings" if num_settings > 1 else "two equally fast runs of one setting"
+    num_settings = max(num_settings, 2)
     accuracy = SweepPower.of_accuracy(num_settings, noise.changed)
     latency = SweepPower.of_latency(num_settings, noise.log_times)
     scores, times = accuracy.shown(num_samples), latency.shown(num_timed)
     of = "" if best == 1.0 else f" of {best:g}"
     basis = f"of {noise.num_settings} earlier settings" if noise.num_settings else "assumed"
     lines = [
-        f"differences that two of {num_settings} settings show (95 % over all pairs, 80 % power): accuracy "
+        f"differences that {pairs} show (95 % over all pairs, 80 % power): accuracy "
         + ("none" if scores is None else f"{scores * best:.2g}")
         + f"{of} with {num_samples} samples, mean latency "
         + ("none" if times is None else f"{math.expm1(times):.1%}")

@@ -1,6 +1,6 @@
 """The progress of the run in a results folder.
 
-python -m experiment_core_utils.sweep.status RESULTS_DIR
+knobprof status RESULTS_DIR
 
 Reads the run's plan, its ledger, the journals of settings that have no result yet and its conclusion; no result file
 and no torch, so that it answers at once. A run is at work while it has the lock of its folder.
@@ -198,7 +198,9 @@ def failure_lines(status: Status) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Exit code: 0 answered, 1 no run was begun there, 2 the request cannot be met."""
     parser: argparse.ArgumentParser = OneLineParser(
-        prog="python -m experiment_core_utils.sweep.status", description="Show how far a run has come."
+        prog="python -m experiment_core_utils.sweep.status",
+        description="Show how far a run has come.",
+        examples=("knobprof status results/core_exp", "knobprof status results/several"),
     )
     parser.add_argument(
         "results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a run, or of several datasets"

@@ -22,6 +22,7 @@ from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCap
 from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
 from experiment_core_utils.tasks.datasets.reference_knowledge import ReferenceKnowledge
+from experiment_core_utils.tasks.datasets.reference_mixed import MixedMetric, ReferenceMixed
 from experiment_core_utils.tasks.datasets.reference_questions import ReferenceQuestions, ReferenceQuestionsChoice
 from experiment_core_utils.tasks.datasets.reference_reading import ReferenceReading
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
@@ -38,6 +39,8 @@ REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
     ReferenceCaptions,
     ReferenceKnowledge,
 )
+# Every task of which `_generated` makes the entry.
+GENERATED_TASKS: tuple[type[GeneratedTask] | type[ReferenceMixed], ...] = (*REFERENCE_TASKS, ReferenceMixed)
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class TaskEntry:
     open: Callable[[str, TaskSource], Task]
 
 
-def _generated(task: type[GeneratedTask]) -> TaskEntry:
+def _generated(task: type[GeneratedTask] | type[ReferenceMixed]) -> TaskEntry:
     def open_task(split: str, source: TaskSource) -> Task:
         # Its scenes are generated, so the folders have nothing for it.
         if (source.data_dir, source.revision) != (None, None):
@@ -113,7 +116,7 @@ def _of_lmms_eval(name: str) -> TaskEntry:
 LMMS_EVAL = "lmms_eval:"
 _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
     {
-        **{task.name: _generated(task) for task in REFERENCE_TASKS},
+        **{task.name: _generated(task) for task in GENERATED_TASKS},
         **{task.name: _in_the_package(task) for task in (ReferenceQuestions, ReferenceQuestionsChoice)},
         "coco_2014_vqa": _published("coco", "Coco2014VQA", "vqa_score"),
         "text_vqa": _published("text_vqa", "TextVQA", "vqa_score"),
@@ -127,7 +130,7 @@ _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
     }
 )
 
-_METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in METRICS})
+_METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in (*METRICS, MixedMetric())})
 _registered_tasks: dict[str, TaskEntry] = {}
 _registered_metrics: dict[str, Metric] = {}
 

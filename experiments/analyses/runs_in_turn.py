@@ -104,9 +104,8 @@ def run_in_turn(sides: Sequence[Side], shared: Sequence[str], repeats: int, fold
                     done += 1
                     print(f"{done}/{total} {name} {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
         except KeyboardInterrupt:
-            raise Stopped(
-                f"stopped after {done} of {total} processes; knobprof compare {found[0]} {found[1]} reads these"
-            ) from None
+            reads = f"; knobprof compare {found[0]} {found[1]} reads these" if done > 1 else ""
+            raise Stopped(f"stopped after {done} of {total} processes{reads}") from None
     return found
 
 

@@ -6,11 +6,12 @@ from functools import cached_property, reduce
 
 import numpy as np
 
+from experiment_core_utils.l_results_csv_cleaning import drift_ratios
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import SettingResult
 from experiments.analyses.knobs.grid import picture_of
-from experiments.analyses.sweeps import Sweep, drift_ratios
+from experiments.analyses.sweeps import Sweep
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,11 @@ class SharedSamples:
         # A reading is after one setting and before the next; the first is 1.
         readings = [sorted(set(drift_ratios(run)) - {1.0}) for run in self.runs]
         return sum(float(np.mean(np.log(each) ** 2)) for each in readings if each)
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether any run was measured on a CPU; not of older files, which do not say it."""
+        return any(result.provenance.hardware.device == "cpu" for run in self.runs for result in run)
 
     @property
     def other_load(self) -> float:

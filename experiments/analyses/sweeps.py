@@ -1,6 +1,6 @@
 """The results of a run's folder: settings and samples, checked to belong together, and tidy frames of both."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,10 @@ from experiment_core_utils.l_results_csv_cleaning import (
     sample_columns,
     sample_rows,
     setting_key,
+    typed,
 )
+from experiment_core_utils.l_results_csv_cleaning import SHARE_OF_REFERENCE as SHARE_OF_REFERENCE
+from experiment_core_utils.l_results_csv_cleaning import drift_ratios as drift_ratios
 from experiment_core_utils.l_results_csv_cleaning import settings_frame as table_of_settings
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
@@ -27,7 +30,6 @@ from experiment_core_utils.records.json_record import Record
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.sample_result import RunTimes
 from experiment_core_utils.records.setting_result import SettingResult
-from experiment_core_utils.saved_results.terminal import share_of_reference
 
 # Folders inside a run's folder that contain other things than its measurements.
 NOT_DATASETS = ("rescored_", ".")
@@ -51,7 +53,6 @@ _NO_PEAKS = HardwareUtilisation(
     peak_bytes_per_s=None,
     utilisation_reason="the files are from before peaks of the device were stored",
 )
-_TEXT_OF_SETTINGS = ("task", "setting", "tier", "metric", "energy_source", "energy_kind", "is_reference", "in_grid")
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,17 @@ class StoredSetting:
         return setting_of(self.result)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sweep:
     """The settings in order of task and knobs, the fewest vision features first."""
 
     provenance: SweepProvenance
     settings: tuple[StoredSetting, ...]
     label: str = ""  #: what sets it apart, beside others, such as `bfloat16` or `eager`; empty alone
+
+    def __repr__(self) -> str:
+        name = f"{self.label}: " if self.label else ""
+        return f"Sweep({name}{len(self.settings)} settings of {', '.join(self.provenance.tasks)})"
 
     @cached_property
     def samples(self) -> tuple[Mapping[str, Cell], ...]:
@@ -223,45 +228,9 @@ def _way_of(realised: Mapping[str, Any]) -> str:
     return f"{way} but for the prefill" if way == "graph" and is_prefill_alone else str(way)
 
 
-def drift_ratios(results: Iterable[SettingResult]) -> list[float]:
-    """Every reading of the control setting over its first; files from before the key existed have none."""
-    entries = [drift for result in results for drift in result.drift]
-    return [float(ratio) for entry in entries for ratio in (entry.before, entry.after) if ratio is not None]
-
-
-# Column of the mean total time over that of the model as it is, on the samples that both have.
-SHARE_OF_REFERENCE = "T_total_share_of_reference"
-# After the columns that the CSV of settings has.
-FURTHER_COLUMNS: Mapping[str, Callable[[SettingResult], float | None]] = {
-    "num_total_blocks": lambda result: result.num_total_blocks,
-    "target_vision_tokens_mean": lambda result: result.target_vision_tokens_mean,
-    "pooled_image_features_mean": lambda result: result.aggregate_stats.get("pooled_image_features_mean"),
-    "counted_memory_bytes": lambda result: None if result.memory is None else result.memory.counted_memory_bytes,
-    "peak_memory_bytes": lambda result: None if result.memory is None else result.memory.peak_memory_bytes,
-    "drift_ratio_max": lambda result: max(drift_ratios([result]), default=None),
-}
-
-
 def settings_frame(sweep: Sweep) -> pd.DataFrame:
-    """The frame of settings, a row each: task, key, the columns of the CSV of settings, and more; numbers are floats.
-
-    Each knob has a column of its name, NaN in a model that lacks it. Whole levels of knobs and counts are whole
-    numbers. Times in ms and energy in J, which their names say.
-    """
-    stored = table_of_settings([each.result for each in sweep.settings])
-    further = {name: [read(each.result) for each in sweep.settings] for name, read in FURTHER_COLUMNS.items()}
-    names = {"task": [each.task for each in sweep.settings], "setting": [each.key for each in sweep.settings]}
-    knobs = knob_columns([each.setting for each in sweep.settings])
-    of_knobs = pd.DataFrame({name: levels for name, levels in knobs.items() if name not in stored})
-    frame = pd.concat([pd.DataFrame(names), of_knobs, stored, pd.DataFrame(further)], axis=1)
-    references = {each.task: each.result for each in sweep.settings if each.result.is_reference}
-    frame["is_reference"] = [bool(each.result.is_reference) for each in sweep.settings]
-    frame[SHARE_OF_REFERENCE] = [
-        share_of_reference(each.result, references[each.task]) if each.task in references else None
-        for each in sweep.settings
-    ]
-    whole = ("num_samples", "num_failed_samples", "num_total_blocks", "protocol_version")
-    return _typed(frame, _TEXT_OF_SETTINGS, whole, knobs)
+    """The table of settings, by the columns of the CSV of settings, also those without a value."""
+    return table_of_settings([each.result for each in sweep.settings])
 
 
 def knob_columns(settings: Sequence[Setting]) -> dict[str, list[Level | None]]:
@@ -293,10 +262,9 @@ def samples_frame(sweep: Sweep) -> pd.DataFrame:
     for name, levels in knobs.items():
         if name not in frame:
             frame[name] = [level for level, count in zip(levels, counts, strict=True) for _ in range(count)]
-    text = [column.name for column in SAMPLE_COLUMNS if column.kind is str]
-    flags = [column.name for column in SAMPLE_COLUMNS if column.kind is bool]
+    text, flags = ([column.name for column in SAMPLE_COLUMNS if column.kind is kind] for kind in (str, bool))
     whole = ("sample_id", "prompt_tokens", "output_tokens", "actual_vision_tokens")
-    return _typed(frame, (*text, *flags), whole, knobs)
+    return typed(frame, text, flags, whole)
 
 
 def runs_frame(sweep: Sweep) -> pd.DataFrame:
@@ -310,20 +278,6 @@ def runs_frame(sweep: Sweep) -> pd.DataFrame:
     ]
     frame = pd.DataFrame(rows, columns=["sample", "run", *(f"{name}_ms" for name in names)])
     return frame.astype({f"{name}_ms": "float64" for name in names})
-
-
-def _typed(
-    frame: pd.DataFrame, other: Sequence[str], whole: Sequence[str], knobs: Mapping[str, Sequence[Level | None]]
-) -> pd.DataFrame:
-    """The frame with numbers but in the columns `other`, and those without fractions and gaps as whole numbers."""
-    texts = {*other, *(name for name, levels in knobs.items() if any(isinstance(level, str) for level in levels))}
-    wholes = {*whole, *(name for name, levels in knobs.items() if all(isinstance(level, int) for level in levels))}
-    kinds = {
-        name: "int64" if name in wholes and frame[name].notna().all() else "float64"
-        for name in frame.columns
-        if name not in texts
-    }
-    return frame.astype(kinds)
 
 
 def _stored(results_dir: Path) -> Iterator[StoredSetting]:

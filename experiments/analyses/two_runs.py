@@ -19,14 +19,30 @@ from scipy import stats
 from experiment_core_utils.primitives.contrasts import ScoreContrasts
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.saved_results.rescoring import other_conditions
+from experiments.analyses.knobs.conclusion import voiding_caveats
 from experiments.analyses.shared_samples import Cells, SharedSamples, with_common_samples
 from experiments.analyses.sweeps import Sweep, load_sweep
-from experiments.fitting.run_ratios import BESIDE_LOAD, BETWEEN_RUNS, POWER, chance_of_same, log_ratio, runs_for_same
+from experiments.fitting.run_ratios import (
+    BESIDE_LOAD,
+    BETWEEN_RUNS,
+    ON_A_CPU,
+    POWER,
+    chance_of_same,
+    log_ratio,
+    runs_for_same,
+)
 from experiments.fitting.verdicts import TAIL, fewest_for, first_of_each, tail_interval
 
 Verdict = Literal["FASTER", "SLOWER", "LESS", "MORE", "BETTER", "WORSE", "SAME", "CANNOT TELL"]
 Quantity = Literal["latency", "P95 latency", "energy", "memory", "accuracy"]
 
+# What a side does by its change of a quantity.
+SAYS: Mapping[Quantity, str] = {
+    "latency": "takes {} times as long as A",
+    "energy": "uses {} times A's energy",
+    "memory": "needs {} times A's memory",
+    "accuracy": "changes accuracy by {}",
+}
 # A variance of fewer settings is no estimate.
 FEWEST_SETTINGS = 5
 # What a quantity below and above that of the first run is called.
@@ -75,6 +91,14 @@ class RunDifference:
     chance_of_same: float | None = None  #: that so precise a comparison of equal sides says `SAME`; None as above
     run: str = ""  #: label of the second side where there are several
 
+    @property
+    def change_text(self) -> str:
+        """Such as `0.930 [0.901, 0.960]`; with a sign for accuracy, and without the range of memory."""
+        form = "+.3f" if self.quantity == "accuracy" else ".3f"
+        # Not minus zero.
+        change, *ends = (f"{each + 0.0:{form}}" for each in (self.change, *(self.interval or ())))
+        return f"{change} [{', '.join(ends)}]" if ends and self.quantity != "memory" else change
+
 
 @dataclass(frozen=True)
 class RunComparison:
@@ -89,30 +113,63 @@ class RunComparison:
     notes: Sequence[str]  #: what else is to be known of the sides
 
     @property
+    def names(self) -> list[str]:
+        """What sides are called in sentences: A and B, or A and the labels of several others."""
+        return ["A", "B"] if len(self.sides) == 2 else ["A", *self.labels[1:]]
+
+    @property
+    def voided_by(self) -> list[str]:
+        """What makes a side INVALID, by the rules of a conclusion, and which side it is."""
+        found: dict[str, tuple[str, list[str]]] = {}
+        for name, runs in zip(self.names, self.sides, strict=True):
+            for run in runs:
+                for kind, sentence in voiding_caveats(run.settings).items():
+                    found.setdefault(kind, (sentence, []))[1].append(name)
+        return [f"INVALID: {sentence} ({', '.join(dict.fromkeys(names))})" for sentence, names in found.values()]
+
+    @property
     def is_slower(self) -> bool:
         """Whether the latency of all settings together got longer, of any side."""
         return any(each.verdict == "SLOWER" for each in self.lines if each.is_pooled and each.quantity == "latency")
+
+    @property
+    def headlines(self) -> list[str]:
+        """A sentence for each further side: what it changes over all settings, each with its verdict.
+
+        Without verdicts, and said to be INVALID, where a side is.
+        """
+        found, is_void = [], bool(self.voided_by)
+        for run in dict.fromkeys(each.run for each in self.lines):
+            pooled = [each for each in self.lines if each.run == run and each.is_pooled]
+            if pooled:
+                says = [
+                    SAYS[each.quantity].format(each.change_text) + ("" if is_void else f": {each.verdict}")
+                    for each in pooled
+                ]
+                void = "INVALID: " if is_void else ""
+                found.append(f"{void}{run or 'B'} {'; '.join(says)} ({pooled[0].setting})")
+        return found or ["nothing is compared: no sample has a time or a score in all runs"]
 
     def content(self) -> dict[str, Any]:
         """The content of `comparison.json`."""
         given = {key: getattr(self, key) for key in ("margin", "accuracy_margin", "between_runs")}
         sides = [{"label": label, "runs": len(runs)} for label, runs in zip(self.labels, self.sides, strict=True)]
         lines = [asdict(each) for each in self.lines]
-        return {"schema_version": 2, **given, "sides": sides, "lines": lines, "notes": list(self.notes)}
+        found = {"headlines": self.headlines, "voided_by": self.voided_by, "sides": sides, "lines": lines}
+        return {"schema_version": 2, **given, **found, "notes": list(self.notes)}
 
     def sentences(self) -> list[str]:
         """What is printed below the lines: counts of verdicts, names of the sides, what each pooled line rests on."""
         counts = Counter(each.verdict for each in self.lines if not each.is_pooled).most_common()
-        found = ["by setting: " + ", ".join(f"{count} {verdict}" for verdict, count in counts)] if counts else []
+        by_setting = ", ".join(f"{count} {verdict}" for verdict, count in counts)
+        found = [f"by setting: {by_setting}"] if counts else []
         found.append(f"A: {self.labels[0]}" + (f"; B: {self.labels[1]}" if len(self.sides) == 2 else ""))
         pooled = [each for each in self.lines if each.is_pooled and each.run_deviation is not None]
-        return [*found, *map(self._conclusion, pooled), *self.notes]
+        return [*found, *(self._undecided(each) for each in pooled if each.verdict == "CANNOT TELL"), *self.notes]
 
-    def _conclusion(self, line: RunDifference) -> str:
-        """The sentence of a line over all settings."""
+    def _undecided(self, line: RunDifference) -> str:
+        """Why nothing is shown of a line over all settings, and what would help."""
         found = f"{line.quantity}: {line.run or 'B'} {line.change - 1:+.1%} against A"
-        if line.verdict != "CANNOT TELL":
-            return f"{found}, {line.verdict}"
         if line.interval is None or line.interval_of_samples is None:
             return f"{found}, CANNOT TELL: {line.pictures} pictures, and one run a side needs {fewest_for(None)}"
         widths = [math.log(high / low) for low, high in (line.interval, line.interval_of_samples)]
@@ -150,7 +207,7 @@ def compare_runs(
     """Each side against the first; margins as in RunComparison.
 
     Args:
-        between_runs: as in RunComparison; None for 2 %, or more beside other load.
+        between_runs: as in RunComparison; None for 2 %, on a CPU for 7 %, or more beside other load.
         is_paired: whether run r of both sides was measured next to each other.
 
     Raises:
@@ -161,7 +218,7 @@ def compare_runs(
     notes: list[str] = []
     for label, other in zip(labels[1:], others, strict=True):
         shared = SharedSamples(first, other)
-        usual = max(BETWEEN_RUNS, BESIDE_LOAD * shared.other_load)
+        usual = max(ON_A_CPU if shared.is_on_cpu else BETWEEN_RUNS, BESIDE_LOAD * shared.other_load)
         stated = 0.0 if shared.is_identical else usual if between_runs is None else between_runs
         pair = _Pair(shared, margin, accuracy_margin, stated, TAIL / len(others), is_paired)
         # Of two sides alone it is clear which one is meant.

@@ -61,7 +61,7 @@ class Scores:
 
     keys: tuple[str, ...]
     values: np.ndarray  #: [S, N]
-    pictures: tuple[str, ...]  #: [N], of one task each
+    pictures: tuple[str, ...]  #: [N], which several tasks may ask about
 
     @classmethod
     def of(cls, grids: Sequence[TaskGrid]) -> "Scores":
@@ -69,7 +69,7 @@ class Scores:
         keys = tuple(point.key for point in grids[0].points)
         rows = [[[point.key for point in grid.points].index(key) for key in keys] for grid in grids]
         values = np.hstack([grid.scores[at] / grid.best for grid, at in zip(grids, rows, strict=True)])
-        return cls(keys, values, tuple(f"{grid.task} {name}" for grid in grids for name in grid.pictures))
+        return cls(keys, values, tuple(name for grid in grids for name in grid.pictures))
 
     def row(self, key: str) -> np.ndarray:
         """[N], of one setting."""

@@ -1,9 +1,6 @@
 """Scores the blocks of a model, or chooses block sets, and writes them to a file with its provenance.
 
-knobprof blocks --model_path FOLDER --dataset_name text_vqa doc_qa --output scores.json
-
-Flags that are not this program's own go to the profiler's configuration: --split, --data_dir, --seed, --device,
---precision and so on. Each knob but blocks has the first value that its flags request, without them the model's own.
+knobprof blocks --model_path MODEL --dataset_name text_vqa doc_qa --output scores.json
 """
 
 import argparse
@@ -71,12 +68,30 @@ MEASURES = ("accuracy", "answer_loss")
 
 def build_parser() -> argparse.ArgumentParser:
     """The program's own flags."""
-    parser = OneLineParser(description=__doc__)
-    parser.add_argument(
-        "--output", type=Path, required=True, help="file of the scores, or with --select of the block sets"
+    parser = OneLineParser(
+        prog="score_blocks.py",
+        description="Score the blocks of a model, or choose block sets, and write them to a file with its provenance. "
+        "Flags that are not this program's own go to the profiler's configuration: --split, --data_dir, --seed, "
+        "--device, --precision and so on. Each knob but blocks has the first value that its flags request, without "
+        "them the model's own.",
+        examples=(
+            "knobprof blocks --model_path MODEL --dataset_name text_vqa doc_qa --output scores.json",
+            "knobprof blocks --model_path MODEL --select greedy --num_active_blocks 12 --output block_sets.json",
+            "knobprof blocks --model_path MODEL --check --held_out 200 --output scores.json",
+        ),
     )
     parser.add_argument(
-        "--dataset_name", nargs="+", help="tasks, which all have the same weight (default: as of a profile)"
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="file of the scores, or with --select of the block sets",
+    )
+    parser.add_argument(
+        "--dataset_name",
+        nargs="+",
+        metavar="TASK",
+        help="tasks, which all have the same weight (default: as of a profile)",
     )
     parser.add_argument("--num_samples", type=int, default=200, help="samples of each task; see --measure")
     parser.add_argument(
@@ -91,33 +106,35 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do not score: compare the scores in --output as --held_out does, by accuracy",
     )
-    parser.add_argument(
+    scoring = parser.add_argument_group("how a block is scored")
+    scoring.add_argument(
         "--method",
         choices=METHODS,
         default=METHODS[0],
         help="leave_one_out: accuracy lost without the block; activation_change: how much the block changes its input; "
         "gradient: first-order change of the loss without it",
     )
-    parser.add_argument(
+    scoring.add_argument(
         "--positions",
         choices=("all", "last"),
         default="all",
         help="prompt positions for activation_change",
     )
-    parser.add_argument(
+    scoring.add_argument(
         "--measure",
         choices=MEASURES,
         default=MEASURES[0],
         help="accuracy: of generated answers (default); answer_loss: likelihood of the expected answers, for the "
         "reference_* tasks and a MolmoE model; --num_samples then counts the questions of all tasks together",
     )
-    parser.add_argument("--select", choices=("greedy", "beam"), help="write block sets instead of scores")
-    parser.add_argument("--beam_width", type=int, default=3, help="width of --select beam")
-    parser.add_argument(
+    choosing = parser.add_argument_group("block sets")
+    choosing.add_argument("--select", choices=("greedy", "beam"), help="write block sets instead of scores")
+    choosing.add_argument("--beam_width", type=int, default=3, help="width of --select beam")
+    choosing.add_argument(
         "--num_active_blocks",
         nargs="+",
         type=int,
-        metavar="N",
+        metavar="BLOCKS",
         help="active blocks for --select and --held_out (default: 3/4 of all)",
     )
     parser.add_argument("--batch_size", type=int, default=8, help="samples answered together")

@@ -1,7 +1,7 @@
 """Policies x budgets: accuracy, latency, violations and overhead, replayed from a full grid or measured live.
 
-python -m experiments.controller.evaluate_controller results/grid --num_budgets 8
-python -m experiments.controller.evaluate_controller results/grid --mode live --num_samples 32 --budgets_ms 400
+knobprof controller evaluate results/grid --num_budgets 8
+knobprof controller evaluate results/grid --mode live --num_samples 32 --budgets_ms 400
 """
 
 import argparse
@@ -66,7 +66,13 @@ CALIBRATION_FRACTION = 0.5
 def build_parser() -> argparse.ArgumentParser:
     """The program's own flags; with --mode live all others go to the profiler's configuration."""
     parser = OneLineParser(
-        prog="evaluate_controller.py", description="Evaluate policies that choose the knobs, at latency budgets."
+        prog="evaluate_controller.py",
+        description="Evaluate policies that choose the knobs, at latency budgets.",
+        examples=(
+            "knobprof controller evaluate results/grid",
+            "knobprof controller evaluate results/grid --budgets_ms 100 200 --baselines",
+            "knobprof controller evaluate results/grid --mode live --budget_shares 0.9 --num_samples 80",
+        ),
     )
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS",
                         help="full grid: --output_dir of a run (several: one sweep), or its tables")  # fmt: skip
@@ -74,20 +80,20 @@ def build_parser() -> argparse.ArgumentParser:
                         help="replay: look up what the grid measured; live: run the model")  # fmt: skip
     parser.add_argument("--calibration", type=Path, nargs="+", metavar="RESULTS",
                         help="another grid, to build the lookup of (default: a part of the first)")  # fmt: skip
-    parser.add_argument("--calibration_share", type=float, metavar="SHARE",
+    parser.add_argument("--calibration_share", type=float, metavar="FRACTION",
                         help=f"fraction of the grid's pictures for the lookup, in a replay "
                             f"(default: {CALIBRATION_FRACTION:g})")  # fmt: skip
-    budgets = parser.add_mutually_exclusive_group()
-    budgets.add_argument("--budgets_ms", type=float, nargs="+", metavar="MS", help="latency budgets in milliseconds")
-    budgets.add_argument("--budget_shares", type=float, nargs="+", metavar="SHARE",
+    budgets = parser.add_argument_group("budgets").add_mutually_exclusive_group()
+    budgets.add_argument("--budgets_ms", type=float, nargs="+", metavar="MS", help="latency budgets")
+    budgets.add_argument("--budget_shares", type=float, nargs="+", metavar="FRACTION",
                          help="budgets as fractions of the reference's mean latency on the calibration samples "
                               "(without a reference: of the largest setting's)")  # fmt: skip
-    budgets.add_argument("--num_budgets", type=int, default=8, metavar="B",
+    budgets.add_argument("--num_budgets", type=int, default=8, metavar="N",
                          help="number of budgets, spread over the calibration samples' latencies")  # fmt: skip
     parser.add_argument("--changing_load", type=float, metavar="SECONDS",
                         help="live: keep all CPU cores busy by other processes in every second period of this length "
                              "(default: no load)")  # fmt: skip
-    add_policy_flags(parser)
+    add_policy_flags(parser.add_argument_group("policies"))
     parser.add_argument(
         "--evaluation_seed",
         type=int,

@@ -1,14 +1,14 @@
 """A lookup table of the best measured setting for a budget, kept in a small file. Also a command.
 
-python -m experiments.controller.lookup build RESULTS_DIR --output lookup.json
-python -m experiments.controller.lookup predict lookup.json --budget_ms 120
+knobprof controller lookup build RESULTS_DIR --output lookup.json
+knobprof controller lookup predict lookup.json --budget_ms 120
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import geometric_mean
@@ -173,6 +173,10 @@ class Lookup:
         """See `Policy.name`."""
         return self.options.name
 
+    def by(self, method: Aggregation) -> "Lookup":
+        """The same table by another method."""
+        return replace(self, options=replace(self.options, aggregation_method=method))
+
     @cached_property
     def keys(self) -> frozenset[tuple[str, int]]:
         """Task and sample id of each sample."""
@@ -224,13 +228,29 @@ class Lookup:
 
     def _price(self, budget_ms: float) -> Price:
         if budget_ms not in self._prices:
-            known = np.flatnonzero(np.isfinite(self._latencies).all(axis=0))
-            prompts = self.prompts or (None,) * self._latencies.shape[1]
-            expected = [self._expected(budget_ms, self._places(prompts[at])) for at in known]
-            gains, costs = (np.array(each) for each in zip(*expected, strict=True))
-            limit = self.options.max_late if self.options.max_late is not None else self._limit_ms(budget_ms)
-            self._prices[budget_ms] = price_of(gains, costs, self._costs(budget_ms)[:, known].T, limit)
+            gains, costs, measured = self._requests(budget_ms)
+            self._prices[budget_ms] = price_of(gains, costs, measured, self._stream_limit(budget_ms))
         return self._prices[budget_ms]
+
+    def stream_cost(self, budget_ms: float) -> tuple[float, float]:
+        """What a stream of the table's requests costs in the mean, and its limit: ms, with `max_late` lateness."""
+        price, rows = self._price(budget_ms), zip(*self._requests(budget_ms), strict=True)
+        costs = [
+            sum(share * own[at] for at, share in price.shares(gains, expected).items()) for gains, expected, own in rows
+        ]
+        return float(np.mean(costs)), self._stream_limit(budget_ms)
+
+    def _requests(self, budget_ms: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Expected accuracy, expected cost and measured cost [N, S] of the samples that every setting has a time of."""
+        known = np.flatnonzero(np.isfinite(self._latencies).all(axis=0))
+        prompts = self.prompts or (None,) * self._latencies.shape[1]
+        expected = [self._expected(budget_ms, self._places(prompts[at])) for at in known]
+        gains, costs = (np.array(each) for each in zip(*expected, strict=True))
+        return gains, costs, self._costs(budget_ms)[:, known].T
+
+    def _stream_limit(self, budget_ms: float) -> float:
+        """The limit of a stream's mean cost."""
+        return self._limit_ms(budget_ms) if self.options.max_late is None else self.options.max_late
 
     @cached_property
     def _prices(self) -> dict[float, Price]:
@@ -410,7 +430,7 @@ def save(lookup: Lookup, path: Path) -> None:
 
 def load(path: Path) -> Lookup:
     """The lookup that `save` wrote; raises ResultsError for any other file."""
-    content = read_object_of_kind(path, KIND, SCHEMA_VERSION, "build it with experiments.controller.lookup")
+    content = read_object_of_kind(path, KIND, SCHEMA_VERSION, "build it with knobprof controller lookup build")
     try:
         # From Python's objects a strict one is no record.
         stored = _STORED.validate_json(json.dumps(content))
@@ -446,7 +466,7 @@ def _check_samples(lookup: Lookup, path: Path) -> None:
         raise ResultsError(f"{path} is broken: entries have {sorted(sizes)} samples, not {number}; build it again")
 
 
-def add_lookup_flags(parser: argparse.ArgumentParser, named: str = "") -> None:
+def add_lookup_flags(parser: argparse._ActionsContainer, named: str = "") -> None:
     """Add the flags that say what a lookup goes by; None says that one was not given.
 
     Args:
@@ -457,14 +477,14 @@ def add_lookup_flags(parser: argparse.ArgumentParser, named: str = "") -> None:
     add("--aggregation_method", choices=AGGREGATIONS,
         help=f"{named}what a setting is compared by: a latency over its samples, or its score within the budget "
              f"(default: {default.aggregation_method})")  # fmt: skip
-    add("--tolerance", type=float, metavar="SHARE",
+    add("--tolerance", type=float, metavar="FRACTION",
         help=f"{named}fraction of the budget by which a setting's latency may exceed it (default: "
              f"{default.tolerance:g})")  # fmt: skip
-    add("--max_late", type=float, metavar="SHARE",
+    add("--max_late", type=float, metavar="FRACTION",
         help=f"{named}only settings whose chance of being late is at most this (default: any)")  # fmt: skip
-    add("--confidence", type=float, metavar="LEVEL",
+    add("--confidence", type=float, metavar="FRACTION",
         help=f"{named}confidence with which --max_late must hold (default: {default.confidence:g})")  # fmt: skip
-    add("--neighbourhood", type=float, metavar="SHARE",
+    add("--neighbourhood", type=float, metavar="FRACTION",
         help=f"{named}fraction of the samples, those with prompts most like the request's, that its table is made of "
              "(default: one table of all)")  # fmt: skip
 
@@ -472,14 +492,21 @@ def add_lookup_flags(parser: argparse.ArgumentParser, named: str = "") -> None:
 def built_by_flags(given: argparse.Namespace, grid: MeasuredGrid) -> Lookup:
     """The lookup of a grid that the flags of `add_lookup_flags` describe; see `build`."""
     if given.confidence is not None and given.max_late is None:
-        raise ConfigurationError(f"--confidence {given.confidence:g} is of --max_late SHARE; give one, or drop it")
+        raise ConfigurationError(f"--confidence {given.confidence:g} is of --max_late FRACTION; give one, or drop it")
     named = {name: value for name in LOOKUP_FLAGS if (value := getattr(given, name)) is not None}
     return build(grid, **named)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags of both commands."""
-    parser = OneLineParser(prog="experiments.controller.lookup", description="Find the best setting for a budget.")
+    parser = OneLineParser(
+        prog="experiments.controller.lookup",
+        description="Find the best setting for a budget.",
+        examples=(
+            "knobprof controller lookup build results/core_exp --output lookup.json",
+            "knobprof controller lookup predict lookup.json --budget_ms 100 200",
+        ),
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("build", help="build a table from results")
     making.add_argument("results", type=Path, nargs="+", metavar="RESULTS",
@@ -488,7 +515,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_lookup_flags(making)
     asking = commands.add_parser("predict", help="look up a setting in a table")
     asking.add_argument("file", type=Path, metavar="FILE", help="table that build wrote")
-    asking.add_argument("--budget_ms", type=float, nargs="+", required=True, help="latency budgets in ms")
+    asking.add_argument("--budget_ms", type=float, nargs="+", required=True, metavar="MS", help="latency budgets")
     asking.add_argument("--prompt", metavar="TEXT", help="of the request, for a table built with --neighbourhood")
     for command in (making, asking):
         add_knob_module(command)
@@ -518,20 +545,51 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
-    if lookup.options.aggregation_method == "stream":
+    options = lookup.options
+    if options.aggregation_method == "stream":
         parts = [f"{100 * share:.0f} % {entry.choice.key}" for entry, share in lookup.mixture(budget_ms, prompt)]
-        return f"{budget_ms:g} ms over a stream: {', '.join(parts)}"
+        return f"{budget_ms:g} ms over a stream: {', '.join(parts)}; {_stream_cost(lookup, budget_ms)}"
     entry, table = predict(lookup, budget_ms, prompt), lookup.at(budget_ms, prompt)
-    place = lookup.entries.index(entry)
-    method = "mean" if lookup.options.aggregation_method == "in_time" else lookup.options.aggregation_method
-    counted = " in time" * (lookup.options.aggregation_method == "in_time")
+    place, is_in_time = lookup.entries.index(entry), options.aggregation_method == "in_time"
     word = budget_word(lookup, entry, budget_ms)
-    within = "" if word is None else f"; within the budget: {word}"
-    nearest = "" if table.fits[place] else "; no setting fits, this is the nearest"
+    more = [] if word is None else [f"within the budget: {word}"]
+    if not table.fits[place]:
+        more.append("no setting fits, this is the nearest")
+    elif is_in_time and table.latency_ms[place] > budget_ms:
+        by_mean = predict(lookup.by("mean"), budget_ms, prompt)
+        more.append("it gives the most right answers in time")
+        if by_mean is not entry:
+            more.append(f"by mean the choice is {_named(lookup, by_mean, budget_ms, prompt)}")
     return (
-        f"{budget_ms:g} ms: {entry.choice.key}, {table.latency_ms[place]:.1f} ms by {method}, {_against(lookup, entry)}"
-        f"accuracy{counted} {table.accuracy[place]:.3f} of the best score{within}{nearest}"
+        f"{budget_ms:g} ms: {_named(lookup, entry, budget_ms, prompt)}, {_against(lookup, entry)}"
+        f"accuracy{' in time' * is_in_time} {table.accuracy[place]:.3f} of the best score{'; '.join(['', *more])}"
     )
+
+
+def _named(lookup: Lookup, entry: LookupEntry, budget_ms: float, prompt: str | None) -> str:
+    """A setting with its latency, and by how much that is over the budget; of `max_accuracy` mean and median count."""
+    methods: Mapping[Aggregation, tuple[Aggregation, ...]] = {"max_accuracy": ("mean", "median"), "in_time": ("mean",)}
+    place, shown = lookup.entries.index(entry), []
+    for method in methods.get(lookup.options.aggregation_method, (lookup.options.aggregation_method,)):
+        time_ms = float(lookup.by(method).at(budget_ms, prompt).latency_ms[place])
+        shown.append(f"{time_ms:.1f} ms by {method}{_over(time_ms, budget_ms)}")
+    return ", ".join([entry.choice.key, *shown])
+
+
+def _over(time_ms: float, budget_ms: float) -> str:
+    """By how much a time is over the budget; nothing for one within it."""
+    over_ms = time_ms - budget_ms
+    return f", {over_ms:.1f} ms ({100 * over_ms / budget_ms:.1f} %) over the budget" if over_ms > 0 else ""
+
+
+def _stream_cost(lookup: Lookup, budget_ms: float) -> str:
+    """What the requests of the table cost together, and that it is over the limit where no mixture keeps it."""
+    cost, limit = lookup.stream_cost(budget_ms)
+    nearest = "; no mixture keeps it, this is the nearest" if cost > limit * (1 + 1e-6) else ""
+    if lookup.options.max_late is not None:
+        return f"{100 * cost:.1f} % late, --max_late is {100 * limit:.1f} %{nearest}"
+    # What is over by the mixture's rounding is within it.
+    return f"{cost:.1f} ms by mean{_over(cost, budget_ms * (1 + 1e-6))}{nearest}"
 
 
 def budget_word(lookup: Lookup, entry: LookupEntry, budget_ms: float) -> Word | None:

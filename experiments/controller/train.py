@@ -1,7 +1,7 @@
 """Train the two-stage controller, on a synthetic environment or on a measured grid.
 
-python -m experiments.controller.train --environment synthetic --controller_dir results/controller_synthetic
-python -m experiments.controller.train --environment replay --grid results/grid --controller_dir results/controller
+knobprof controller train --environment synthetic --controller_dir results/controller_synthetic
+knobprof controller train --environment replay --grid results/grid --controller_dir results/controller
 """
 
 import argparse
@@ -51,17 +51,25 @@ REWARD_FLAGS = {"latency_weight": "weight of latency / budget", "over_budget_pen
 
 def build_parser() -> argparse.ArgumentParser:
     """The program's own flags; with replay all others go to the profiler's configuration."""
-    parser = OneLineParser(prog="train.py", description="Train the two-stage controller.")
+    parser = OneLineParser(
+        prog="train.py",
+        description="Train the two-stage controller.",
+        examples=(
+            "knobprof controller train --environment synthetic --controller_dir controller",
+            "knobprof controller train --environment replay --grid results/grid --controller_dir controller",
+        ),
+    )
     add = parser.add_argument
-    add("--environment", choices=ENVIRONMENTS, required=True)
+    add("--environment", choices=ENVIRONMENTS, required=True, help="what answers choices: made-up tables, or a grid")
     add("--controller_dir", type=Path, required=True, metavar="DIR", help="folder of checkpoint, curves and summary")
     add("--grid", type=Path, nargs="+", metavar="RESULTS", help="results of a full grid of settings, for replay")
     add("--states", type=Path, metavar="FILE", help="recorded states (default: states.pt in --controller_dir); "
         "for replay, which records them if the file is missing")  # fmt: skip
-    add("--calibration_share", type=float, default=0.5, metavar="SHARE",
+    add("--calibration_share", type=float, default=0.5, metavar="FRACTION",
         help="fraction of the grid's pictures to train on; the others are held out")  # fmt: skip
     add("--split_seed", type=int, default=0, help="seed of that split, as in evaluate_controller")
-    add("--num_budgets", type=int, default=16, metavar="L", help="number of latency budgets in a replay")
+    add("--num_budgets", type=int, default=16, metavar="N", help="number of latency budgets in a replay")
+    add = parser.add_argument_group("the objective and its updates").add_argument
     add("--objective", choices=get_args(Objective),
         help="what an update raises: the expected reward over all choices, which tables give exactly, or roll-outs "
              "compared in groups (default: expected in a replay, else grpo)")  # fmt: skip
@@ -73,13 +81,14 @@ def build_parser() -> argparse.ArgumentParser:
             careful = f"; {getattr(CAREFUL, name)} with --warm_start or --init_from" if name in OF_START else ""
             add(f"--{name}", type=type(default), default=None if name in OF_START else default,
                 help=f"{text} (default: {default}{careful})")  # fmt: skip
+    add = parser.add_argument_group("the start, seeds and checkpoints").add_argument
     add("--warm_start", choices=("none", *get_args(Teacher)),
         help="teach first what is best in the tables: for each sample, at a budget, or for similar prompts at a budget "
         "(default: per_budget in a replay without --init_from, else none)")  # fmt: skip
     add("--warm_start_steps", type=int, default=300, help="steps of --warm_start")
     add("--init_from", type=Path, metavar="CHECKPOINT", help="start with the networks of another training")
     add("--training_seed", type=int, default=0, help="seed of weights, requests and draws")
-    add("--checkpoint_every", type=int, default=50, metavar="UPDATES", help="updates between two checkpoints")
+    add("--checkpoint_every", type=int, default=50, metavar="N", help="updates between two checkpoints")
     add("--resume", action="store_true", help="resume from the checkpoint in --controller_dir")
     add("--tensorboard", action="store_true", help="write the curves for TensorBoard, too")
     return parser

@@ -10,10 +10,10 @@ from experiment_core_utils.records.setting_result import setting_file_name, sett
 from experiment_core_utils.saved_results.terminal import (
     caveat_lines,
     closing_table,
+    column_lines,
     failed_sample_lines,
     few_samples_warning,
     fixed_length_line,
-    front_line,
     reference_lines,
 )
 from experiment_core_utils.saved_results.trackers import log_settings
@@ -85,8 +85,8 @@ def closing_lines(report: RunReport, found: Concluded | None = None) -> list[str
         if report.search is not None:
             lines.append(closing_table(report.results, report.search.places))
         else:
-            lines += [closing_table(report.results, fronts=found.front), *front_line(found.front)]
-        lines += reference_lines(report.results)
+            lines.append(closing_table(report.results, fronts=found.front))
+        lines += [*column_lines(report.results, found.front), *reference_lines(report.results)]
         lines += [] if report.search is None else [report.search.sentence]
         lines += [] if found.conclusion is None else found.conclusion.lines
         fixed = {setting_key(each): each.T_fixed_length for each in report.results}

@@ -66,7 +66,15 @@ def full_grid(limits: KnobLimits) -> dict[str, tuple[str, ...]]:
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code: 0 done, 1 a setting failed, or the table cannot be written, 2 a flag is wrong."""
-    parser = OneLineParser(prog="collect_table.py", description="Measure a full grid and write it as one small table.")
+    parser = OneLineParser(
+        prog="collect_table.py",
+        description="Measure a full grid and write it as one small table. Flags that are not this program's own go to "
+        "the profiler's configuration.",
+        examples=(
+            "knobprof collect grid.json --num_samples 100",
+            "knobprof collect grid.json --model_path MODEL --dataset_name text_vqa --tier_list low high",
+        ),
+    )
     parser.add_argument("table", type=Path, metavar="FILE", help="the table, a JSON file")
     parser.add_argument("--results_dir", type=Path, default=Path("results/pareto_grid"), metavar="DIR",
                         help="folder of the run")  # fmt: skip

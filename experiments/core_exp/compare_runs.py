@@ -8,8 +8,7 @@ python experiments/core_exp/compare_runs.py --run '' '--precision bfloat16' --ou
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -22,22 +21,14 @@ from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import check_writable, write_text_atomically
 from experiment_core_utils.primitives.units import check_within
-from experiments.analyses.charts.run_charts import runs_chart
+from experiment_core_utils.saved_results.terminal import ABSENT
 from experiments.analyses.charts.style import caption_of
+from experiments.analyses.comparison_page import UNITS, chart_of, require_plotly, write_comparison_page
 from experiments.analyses.files import AnalysisFiles, json_text
 from experiments.analyses.runs_in_turn import Side, run_in_turn
 from experiments.analyses.sweeps import labels_of
 from experiments.analyses.two_runs import RunComparison, RunDifference, compare_runs, runs_in
 from experiments.core_exp.multi_datasets import split_at_dashes
-
-# What a quantity's figures are printed in: the name, and how many of the record's unit it is.
-UNITS: Mapping[str, tuple[str, float]] = {
-    "latency": ("latency (ms)", 1.0),
-    "P95 latency": ("P95 latency (ms)", 1.0),
-    "energy": ("energy (J)", 1.0),
-    "memory": ("memory (MB)", 1e6),
-    "accuracy": ("accuracy", 1.0),
-}
 
 
 def table(lines: Sequence[RunDifference]) -> str:
@@ -52,7 +43,7 @@ def table(lines: Sequence[RunDifference]) -> str:
             "A": f"{each.one / UNITS[each.quantity][1]:.4g}",
             "B" if not each.run else "run's": f"{each.other / UNITS[each.quantity][1]:.4g}",
             "change": f"{each.change:+.3f}" if each.quantity == "accuracy" else f"x {each.change:.3f}",
-            "[95 % together]": "-" if each.interval is None else f"[{each.interval[0]:.3f}, {each.interval[1]:.3f}]",
+            "[95 % together]": ABSENT if each.interval is None else f"[{each.interval[0]:.3f}, {each.interval[1]:.3f}]",
             "n": each.n,
             "verdict": each.verdict,
         }
@@ -68,7 +59,14 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         ConfigurationError: folders beside --run, too few of them without it, or flags of the one with the other.
     """
     own, shared = split_at_dashes(argv)
-    parser = OneLineParser(prog="compare_runs.py", description="Compare the settings that runs share with the first.")
+    parser = OneLineParser(
+        prog="compare_runs.py",
+        description="Compare the settings that runs share with the first.",
+        examples=(
+            "knobprof compare results/before results/after --output_dir compared",
+            "knobprof compare --run '' '--execution eager' --output_dir compared -- --num_samples 64",
+        ),
+    )
     parser.add_argument("folders", type=Path, nargs="*", metavar="RUN",
                         help="--output_dir of the first run, of the second, and of further ones; or a folder whose "
                         "sub-folders 1, 2, ... are runs of one side")  # fmt: skip
@@ -78,16 +76,18 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     turn.add_argument("--checkout", type=Path, nargs=2, metavar=("A", "B"), help="checkout (default: this)")
     turn.add_argument("--python", nargs=2, metavar=("A", "B"), help="interpreter (default: this)")
     turn.add_argument("--repeats", type=int, default=5, metavar="N", help="processes a side (default: 5)")
-    parser.add_argument("--margin", type=float, default=0.02, metavar="M",
+    parser.add_argument("--margin", type=float, default=0.02, metavar="FRACTION",
                         help="change of a ratio that is SAME (default: 0.02, which is 2 %%)")  # fmt: skip
-    parser.add_argument("--accuracy_margin", type=float, default=ACCURACY_MARGIN, metavar="M",
+    parser.add_argument("--accuracy_margin", type=float, default=ACCURACY_MARGIN, metavar="FRACTION",
                         help="change of accuracy that is SAME, part of the best score")  # fmt: skip
-    parser.add_argument("--between_runs", type=float, metavar="S",
+    parser.add_argument("--between_runs", type=float, metavar="FRACTION",
                         help="how much runs of one thing differ in speed, a standard deviation; used where no side has "
-                        "two runs (default: 0.02, or a fifth of the other load on the CPUs)")  # fmt: skip
+                        "two runs (default: 0.02, on a CPU 0.07, or a fifth of its other load)")  # fmt: skip
     parser.add_argument("--fail_on_slower", action="store_true",
                         help="exit code 1 where the latency of all settings together is SLOWER")  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the lines as JSON")
+    parser.add_argument("--report", type=Path, metavar="FILE",
+                        help="also write a page: the sentence, a picture, a table of all quantities")  # fmt: skip
     parser.add_argument("--output_dir", type=Path, metavar="DIR",
                         help="also write the lines and a picture into DIR; with --run the runs, too")  # fmt: skip
     add_knob_module(parser)
@@ -130,19 +130,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong flag, 130 stopped.
     """
     given, shared = parse(sys.argv[1:] if argv is None else argv)
-    if given.output is not None:
-        check_writable(given.output)
+    for path in (given.output, given.report):
+        if path is not None:
+            check_writable(path)
+    if given.report is not None:
+        require_plotly()
     found = compared(given, shared)
-    print("\n".join([table(found.lines), *found.sentences()]))
+    print("\n".join([*found.headlines, *found.voided_by, table(found.lines), *found.sentences()]))
     if given.output is not None:
         write_text_atomically(json_text(found.content()), given.output)
+    if given.report is not None:
+        write_comparison_page(found, given.report)
+        print(given.report)
     if given.output_dir is not None:
         runs = [run for side in found.sides for run in side]
         num_settings, num_samples = sum(len(run.settings) for run in runs), sum(run.num_samples for run in runs)
         caption = caption_of([run.provenance for run in runs], num_settings, num_samples)
-        named = [replace(each, run=each.run or found.labels[1]) for each in found.lines]
-        charts = [runs_chart(named, found.labels[0])]
-        for path in AnalysisFiles({"comparison": found.content()}, {}, charts, caption).write(given.output_dir):
+        files = AnalysisFiles({"comparison": found.content()}, {}, [chart_of(found)], caption)
+        for path in files.write(given.output_dir):
             print(path)
     return 1 if given.fail_on_slower and found.is_slower else 0
 

@@ -1,7 +1,7 @@
 """E1, where the time goes: fractions of the stages by regime, how each stage grows, operations against time, parts of
 the decoder. Reads a run's folder, writes three JSON files, CSV files and figures.
 
-python experiments/core_exp/e1_stage_latency.py results/core_exp
+knobprof analyse stages results/core_exp
 """
 
 import argparse
@@ -26,7 +26,9 @@ from experiments.analyses.sweeps import load_sweep, samples_frame
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the analysis. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(
-        prog="e1_stage_latency.py", description="Show where the time of a sweep goes, stage by stage."
+        prog="e1_stage_latency.py",
+        description="Show where the time of a sweep goes, stage by stage.",
+        examples=("knobprof analyse stages results/core_exp", "knobprof analyse stages results/core_exp --verbose"),
     )
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
     add_output_flags(parser, "RESULTS_DIR/analysis")

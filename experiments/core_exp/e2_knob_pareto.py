@@ -1,7 +1,7 @@
 """E2, what the knobs buy: fronts of accuracy against latency, energy and operations, and how the knobs depend on one
 another. Reads runs' folders, writes three JSON files, CSV files and figures.
 
-python experiments/core_exp/e2_knob_pareto.py results/core_exp
+knobprof analyse knobs results/core_exp
 """
 
 import argparse
@@ -29,13 +29,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the analysis. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong, 4 the run is INVALID and
     --strict was given.
     """
-    parser = OneLineParser(prog="e2_knob_pareto.py", description="Show what the knobs of a sweep gain and cost.")
+    parser = OneLineParser(
+        prog="e2_knob_pareto.py",
+        description="Show what the knobs of a sweep gain and cost.",
+        examples=(
+            "knobprof analyse knobs results/core_exp",
+            "knobprof analyse knobs results/float32 results/bfloat16 --percentile 99",
+        ),
+    )
     parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS_DIR",
                         help="--output_dir of a run (several are compared), or tables of a full grid")  # fmt: skip
     add_output_flags(parser, "analysis in the first RESULTS_DIR")
     parser.add_argument("--percentile", type=int, choices=sorted(TAIL_LATENCIES), default=95,
                         help="percentile of the end-to-end latency (default: 95)")  # fmt: skip
-    parser.add_argument("--num_draws", type=int, default=NUM_DRAWS, metavar="B",
+    parser.add_argument("--num_draws", type=int, default=NUM_DRAWS, metavar="N",
                         help=f"number of paired resamples for the intervals (default: {NUM_DRAWS})")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of the resamples (default: 0)")
     parser.add_argument("--strict", action="store_true", help="exit code 4 where the run is INVALID")

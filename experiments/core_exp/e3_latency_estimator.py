@@ -1,6 +1,6 @@
 """E3, a latency estimator from the folders of runs: load, fit, validate on settings left out, write.
 
-python experiments/core_exp/e3_latency_estimator.py RESULTS_DIR... [--output_dir DIR] [--target_dir OTHER_RESULTS]
+knobprof analyse latency RESULTS_DIR... [--output_dir DIR] [--target_dir OTHER_RESULTS]
 
 Writes e3_latency_estimator.json (the model), e3_validation.json, e3_predictions.csv and pictures. See
 docs/core_exp/e3_latency_estimator.md.
@@ -28,7 +28,14 @@ from experiments.analyses.sweeps import load_sweep, samples_frame
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the analysis. Exit code: 0 written, 1 the results are broken or too few, 2 the request is not possible."""
-    parser = OneLineParser(prog="e3_latency_estimator.py", description="Fit and validate a latency estimator.")
+    parser = OneLineParser(
+        prog="e3_latency_estimator.py",
+        description="Fit and validate a latency estimator.",
+        examples=(
+            "knobprof analyse latency results/core_exp",
+            "knobprof analyse latency results/h100 --target_dir results/a100",
+        ),
+    )
     parser.add_argument(
         "results_dirs",
         type=Path,
@@ -38,9 +45,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     add_output_flags(parser, "analysis in the first RESULTS_DIR")
     parser.add_argument(
-        "--target_dir", type=Path, help="run of the same model on another device, for the error of recalibration"
+        "--target_dir",
+        type=Path,
+        metavar="DIR",
+        help="run of the same model on another device, for the error of recalibration",
     )
-    parser.add_argument("--level", type=float, default=LEVEL, help="level of the prediction intervals")
+    parser.add_argument("--level", type=float, default=LEVEL, metavar="FRACTION", help="level of prediction intervals")
     given: argparse.Namespace = parser.parse_args(argv)
     steps = Steps()
     sweep, *further = (load_sweep(folder) for folder in dict.fromkeys(map(Path.resolve, given.results_dirs)))

@@ -82,11 +82,20 @@ def parse_request(argv: Sequence[str], environment: Mapping[str, str], num_gpus:
         ConfigurationError: an unknown flag, or a variable with a value that cannot be.
     """
     own, driver_flags = split_at_dashes(argv)
-    parser = OneLineParser(prog="multi_datasets.py", description="Profile datasets one after the other.")
+    parser = OneLineParser(
+        prog="multi_datasets.py",
+        description="Profile datasets one after the other; what stands behind -- are flags of the profiler.",
+        examples=(
+            "knobprof datasets text_vqa doc_qa --output_dir results/several -- --model_path MODEL --num_samples 500",
+            "NUM_SAMPLES=500 MODEL_PATH=MODEL knobprof datasets --output_dir results/published",
+        ),
+    )
     parser.add_argument(
         "datasets", nargs="*", metavar="DATASET", help="datasets to profile (default: $DATASETS, or the published list)"
     )
-    parser.add_argument("--output_dir", required=True, help="parent of the datasets' folders; OUTPUT_DIR overrides it")
+    parser.add_argument(
+        "--output_dir", required=True, metavar="DIR", help="parent of the datasets' folders; OUTPUT_DIR overrides it"
+    )
     parser.add_argument("--enable_memory_optimization", action="store_true", help="pass this flag to the profiler")
     given = parser.parse_args(own)
     datasets = given.datasets or environment.get("DATASETS", "").split() or list(PUBLISHED_LIMITS)

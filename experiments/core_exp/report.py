@@ -14,13 +14,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, add_knob_module
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import check_writable
 from experiments.analyses.report.page import write_report
+from experiments.analyses.report.watch import watch
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = OneLineParser(prog="report.py", description="Write a report of a profiling run as one HTML page.")
+    parser = OneLineParser(
+        prog="report.py",
+        description="Write a report of a profiling run as one HTML page.",
+        examples=(
+            "knobprof report results/core_exp",
+            "knobprof report results/before results/after --output both.html",
+        ),
+    )
     parser.add_argument(
         "results_dirs",
         type=Path,
@@ -32,18 +41,38 @@ def build_parser() -> argparse.ArgumentParser:
     place.add_argument("--output_dir", type=Path, metavar="DIR",
                        help="folder of report.html (default: the first RESULTS_DIR)")  # fmt: skip
     place.add_argument("--output", type=Path, metavar="FILE", help="the page itself, under another name")
+    parser.add_argument("--watch", action="store_true",
+                        help="while a run is at work in RESULTS_DIR, show what it has so far, after each change; write "
+                        "the report when it has ended")  # fmt: skip
+    parser.add_argument("--budget_ms", type=float, metavar="MS",
+                        help="latency budget: a line in the front, and how well the estimator keeps budgets "
+                        "(default: none)")  # fmt: skip
     add_knob_module(parser)
     return parser
 
 
 @reporting_errors
-def main(argv: Sequence[str] | None = None) -> None:
-    """Write the report. Exit code: 0 written, 1 the results are broken or cannot be written, 2 a flag is wrong."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the report. Exit code: 0 written, 1 the results are broken or cannot be written, 2 a flag is wrong, 130
+    watching was stopped.
+    """
     given = build_parser().parse_args(argv)
     output = given.output or (given.output_dir or given.results_dirs[0]) / "report.html"
+    if given.watch and len(given.results_dirs) > 1:
+        raise ConfigurationError("--watch is for one RESULTS_DIR; give one, or leave --watch")
+    if given.budget_ms is not None and not given.budget_ms > 0:
+        raise ConfigurationError(f"--budget_ms is {given.budget_ms:g}; give a time above 0 ms")
     check_writable(output)
-    write_report(given.results_dirs, output)
+    if given.watch:
+        print(f"watching {given.results_dirs[0]}: {output} (Ctrl-C ends this)", flush=True)
+        try:
+            watch(given.results_dirs[0], output)
+        except KeyboardInterrupt:
+            print(f"no longer watching; the page stays as it is: {output}", file=sys.stderr)
+            return 130
+    write_report(given.results_dirs, output, given.budget_ms)
     print(output)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Write the CSV files of settings and of samples for a folder of results, as a run does at its end.
 
-python experiments/core_exp/write_tables.py results/core_exp
+knobprof tables results/core_exp
 """
 
 import sys
@@ -38,7 +38,9 @@ def write_tables(results_dir: Path, table_format: TableFormat = "csv") -> list[P
 def main(argv: Sequence[str] | None = None) -> None:
     """Write the tables. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     parser = OneLineParser(
-        prog="write_tables.py", description="Write the CSV files of settings and samples of a sweep."
+        prog="write_tables.py",
+        description="Write the CSV files of settings and samples of a sweep.",
+        examples=("knobprof tables results/core_exp", "knobprof tables results/core_exp --format parquet"),
     )
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
     parser.add_argument(

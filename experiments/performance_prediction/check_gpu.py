@@ -1,12 +1,12 @@
 """Which convolution algorithm a GPU really runs: granted or why not, error, time and kernel names, layer by layer.
 
-python -m experiments.performance_prediction.check_gpu --output check_gpu.json
+knobprof convolutions check --output check_gpu.json
 """
 
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.device import choose_device, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import ProfilerError, first_line
@@ -243,17 +243,22 @@ def printed(rows: Iterable[Row], line: Callable[[Row], str]) -> Iterator[Row]:
         yield row
 
 
-def main() -> None:
-    parser = OneLineParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("check_gpu.json"))
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument(
-        "--seconds", type=float, default=75.0, help="seconds after which nothing new is started (default: %(default)s)"
+@reporting_errors
+def main(argv: Sequence[str] | None = None) -> None:
+    """Check this machine. Exit code: 0 written, 1 the file cannot be, 2 a flag is wrong."""
+    parser = OneLineParser(
+        prog="check_gpu.py",
+        description="Compare every convolution algorithm with torch's on this machine, layer by layer and in whole "
+        "networks.",
+        examples=("knobprof convolutions check --output check_gpu.json",),
     )
+    parser.add_argument("--output", type=Path, default=Path("check_gpu.json"), metavar="FILE", help="JSON file")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device to check")
     parser.add_argument(
-        "--input_size", type=int, default=224, help="input size of the whole networks (default: %(default)s)"
+        "--seconds", type=float, default=75.0, metavar="SECONDS", help="seconds after which nothing new is started"
     )
-    arguments = parser.parse_args()
+    parser.add_argument("--input_size", type=int, default=224, help="input size of the whole networks")
+    arguments = parser.parse_args(argv)
     started = monotonic()
     device = choose_device(arguments.device)
     print(system(device), flush=True)

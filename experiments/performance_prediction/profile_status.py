@@ -1,6 +1,6 @@
 """How far profiles have come: a line for each combination below a results folder.
 
-python -m experiments.performance_prediction.profile_status [RESULTS]
+knobprof convolutions status [RESULTS]
 """
 
 import sys
@@ -39,8 +39,14 @@ def _state_of(table: Path) -> str:
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the status. Exit code: 0, 1 where a table cannot be read, 2 where a flag is wrong."""
-    parser = OneLineParser(prog="profile_status.py", description="Show how far profiles of convolutions have come.")
-    parser.add_argument("results", nargs="?", type=Path, default=Path("results"), help="folder of the stages")
+    parser = OneLineParser(
+        prog="profile_status.py",
+        description="Show how far profiles of convolutions have come.",
+        examples=("knobprof convolutions status", "knobprof convolutions status results/h100"),
+    )
+    parser.add_argument(
+        "results", nargs="?", type=Path, default=Path("results"), metavar="DIR", help="folder of the stages"
+    )
     results = parser.parse_args(argv).results
     lines = list(status_lines(results))
     print("\n".join(map(printable, lines)) or f"nothing in {results} yet")

@@ -1,6 +1,6 @@
 """Profile convolution algorithms in whole networks: parse, check what is covered, measure size after size.
 
-python experiments/performance_prediction/run_profile.py --model vgg16 --algorithm gemm --quick
+knobprof convolutions profile --model vgg16 --algorithm gemm --quick
 """
 
 import sys

@@ -17,8 +17,8 @@ from transformers import Cache
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
-from experiment_core_utils.models.interface import StagedModel
-from experiment_core_utils.models.pausable import can_pause
+from experiment_core_utils.models.interface import MODULES, Runnable, StagedModel
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, answer_to
@@ -55,9 +55,9 @@ class PictureModel(StagedModel, Protocol):
     processor: Any  #: (text, picture, range of crops) -> ids, crops, masks and places
 
 
-def is_picture_model(model: StagedModel) -> TypeGuard[PictureModel]:
-    """Whether a model is a `PictureModel`; those are the ones that can pause, too."""
-    return can_pause(model)
+def is_picture_model(model: Runnable) -> TypeGuard[PictureModel]:
+    """Whether a model is a `PictureModel`: its processor is at hand, and it is asked as a MolmoE."""
+    return hasattr(model, "processor") and model.prompt_family == "molmo"
 
 
 @torch.inference_mode()
@@ -73,8 +73,15 @@ def answer_pictures(
         model: one whose modules run.
 
     Raises:
+        ConfigurationError: an engine runs the prefill.
         GenerationFailed: logits are not finite.
     """
+    prefill = model.describe()["execution_stages"]["prefill"]
+    if prefill != MODULES:
+        raise ConfigurationError(
+            f"the prefill of {model.name} is run by its {prefill} engine, which keeps no cache that several questions "
+            "share; load the model with --execution eager"
+        )
     by_crops: dict[CropRange | None, list[Setting]] = {}
     for setting in settings:
         by_crops.setdefault(vision_of(setting).bounds, []).append(setting)

@@ -25,6 +25,11 @@ def build_parser() -> argparse.ArgumentParser:
         prog="run_text_generation.py",
         description="Throughput, latency, FLOPs, memory and energy of a language model's text generation, for every "
         "combination of the values in a YAML file. See docs/reference/command_line.md for its keys.",
+        examples=(
+            "knobprof text --model_name MODEL --num_input_prompts 32 --max_output_tokens 64",
+            "knobprof text --config experiments/text_exp/example.yaml --dry_run",
+            "knobprof text --set 'batching_options.batch_size___fixed_batching=[1,8,32]'",
+        ),
     )
     parser.add_argument(
         "--config", type=Path, metavar="FILE.yaml", help="file of the experiments (default: the default of every key)"
@@ -36,10 +41,10 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="override a key of the file, in YAML, such as decoder_config.decoding_mode=greedy; repeatable",
     )
-    parser.add_argument("--model_name", help="short for --set model_name=VALUE")
-    parser.add_argument("--num_input_prompts", help="short for --set num_input_prompts=VALUE")
-    parser.add_argument("--max_output_tokens", help="short for --set max_output_tokens=VALUE")
-    parser.add_argument("--output_dir", type=Path, default=Path("results"), help="folder of the results")
+    parser.add_argument("--model_name", metavar="MODEL", help="short for --set model_name=VALUE")
+    parser.add_argument("--num_input_prompts", metavar="N", help="short for --set num_input_prompts=VALUE")
+    parser.add_argument("--max_output_tokens", metavar="N", help="short for --set max_output_tokens=VALUE")
+    parser.add_argument("--output_dir", type=Path, default=Path("results"), metavar="DIR", help="folder of the results")
     parser.add_argument("--dry_run", action="store_true", help="print what would be measured, and measure nothing")
     return parser
 

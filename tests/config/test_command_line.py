@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 
-from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.config.command_line import OneLineParser, add_flags
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.primitives.flag_fields import FilePath, FolderPath, Fraction, Listed, Metavar, Part
 
 
 def test_help_ends_in_the_default_unless_its_text_says_it() -> None:
@@ -19,11 +21,59 @@ def test_help_ends_in_the_default_unless_its_text_says_it() -> None:
     lines = [" ".join(line.split()) for line in parser.format_help().splitlines()]
     assert "\n    an example\n" in parser.format_help()
     assert lines[-4:] == [
-        "--rounds ROUNDS number of rounds (default: 0)",
+        "--rounds N number of rounds (default: 0)",
         "--output OUTPUT file to write",
         "--fast leave out the rest",
         "--metric METRIC metric (default: the task's own)",
     ]
+
+
+def test_help_ends_in_examples_also_of_a_subcommand() -> None:
+    parser = OneLineParser(prog="made.py", examples=("made.py build a", "made.py build b"))
+    build = parser.add_subparsers().add_parser("build", examples=("made.py build a",))
+    assert parser.format_help().endswith("\n\nexamples:\n  made.py build a\n  made.py build b\n")
+    assert build.format_help().endswith("\n\nexamples:\n  made.py build a\n")
+
+
+def test_a_flag_says_what_its_field_expects() -> None:
+    class Made(Part):
+        wait: Annotated[float, Metavar("SECONDS")] | None = None
+        shares: Listed[Fraction] | None = None
+        folder: FolderPath | None = None
+        count: int | None = None
+        file: FilePath | None = None
+
+    parser = OneLineParser(prog="made.py")
+    add_flags(parser, Made, "made")
+    lines = [line.strip() for line in parser.format_help().partition("made:\n")[2].splitlines()]
+    assert lines == [
+        "--wait SECONDS", "--shares FRACTION [FRACTION ...]", "--folder DIR", "--count N", "--file PATH"
+    ]  # fmt: skip
+
+
+def test_a_command_that_is_missing_is_written_before_flags() -> None:
+    parser = OneLineParser(prog="made.py")
+    parser.add_subparsers(metavar="COMMAND", required=True).add_parser("build")
+    for words in (["--seed", "1"], ["--seed=1"]):
+        with pytest.raises(ConfigurationError, match=rf"; write the command before {words[0]}; see --help$"):
+            parser.parse_args(words)
+
+
+def test_a_flag_that_resembles_none_may_be_of_a_knob_of_your_own() -> None:
+    parser = OneLineParser(prog="made.py")
+    parser.add_argument("--top_k_list", nargs="+")
+    parser.add_argument("--knob_module")
+    for words, said in (
+        (["--head_fraction_list", "1"], "1; a flag of a knob of your own needs --knob_module, too; see --help"),
+        (["--topk", "1"], "1 (did you mean --top_k_list?); see --help"),
+        (
+            ["--head_fraction_list", "1", "--knob_module", "made.py"],
+            "unrecognized arguments: --head_fraction_list 1; see --help",
+        ),
+    ):
+        with pytest.raises(ConfigurationError) as raised:
+            parser.parse_args(words)
+        assert str(raised.value).endswith(said)
 
 
 def test_an_empty_path_is_refused_also_by_a_subcommand() -> None:

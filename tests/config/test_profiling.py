@@ -95,7 +95,10 @@ def test_the_models_own_is_a_tier_beside_the_published_ones() -> None:
         (["--request_cache_gb", "-0.5"], "--request_cache_gb -0.5.*at least 0"),
         (["--config_retry_delay", "nan"], "--config_retry_delay nan is not possible"),
         (["--num_threads", "100000"], "more than the [0-9]+ cores"),
-        (["--use_magic"], "unrecognized arguments: --use_magic; see --help"),
+        (
+            ["--use_magic"],
+            "unrecognized arguments: --use_magic; a flag of a knob of your own needs --knob_module, too; see --help",
+        ),
         (["--tier_list", "low", "--vision_tokens_list", "432"], "not allowed with"),
     ],
 )

@@ -54,6 +54,7 @@ from experiment_core_utils.records.text import (
 )
 from experiment_core_utils.saved_results.schema_docs import settings_columns
 from experiments.core_exp.multi_datasets import PUBLISHED_LIMITS
+from knob_profiler.__main__ import COMMANDS
 
 DOCS = REPOSITORY / "docs"
 SCHEMA = (DOCS / "results_schema.md").read_text(encoding="utf-8")
@@ -210,7 +211,7 @@ def test_every_key_of_a_plan_is_documented() -> None:
 def test_every_variable_and_dataset_of_the_runner_is_documented() -> None:
     sweeps = (DOCS / "sweeps.md").read_text(encoding="utf-8")
     source = (REPOSITORY / "experiments" / "core_exp" / "multi_datasets.py").read_text(encoding="utf-8")
-    read = set(re.findall(r'"([A-Z][A-Z_]+)"', source)) - {"CUDA_VISIBLE_DEVICES", "FAILED", "DATASET"}
+    read = set(re.findall(r'"([A-Z][A-Z_]+)"', source)) - {"CUDA_VISIBLE_DEVICES", "FAILED", "DATASET", "DIR"}
     assert read | {"PYTHON"} == first_cells("Several datasets", sweeps)
     rows = dict(re.findall(r"^\| ([a-z0-9_, ]+) \| (\d+) \|$", sweeps, re.MULTILINE))
     limits = {name: int(limit) for names, limit in rows.items() for name in names.split(", ")}
@@ -269,6 +270,36 @@ def test_links_lead_somewhere(page: Path) -> None:
         if anchor:
             headings = re.findall(r"^#+ (.+)$", goal.read_text(encoding="utf-8"), re.MULTILINE)
             assert anchor in {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+#: published paths and modules that have a name of `knobprof`
+SECOND_DIALECT = re.compile(
+    r"python3? (experiments/|(\S*/)?(run_profile|predict|acc_lat_profiling)\.py|scripts/score_block_importance)"
+    r"|-m (experiments\.(?!benchmarks\.)|experiment_core_utils\.(?!saved_results\.schema_docs))"
+    r"|accelerate launch (?!.*--multi_gpu)\S*experiments/"
+)
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted([*DOCS.rglob("*.md"), *(REPOSITORY / "experiments").rglob("*.md"), *REPOSITORY.glob("checkpoints/*/*.md")]),
+    ids=lambda page: str(page.relative_to(REPOSITORY)),
+)
+def test_commands_are_written_as_knobprof(page: Path) -> None:
+    """Launchers need a path, benchmarks and scripts have no other name; one table has the published paths."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    if page == REPOSITORY / "experiments" / "README.md":
+        lines = [" | ".join(line.split(" | ")[:2]) for line in lines if line.startswith("|")]
+    assert [line for line in lines if SECOND_DIALECT.search(line)] == []
+
+
+def test_the_published_paths_stand_in_the_table_of_commands() -> None:
+    table = (REPOSITORY / "experiments" / "README.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    commands = {word for row in rows for word in re.findall(r"`knobprof (\w+)", row[1])}
+    assert commands == set(COMMANDS.commands)
+    paths = re.findall(r"`((?:experiments|scripts)/[\w/]+\.(?:py|sh))`", table)
+    assert len(paths) > 10 and [path for path in paths if not (REPOSITORY / path).is_file()] == []
 
 
 def test_the_pages_have_at_most_30000_words_written_by_hand() -> None:

@@ -9,18 +9,23 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
 from knob_profiler.__main__ import COMMANDS, Group
 from knob_profiler.__main__ import main as knobprof
-from scripts.docs_site import parser_of
+from scripts.docs_site import knobprof_parsers, parser_of, subcommands
 
 README = REPOSITORY / "README.md"
 PAGES = [README, *sorted((REPOSITORY / "docs" / "how_to").glob("*.md"))]
 MOST_WORDS = 400
 DRIVER = "experiments.core_exp.acc_lat_profiling"
 # What gives the flags that it does not know to the driver's configuration.
-WITH_DRIVERS_FLAGS = {"experiments.block_importance.score_blocks"}
+WITH_DRIVERS_FLAGS = {
+    "experiments.block_importance.score_blocks",
+    "experiments.controller.evaluate_controller",
+    "experiments.core_exp.collect_table",
+}
 # Not commands of this project.
 OTHERS = ("pip install", "cp -r", ". .venv/bin/activate")
 # What reads results; with --dry_run others run, too.
@@ -47,7 +52,16 @@ def commands_of(page: Path) -> Iterator[str]:
             yield line.strip()
 
 
+def examples_of(name: str, parser: OneLineParser) -> Iterator[tuple[str, str]]:
+    """The examples of a command's help, and of those of its subcommands."""
+    for example in parser.examples:
+        yield f"{name} --help", re.sub(r"^([A-Z_]+=\S+ )+", "", example)
+    for word, inner in subcommands(parser):
+        yield from examples_of(f"{name} {word}", inner)
+
+
 COMMAND_LINES = [(page.name, line) for page in PAGES for line in commands_of(page)]
+EXAMPLES = [each for name, _, parser in knobprof_parsers() for each in examples_of(name, parser)]
 
 
 def program_of(line: str) -> tuple[str, list[str]] | None:
@@ -72,7 +86,15 @@ def program_of(line: str) -> tuple[str, list[str]] | None:
     return module, words[place + 1 :]
 
 
-@pytest.mark.parametrize(("page", "line"), COMMAND_LINES)
+def test_every_command_has_examples() -> None:
+    assert [name for name, _, parser in knobprof_parsers() if not parser.examples] == []
+    groups = [group for group in (COMMANDS, *COMMANDS.commands.values()) if isinstance(group, Group)]
+    assert all(group.examples for group in groups)
+
+
+@pytest.mark.parametrize(
+    ("page", "line"), [*COMMAND_LINES, *EXAMPLES, *(("knobprof --help", each) for each in COMMANDS.examples)]
+)
 def test_every_command_is_read_by_its_parser(
     page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +106,9 @@ def test_every_command_is_read_by_its_parser(
     if program is None:
         return
     module, arguments = program
+    if "--" in arguments:
+        parse_config(arguments[arguments.index("--") + 1 :])
+        arguments = arguments[: arguments.index("--")]
     if module == DRIVER:
         parse_config(arguments)
     elif module in WITH_DRIVERS_FLAGS:

@@ -50,6 +50,7 @@ def test_without_a_command_the_help_is_printed(words: list[str], capsys: pytest.
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--model_path", "MODEL"], r"; write the command before --model_path; see --help"),
         (["prfile"], r"invalid choice: 'prfile' .* \(did you mean profile\?\); see --help"),
         (["analyse", "stage"], r"\(did you mean stages\?\)"),
         (["profile", "--num_sampels", "4"], r"arguments: --num_sampels 4 \(did you mean --num_samples\?\)"),
@@ -84,6 +85,16 @@ def test_help_names_the_command_that_was_typed(
     with pytest.raises(SystemExit):
         main(words)
     assert capsys.readouterr().out.startswith(f"usage: {usage} [-h]")
+
+
+def test_the_version_has_a_short_flag_too(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = set()
+    for flag in ("-V", "--version"):
+        with pytest.raises(SystemExit) as ended:
+            main([flag])
+        assert ended.value.code == 0
+        shown.add(capsys.readouterr().out)
+    assert len(shown) == 1 and shown.pop().startswith("knobprof ")
 
 
 def test_help_and_version_import_no_torch() -> None:

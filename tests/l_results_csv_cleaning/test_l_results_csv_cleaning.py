@@ -14,6 +14,8 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import token_target
 from experiment_core_utils.l_results_csv_cleaning import (
+    FURTHER_COLUMNS,
+    ORIGIN_COLUMNS,
     SETTING_COLUMNS,
     TYPICAL_COLUMNS,
     json_to_csv,
@@ -51,7 +53,8 @@ HEADER = (
     "requests_per_second,selected_crops_mean,actual_vision_tokens_mean,T_total_std_ms,T_total_p50_ms,T_total_p99_ms,T_preprocess_mean_ms,output_tokens_mean,prompt_tokens_mean,vision_flops_mean,"
     "prefill_flops_mean,decode_flops_per_token_mean,metric_best,num_unparsed,share_unparsed,share_truncated,"
     "share_failed,num_latency_samples,in_grid,T_total_mean_typical_ms,T_total_p95_typical_ms,T_total_p99_typical_ms,"
-    "share_discarded_runs,protocol_version,file"
+    "share_discarded_runs,protocol_version,vision,num_total_blocks,target_vision_tokens_mean,pooled_image_features_mean,"
+    "file"
 )
 
 
@@ -183,16 +186,18 @@ def test_rows_keep_the_order_of_the_plan(results: list[SettingResult]) -> None:
 
 def test_the_closing_table(results: list[SettingResult]) -> None:
     head, tier, tokens = closing_table(results).splitlines()
-    names = "vision top-k blocks crops tokens accuracy [95 %] vision ms prefill ms decode ms total ms p95 ms/token"
-    assert head.split() == [*names.split(), "failed", "unparsed"]
+    names = "vision top-k blocks crops tokens accuracy [95 %] vision ms prefill ms decode ms total ms p95 ms ms/token"
+    assert head.split() == [*names.split(), "GFLOP", "MB", "J", "failed", "unparsed"]
     # 2 of 2 right: p^2 = 0.025; 0 of 1: 1 - p = 0.025.
-    assert tier.split() == "low 2 3 2.0 422 1.000 [0.16, 1.00] 500.0 250.0 250.0 1000.0 1000.0 125.00 0 0".split()
-    assert tokens.split() == "720 4 1 2.0 422 0.000 [0.00, 0.97] 500.0 250.0 - 750.0 750.0 - 1 1".split()
+    times = "500.0 250.0 250.0 1000.0 1000.0 125.00"
+    assert tier.split() == f"low 2 3 2.0 422 1.000 [0.16, 1.00] {times} 0.0 – – 0 0".split()
+    assert tokens.split() == "720 4 1 2.0 422 0.000 [0.00, 0.97] 500.0 250.0 – 750.0 750.0 – – – – 1 1".split()
 
 
 def test_pictures_that_are_not_cut_have_no_crops_in_the_closing_table(results: list[SettingResult]) -> None:
     whole = results[0].model_copy(update={"selected_crops_mean": 0.0})
-    assert closing_table([whole]).splitlines()[1].split()[:5] == ["low", "2", "3", "-", "422"]
+    assert closing_table([whole, results[1]]).splitlines()[1].split()[:5] == ["low", "2", "3", "–", "422"]
+    assert "crops" not in closing_table([whole])
 
 
 def test_the_closing_table_has_no_column_for_what_did_not_happen(results: list[SettingResult]) -> None:
@@ -215,7 +220,7 @@ def test_the_comparison_table() -> None:
     head, first, second = comparison_table({"tier-low_topk2_blocks4": one, "tier-low_topk1_blocks4": none}).splitlines()
     assert head.split() == "setting accuracy difference [95 %] better worse equal p excluded".split()
     assert first.split() == "tier-low_topk2_blocks4 0.500 -0.250 [-0.500, +0.000] 0 1 3 1 1".split()
-    assert second.split() == "tier-low_topk1_blocks4 - - 0 0 0 - 5".split()
+    assert second.split() == "tier-low_topk1_blocks4 – – 0 0 0 – 5".split()
 
 
 # --- reading results back -----------------------------------------------------------------------------------------
@@ -282,10 +287,10 @@ def test_the_table_says_how_many_samples_were_measured() -> None:
     assert frame["num_latency_samples"].tolist() == [1, 0, 2]
     # What came later is behind what was there.
     later = [*(f"{name}_ms" for name in TYPICAL_COLUMNS), "share_discarded_runs", "protocol_version"]
+    later += [*FURTHER_COLUMNS, *ORIGIN_COLUMNS]
     assert list(frame.columns[-len(later) :]) == later
     first = [name for name in frame.columns if not name.startswith(("energy_", "mfu_", "mbu_")) and name not in later]
     assert first[-4:] == ["num_latency_samples", "share_outlier_runs", "is_reference", "in_grid"]
-    assert list(frame.columns[: len(first) - 2]) == first[:-2]
     assert frame["T_total_mean_ms"].isna().tolist() == [False, True, False]
     assert "tier" not in closing_table([some, none])
 

@@ -1,11 +1,12 @@
 """What a long run says of its progress, to a person and to a log."""
 
 import io
+import re
 
 import pytest
 from tqdm import std
 
-from experiment_core_utils.primitives.progress import Progress, sample_lines
+from experiment_core_utils.primitives.progress import Progress, announced, sample_lines
 
 
 @pytest.fixture
@@ -107,3 +108,54 @@ def test_work_on_samples_gets_a_line_each_half_minute(now: list[float]) -> None:
         "recording states: 6/8 samples; 01:20 elapsed, 00:26 left",
         "recording states: 8/8 samples; 01:40 elapsed, 00:00 left",
     ]
+
+
+def test_what_is_announced_says_how_long_it_took(capsys: pytest.CaptureFixture[str]) -> None:
+    with announced("loading signs on cpu"):
+        pass
+    with announced("loading signs on cpu", shown=False):
+        pass
+    with pytest.raises(ValueError, match="torn"), announced("loading torn"):
+        raise ValueError("torn")
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert (first, third) == ("loading signs on cpu ...", "loading torn ...")
+    assert re.fullmatch(r"loading signs on cpu: \d+\.\d s", second)
+
+
+def test_a_log_gets_the_beginning_of_what_is_announced_and_a_person_the_end() -> None:
+    terminal, log = Terminal(), io.StringIO()
+    for stream in (terminal, log):
+        with Progress(1, 2, shown=True, stream=stream) as progress:
+            progress.start("only", 0, 2)
+            with progress.announced("warming up 2 settings"):
+                pass
+            progress.advance()
+    _, begun, ended, *_ = log.getvalue().splitlines()
+    assert begun == "warming up 2 settings ..." and re.fullmatch(r"warming up 2 settings: \d+\.\d s", ended)
+    assert re.search(r"warming up 2 settings: \d+\.\d s\n", terminal.getvalue())
+    assert "..." not in terminal.getvalue()
+
+
+def test_a_person_sees_a_table_that_is_drawn_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = [0.0]
+    monkeypatch.setattr("experiment_core_utils.primitives.progress.HostClock.now_s", lambda _: drawn[0])
+    monkeypatch.setenv("COLUMNS", "30")
+    terminal, log, asked = Terminal(), io.StringIO(), []
+
+    def table() -> list[str]:
+        asked.append(drawn[0])
+        return ["so far  samples", f"low  {len(asked)}/4 and more than thirty columns"]
+
+    for stream in (log, terminal):
+        with Progress(1, 4, shown=True, stream=stream) as progress:
+            progress.show(table)
+            progress.start("only", 0, 4)
+            for _ in range(4):
+                drawn[0] += 0.6
+                progress.advance()
+    # At 3.0, not at 3.6, at 4.2, not at 4.8; the log asked for none.
+    assert asked == pytest.approx([3.0, 4.2])
+    assert "low" not in log.getvalue()
+    shown = terminal.getvalue()
+    assert "so far  samples" in shown and "low  1/4 and more than thirty" in shown and "low  2/4" in shown
+    assert "columns" not in shown

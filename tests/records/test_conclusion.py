@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiment_core_utils.records.conclusion import Comparison, Conclusion, KnobChange
+from experiment_core_utils.records.conclusion import Comparison, Conclusion, KnobChange, TypeChange
 
 NEAREST = Comparison("low", 354.0, 0.98, "yes", 0.541, (0.521, 0.562), "yes", -0.004, (-0.015, 0.007))
 TAKEN = Conclusion(
@@ -65,3 +65,17 @@ def test_knobs_have_a_word_where_they_are_not_sure() -> None:
     assert replace(TAKEN, changes=(sure,), metric_best=10.0).lines[1].endswith("accuracy +0.156 (likely)")
     timed = replace(sure, accuracy=None, accuracy_word=None)
     assert replace(TAKEN, changes=(timed,)).lines[1] == "knobs: vision low → high: +397 ms"
+
+
+def test_a_knob_names_the_type_in_which_it_surely_matters_most() -> None:
+    reading = TypeChange("reading", 40, 0.301, (0.2, 0.402), "yes")
+    counting = replace(reading, question_type="counting", accuracy=-0.05, accuracy_ci95=(-0.06, -0.04))
+    larger = replace(reading, question_type="choice", accuracy=0.5, accuracy_word="likely")
+    change = KnobChange("vision", "low", "high", 397.0, "yes", 0.156, "yes", (counting, reading, larger))
+    assert change.most_in == reading
+    line = replace(TAKEN, changes=(change,)).lines[1]
+    assert line.endswith("accuracy +15.6 points, surely in reading (+30.1 points [+20.0, +40.2])")
+    assert replace(TAKEN, changes=(replace(change, by_type=(larger,)),)).lines[1].endswith("points, by type can't tell")
+    # Of a score that is no fraction.
+    raw = replace(TAKEN, changes=(change,), metric_best=10.0).lines[1]
+    assert raw.endswith("accuracy +0.156, surely in reading (+0.301 [+0.200, +0.402])")

@@ -3,8 +3,15 @@
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
+from experiment_core_utils.records.compute import Memory
+from experiment_core_utils.records.conclusion import VERDICT_LEGEND
 from experiment_core_utils.records.setting_result import SettingResult
-from experiment_core_utils.saved_results.terminal import closing_table, reference_lines, share_of_reference
+from experiment_core_utils.saved_results.terminal import (
+    closing_table,
+    column_lines,
+    reference_lines,
+    share_of_reference,
+)
 from tests.hand_made_records import answered_sample, measured_sample, part, result_of, staged_run
 
 
@@ -29,7 +36,7 @@ def test_times_are_in_percent_of_the_references_on_the_same_samples() -> None:
     reference = result(None, 1.0, 3.0, is_reference=True)
     # 5 of 4 s; 0.75 of the reference's 1 s on the only sample with both.
     results = [result("high", 2.0, 3.0), reference, result("low", 0.75), result("medium")]
-    assert column(closing_table(results), "of reference") == ["125 %", "reference", "75 %", "-"]
+    assert column(closing_table(results), "of reference") == ["125 %", "reference", "75 %", "–"]
     assert column(closing_table(results), "vision") == ["high", "own", "low", "medium"]
     assert reference_lines(results) == [
         "of reference: total time in percent of that of own_topk2_blocks2, the model as it is, on the same samples"
@@ -46,5 +53,40 @@ def test_without_the_reference_there_is_no_such_column() -> None:
 def test_a_search_that_did_not_decide_about_the_reference_says_so() -> None:
     results = [result("low", 0.75), result(None, 1.0, is_reference=True)]
     table = closing_table(results, {"tier-low_topk2_blocks2": "front"})
-    assert [row.rpartition("  ")[2].strip() for row in table.splitlines()[1:]] == ["front", "0 not searched"]
+    assert [row.rpartition("  ")[2].strip() for row in table.splitlines()[1:]] == ["front", "– – not searched"]
     assert column(table, "of reference") == ["75 %", "reference"]
+
+
+def cells(table: str, row: int = 0) -> dict[str, str]:
+    """The cells of a row of a table of single words, by heading; `p95 ms` is `p95`."""
+    head, *rows = (line.replace(" ms ", " ").replace("ms/token", "ms/token").split() for line in table.splitlines())
+    return dict(zip(head, rows[row], strict=True))
+
+
+def test_costs_that_were_not_measured_are_dashes_and_memory_is_that_of_the_formula() -> None:
+    sample = measured_sample(0, staged_run(0.5, 0.25))
+    found = result_of(part(sample))
+    without = closing_table([found.with_keys(memory=None)])
+    assert "MB" in without and cells(without.replace("accuracy [95 %]", "accuracy low high"))["MB"] == "–"
+    memory = Memory.model_construct(peak_memory_bytes=None, process_rss_bytes=9e9, counted_memory_bytes=31_400_000)
+    (flops,) = (each.request_flops for each in found.per_sample_results)
+    row = cells(closing_table([found.with_keys(memory=memory)]).replace("accuracy [95 %]", "accuracy low high"))
+    assert (row["MB"], row["J"]) == ("31", "–")
+    assert row["GFLOP"] == ("–" if flops is None else f"{flops / 1e9:.1f}")
+
+
+def test_a_knob_that_the_model_lacks_has_no_column() -> None:
+    dense = Setting.of(vision=tier_target("low"), num_active_blocks=RunningBlocks.of((0, 1)))
+    head = closing_table([result_of(part(measured_sample(0)), dense)]).splitlines()[0].split()
+    assert head[:2] == ["vision", "blocks"] and "top-k" not in head
+    assert "failed" not in head and "unparsed" not in head
+    # Of a language model, which sees no picture.
+    own = Setting.of(vision=own_target(), num_active_blocks=RunningBlocks.of((0, 1)))
+    text = result_of(part(measured_sample(0, has_picture=False)), own)
+    assert closing_table([text]).split()[:2] == ["blocks", "tokens"]
+
+
+def test_the_words_of_the_front_have_a_legend() -> None:
+    found = result("low", 1.0)
+    assert column_lines([found], {})[-1].endswith("–: not measured, or not applicable")
+    assert column_lines([found], {"tier-low_topk2_blocks2": "yes"})[-1] == VERDICT_LEGEND

@@ -48,8 +48,9 @@ def test_every_subcommand_and_every_flag_is_on_the_page_of_commands(config: MkDo
             assert action.dest == "help" or all(flag in described for flag in action.option_strings)
     assert described.count("| `--num_runs_per_sample") == described.count("| `--pareto_search") == 1
     assert "| `--measure accuracy answer_loss` |" in described
-    assert "| `--beam_width BEAM_WIDTH` | width of --select beam (default: 3) |" in described
+    assert "| `--beam_width N` | width of --select beam (default: 3) |" in described
     assert "%(default)s" not in described
+    assert "\n\n    knobprof report results/core_exp\n" in described
 
 
 def test_links_out_of_the_folder_lead_to_copies(config: MkDocsConfig) -> None:

@@ -106,4 +106,7 @@ def test_what_was_not_measured_is_assumed_and_reported() -> None:
     assert "assumed" in first
     assert second.startswith("to show 0.02 with 80 % power: accuracy 4")
     assert "no number of samples" in power_sentences(12, 16, 16, noise, 0.2)[1]
-    assert power_sentences(1, 16, 16, noise, 0.02) == []
+    assert power_sentences(1, 16, 16, noise, None) == []
+    alone, of_two = power_sentences(1, 16, 16, noise, 0.02), power_sentences(2, 16, 16, noise, 0.02)
+    assert alone[0].startswith("differences that two equally fast runs of one setting show (95 %")
+    assert alone[1:] == of_two[1:]

@@ -53,15 +53,15 @@ def fuse_decoder_weights(model: MolmoeForConditionalGeneration) -> DecoderWeight
     Raises:
         ConfigurationError: what the blocks compute is not what the fused path does (quantised weights, clipped or
             biased attention, a sliding window, another activation or rotary scaling), or the weights are not all on
-            one device in one dtype.
+            one device in one dtype, or not of the sizes that the config says.
     """
     text = model.config.text_config
     reason = _config_unsupported_reason(text.to_dict()) or _weights_unsupported_reason(model)
     if reason is not None:
         raise ConfigurationError(f"the decoder cannot be fused: {reason}; run it with --execution eager")
     decoder = model.get_decoder()
-    return DecoderWeights(
-        **vars(decoder_description(model.config)),
+    return DecoderWeights.of(
+        decoder_description(model.config),
         blocks=tuple(_fuse_weights(block) for block in model.all_blocks),
         embedding=decoder.embed_tokens.weight.detach(),
         final_norm=decoder.norm.weight.detach(),

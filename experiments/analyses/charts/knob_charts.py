@@ -25,7 +25,7 @@ from experiments.analyses.knobs.coupling import FixedValue
 from experiments.analyses.knobs.effects import Effects, LevelMean, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import FrontPoint, Status, on_front
 from experiments.analyses.knobs.grid import SWEEP, KnobPoint, knob_names, knob_title, levels_of
-from experiments.analyses.knobs.objectives import Cost, Objectives
+from experiments.analyses.knobs.objectives import MEMORY, Cost, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 
 # Of knobs in the order of `all_knobs`, from the first again where there are more; PURPLE is the sweep's.
@@ -37,10 +37,10 @@ SWEEP_COLOURS = (ORANGE, GREEN, PURPLE, SKY)
 
 # By status; the later ones are drawn over the earlier.
 STATUS_MARKS: dict[Status, tuple[str, str, Symbol, int]] = {
-    "dominated": ("on the front: no", FAINT, "circle", 6),
-    "possible": ("on the front: can't tell, not by its figures", QUIET, "ring", 7),
-    "within_noise": ("on the front: can't tell, but by its figures", VERMILION, "ring", 10),
-    "established": ("on the front: yes", BLUE, "circle", 10),
+    "dominated": ("front: no", FAINT, "circle", 6),
+    "possible": ("front: can't tell, off by figures", QUIET, "ring", 7),
+    "within_noise": ("front: can't tell, on by figures", VERMILION, "ring", 10),
+    "established": ("front: yes", BLUE, "circle", 10),
 }
 
 INTERACTION_COLOURS = (SKY, YELLOW, PURPLE, VERMILION)
@@ -59,8 +59,13 @@ def knob_study_charts(analyses: Sequence[TaskAnalysis], with_accuracy: bool = Tr
     fronts: dict[Cost, list[FrontAnalysis]] = {}
     for each in (each for analysis in several if with_accuracy for each in present(analysis)):
         fronts.setdefault(each.found.of, []).append(each)
-    charts = [fronts_chart(own) for own in fronts.values()]
-    return charts + [chart for analysis in several for chart in _knob_charts(analysis, with_accuracy)]
+    return [*(fronts_chart(own) for own in fronts.values()), *knob_charts(analyses, with_accuracy)]
+
+
+def knob_charts(analyses: Sequence[TaskAnalysis], with_accuracy: bool = True) -> list[Chart]:
+    """`knob_study_charts` without the fronts."""
+    several = [each for each in analyses if len(each.grid.points) > 1]
+    return [chart for analysis in several for chart in _knob_charts(analysis, with_accuracy)]
 
 
 def _knob_charts(analysis: TaskAnalysis, with_accuracy: bool) -> list[Chart]:
@@ -85,7 +90,10 @@ def short_name(point: KnobPoint) -> str:
 
 def _scale(found: Objectives) -> tuple[float, str]:
     """The divisor of costs in pictures, and the resulting unit."""
-    return flop_unit(float(found.cost.max())) if found.of.unit == "FLOPs" else (1.0, found.of.unit)
+    most = float(found.cost.max())
+    if found.of.unit == "bytes":
+        return (1e9, "GB") if most >= 1e9 else (1e6, "MB")
+    return flop_unit(most) if found.of.unit == "FLOPs" else (1.0, found.of.unit)
 
 
 def _axis_of_accuracy(best: float, shown: Sequence[float] | np.ndarray) -> Axis:
@@ -96,33 +104,43 @@ def _axis_of_accuracy(best: float, shown: Sequence[float] | np.ndarray) -> Axis:
     return Axis("accuracy" if best == 1 else f"score (0 to {best:g})", limits)
 
 
-def fronts_chart(fronts: Sequence[FrontAnalysis]) -> Chart:
-    """A panel for each task of one cost: the front's steps, its settings by name, what is sure and what is noise."""
-    return Chart(f"e2_front_{fronts[0].found.of.name}", [_front_panel(each) for each in fronts], 2, (6.2, 4.4))
+def fronts_chart(fronts: Sequence[FrontAnalysis], invalid: str = "") -> Chart:
+    """A panel for each task of one cost: the front's steps, its settings by name, what is sure and what is noise.
+
+    Args:
+        invalid: why the run is INVALID; its settings are drawn alike then, without verdicts. Empty for a VALID one.
+    """
+    panels = [_front_panel(each, invalid) for each in fronts]
+    return Chart(f"e2_front_{fronts[0].found.of.name}", panels, 2, (6.2, 4.4))
 
 
-def _front_panel(each: FrontAnalysis) -> Panel:
+def _front_panel(each: FrontAnalysis, invalid: str) -> Panel:
     found, front = each.found, each.front
     scale, unit = _scale(found)
     drawn, labels = _drawn(front.points), _labels(each)
     by_status = [[point for point in drawn if point.status == status] for status in STATUS_MARKS]
+    dots = [_status_dots(own, labels, scale, unit) for own in by_status if own]
     on_it = [point for point in front.points if point.on_front]
     sure = sum(point.status == "established" for point in on_it)
     left_out = len(front.points) - len(drawn)
     thin = f" {left_out} off the front are not drawn." if left_out else ""
     heights = [end for point in front.points for end in (point.accuracy_ci95 if point.on_front else (point.accuracy,))]
+    verdict, bars = f"{sure} of {len(on_it)} front settings are surely on it", " Bars are 95 % intervals."
+    if invalid:
+        verdict, bars = "no verdicts, since the run is INVALID", f" {invalid}."
+        dots = [_dots_alike(drawn, labels, scale, unit)]
     return Panel(
-        f"{found.task.replace('_', ' ')}: {sure} of {len(on_it)} front settings are surely on it",
+        f"{found.task.replace('_', ' ')}: {verdict}",
         Axis(f"{found.of.label} ({unit})", (0, 1.04 * float(found.cost.max()) / scale)),
         _axis_of_accuracy(found.best, heights),
         [
             _steps(found, np.arange(len(found.points)), BLUE, None, 1.8, 0.55),
             *_sweep_steps(found),
-            *(_status_dots(own, labels, scale, unit) for own in by_status if own),
+            *dots,
             *_reference_mark(each, scale),
         ],
         f"{len(front.points)} settings, {found.num_score_samples} samples with a score, {found.num_cost_samples} with "
-        f"the cost. Bars are 95 % intervals.{thin}",
+        f"the cost.{bars}{thin}",
         height_px=430,
     )
 
@@ -132,9 +150,10 @@ def _reference_mark(each: FrontAnalysis, scale: float) -> list[Dots]:
     names = {point.key: short_name(point) for point in each.found.points if point.is_reference}
     own = [point for point in each.front.points if point.key in names]
     costs, heights = [point.cost / scale for point in own], [point.accuracy for point in own]
-    labels = ["" if point.on_front else names[point.key] for point in own]
-    name = "reference: the model as it is"
-    texts = [(point.key, name) for point in own]
+    # Of several sweeps they would lie on each other.
+    labels = ["" if point.on_front or len(own) > 1 else names[point.key] for point in own]
+    name = "reference"
+    texts = [(point.key, "reference: the model as it is") for point in own]
     return [Dots(costs, heights, INK, name, texts, labels, "open diamond", 13)] if own else []
 
 
@@ -173,6 +192,13 @@ def _status_dots(points: Sequence[FrontPoint], labels: Mapping[str, str], scale:
     )  # fmt: skip
 
 
+def _dots_alike(points: Sequence[FrontPoint], labels: Mapping[str, str], scale: float, unit: str) -> Dots:
+    """Settings with their figures alone."""
+    costs, heights = [point.cost / scale for point in points], [point.accuracy for point in points]
+    texts = [_figure_text(point, scale, unit) for point in points]
+    return Dots(costs, heights, QUIET, "setting", texts, [labels.get(point.key, "") for point in points])
+
+
 def _labels(each: FrontAnalysis) -> dict[str, str]:
     """The names of at most MOST_NAMES front settings; settings at one place have one."""
     names = {point.key: short_name(point) for point in each.found.points}
@@ -188,18 +214,22 @@ def _labels(each: FrontAnalysis) -> dict[str, str]:
     return labels
 
 
-def _point_text(point: FrontPoint, scale: float, unit: str) -> tuple[str, ...]:
+def _figure_text(point: FrontPoint, scale: float, unit: str) -> tuple[str, ...]:
     cost_ends = " to ".join(f"{end / scale:.4g}" for end in point.cost_ci95 or ())
-    lines = [
+    return (
+        point.key,
         f"accuracy {point.accuracy:.3f} [{point.accuracy_ci95[0]:.3f} to {point.accuracy_ci95[1]:.3f}]",
         f"{point.cost / scale:.4g} {unit} [{cost_ends or 'too few pictures for an interval'}]",
-        f"{STATUS_MARKS[point.status][0]}; on it in {100 * point.probability:.0f} % of the draws",
-    ]
+    )
+
+
+def _point_text(point: FrontPoint, scale: float, unit: str) -> tuple[str, ...]:
+    lines = [f"{STATUS_MARKS[point.status][0]}; on it in {100 * point.probability:.0f} % of the draws"]
     if point.dominated_by is not None:
         lines.append(f"dominated by {point.dominated_by}")
     if point.not_better_than:
         lines.append(f"not surely better than {first_of(point.not_better_than, 1)}")
-    return (point.key, *lines)
+    return (*_figure_text(point, scale, unit), *lines)
 
 
 def _steps(
@@ -291,8 +321,8 @@ def effects_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[C
     scales = {"accuracy": (0.01, "accuracy", "points") if analysis.grid.best == 1 else (1.0, "score", "score")}
     latencies = [each.found.of.name for each in present(analysis) if each.found.of.unit == "ms"]
     for each in present(analysis):
-        # Of two latencies the first one is enough in a picture.
-        if each.found.of.name not in latencies[1:]:
+        # Of two latencies the first one is enough in a picture; memory is a formula of the knobs.
+        if each.found.of.name not in latencies[1:] and each.found.of != MEMORY:
             divisor, unit = _scale(each.found)
             scales[each.found.of.name] = divisor, each.found.of.label, unit
     if not with_accuracy:
@@ -317,7 +347,8 @@ def _spread_panel(effects: Effects, title: str, has_drift: bool) -> Panel:
         text = _term_text(title, term, is_rest)
         marks.append(Bars([place], [100 * (term.share or 0.0)], colour, None, [text], pale=[not is_beyond_noise(term)]))
     ticks = {
-        place: f"{_term_name(term)} {100 * (term.share or 0.0):.1f} %" + ("" if is_beyond_noise(term) else ", noise")
+        place: f"{_term_name(term)} {100 * (term.share or 0.0):.1f} %"
+        + ("" if is_beyond_noise(term) else " (can't tell)")
         for place, term in enumerate(terms)
     }
     return Panel(
@@ -325,7 +356,7 @@ def _spread_panel(effects: Effects, title: str, has_drift: bool) -> Panel:
         Axis("fraction of the variance over settings (%)", (0, 100)),
         Axis(ticks=ticks, limits=(-0.6, max(len(terms), 1) - 0.4), is_reversed=True),
         marks,
-        "Main effects and interactions (×). Pale: within noise.",
+        "Main effects and interactions (×). Pale: can't tell from noise.",
         height_px=330,
     )
 
@@ -337,7 +368,7 @@ def _spread_title(effects: Effects, terms: Sequence[Term]) -> str:
     if not terms:
         return "the same at all settings"
     if not sure:
-        return "no main effect beyond noise"
+        return "no knob surely changes it"
     first = max(sure, key=lambda term: term.share or 0.0)
     return f"{knob_title(first.knobs[0])} is {100 * (first.share or 0.0):.0f} % of its spread"
 

@@ -76,6 +76,7 @@ def _errors_panel(validation: Validation, subject: str, measure: str, rules: Seq
     names = [name for name in BARS if name in validation.estimator]
     ticks = {place: LABELS[name] for place, name in enumerate(names)}
     marks: list[Mark] = []
+    longest = max((each.at for each in rules if isinstance(each, Rule)), default=0.0)
     for shift, found, colour, label in (
         (-0.3, validation.linear, SKY, "line of the same terms"),
         (-0.1, validation.logs, GREEN, "model that adds in logs"),
@@ -84,6 +85,7 @@ def _errors_panel(validation: Validation, subject: str, measure: str, rules: Seq
     ):
         errors = [100 * float(getattr(found[name], measure)) for name in names]
         texts = [_error_text(f"{LABELS[name]}: {label}", found[name]) for name in names]
+        longest = max(longest, *errors)
         labels = [f"{error:.1f} %" for error in errors]
         marks.append(Bars([place + shift for place in ticks], errors, colour, label, texts, labels, thickness=0.19))
     noise = {
@@ -91,15 +93,17 @@ def _errors_panel(validation: Validation, subject: str, measure: str, rules: Seq
         for place, name in enumerate(names)
         if name in validation.noise
     }
+    longest = max(longest, *noise.values(), 0.0)
     texts = [(ticks[place], f"{each:.1f} % by {NOISE}") for place, each in noise.items()]
     marks.append(Dots([*noise.values()], [*noise], VERMILION, NOISE, texts, symbol="tick", size=16))
     return Panel(
         f"How far predictions are off: {subject}",
-        Axis("mean relative error, setting left out of the fit (%)", from_zero=True),
-        # Room for the name of the aim above the bars.
-        Axis(ticks=ticks, is_reversed=True, limits=(-0.9, len(names) - 0.4)),
+        # Room for the numbers behind the bars.
+        Axis("mean relative error, setting left out of the fit (%)", (0, 1.15 * max(longest, 1e-9))),
+        Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(names) - 0.4)),
         [*marks, *rules],
         "No model can be better than the noise." if noise else "No sample has two runs: the noise is not known.",
+        height_px=520,
     )
 
 

@@ -21,12 +21,18 @@ def plotly_of(panel: Panel) -> go.Figure:
     for mark in panel.marks:
         if isinstance(mark, Dots | Line | Band):
             figure.add_trace(_SCATTERS[type(mark)](mark))  # type: ignore[operator]
+            if isinstance(mark, Dots) and mark.labels:
+                figure.data[-1].textposition = _sides_of_labels(mark, panel)
         elif isinstance(mark, Bars):
             figure.add_trace(_bars(mark))
         elif isinstance(mark, Rule):
             add = figure.add_vline if mark.is_vertical else figure.add_hline
-            more = {"annotation_text": plain(mark.name), "annotation_font_size": 10} if mark.name else {}
-            add(mark.at, layer="below", line={"color": mark.colour, "width": 1, "dash": mark.dash}, **more)
+            line = {"color": mark.colour, "width": 1, "dash": mark.dash}
+            add(mark.at, layer="below", line=line)
+            if mark.name:
+                # A name beside the line would be cut at the panel's edge.
+                figure.add_trace(go.Scatter(x=[None], y=[None], mode="lines", line=line, hoverinfo="skip",
+                                            **_named(mark.name)))  # fmt: skip
         else:
             figure.add_annotation(_note(mark, panel))
     figure.update_layout(
@@ -97,11 +103,21 @@ def _dots(mark: Dots) -> go.Scatter:
         y=numbers(mark.y),
         mode="markers+text" if mark.labels else "markers",
         marker={"color": mark.colour, "size": mark.size, "symbol": SYMBOLS[mark.symbol], "opacity": mark.opacity,
-                "line": {"width": 3 if mark.symbol == "tick" else 1}},
+                "line": {"width": 3 if mark.symbol == "tick" else 1, "color": mark.colour}},
         error_x=_whiskers(mark.x, mark.x_intervals, mark.colour),
         error_y=_whiskers(mark.y, mark.y_intervals, mark.colour),
         **(labels if mark.labels else {}), **_hover(mark.texts), **_named(mark.name),
     )  # fmt: skip
+
+
+def _sides_of_labels(mark: Dots, panel: Panel) -> list[str]:
+    """Where a label has room: to the right of marks in the left half of the panel, to the left of others; under the
+    marks around others, whose labels are above.
+    """
+    if mark.symbol == "open diamond":
+        return ["bottom left"] * len(mark.x)
+    low, high = panel.x.limits or (min(mark.x), max(mark.x))
+    return ["top right" if at < (low + high) / 2 else "top left" for at in mark.x]
 
 
 def _line(mark: Line) -> go.Scatter:
@@ -126,11 +142,14 @@ _SCATTERS = {Dots: _dots, Line: _line, Band: _band}
 
 
 def _bars(mark: Bars) -> go.Bar:
-    labels = {
-        "text": [plain(label) for label in mark.labels], "textposition": "inside",
-        "insidetextanchor": "middle" if len(mark.starts) else "end",
-        "textangle": 0, "insidetextfont": {"color": ink_on(mark.colour), "size": 11}, "constraintext": "none",
-    }  # fmt: skip
+    labels: dict[str, Any] = {"text": [plain(label) for label in mark.labels], "textangle": 0}
+    if len(mark.starts):
+        labels |= {"textposition": "inside", "insidetextanchor": "middle",
+                   "insidetextfont": {"color": ink_on(mark.colour), "size": 11}}  # fmt: skip
+    else:
+        # Inside a short bar it would be cut.
+        labels |= {"textposition": "outside", "outsidetextfont": {"size": 11}, "cliponaxis": False,
+                   "constraintext": "none"}  # fmt: skip
     return go.Bar(
         x=numbers(mark.lengths),
         y=numbers(mark.places),

@@ -277,7 +277,8 @@ def operations_chart(points: Sequence[StagePoint], peak_flops_per_s: float | Non
         Axis("time of the stage (ms)", heights, is_log=True),
         marks,
         "Along a dotted line the GPU is used equally well." if has_diagonals else "The device's peak is not known.",
-        height_px=420,
+        "full",
+        420,
     )
     return Chart("e1_flops_vs_latency", [panel])
 
@@ -318,6 +319,7 @@ def decoder_parts_chart(profiles: Sequence[ProfiledRequest]) -> Chart:
         Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(rows) - 0.4)),
         stacked_bars(names, parts, [PART_COLOURS[part] for part in PARTS], texts),
         f"{len(profiles)} profiled requests. The profiler slows requests down: read the fractions, not the times.",
+        "full",
     )
     return Chart("e1_attention_ffn", [panel], panel_size_in=(8.6, 1.6 + 0.6 * len(rows)),
                  footnote=f"{len(profiles)} profiled requests")  # fmt: skip

@@ -22,7 +22,7 @@ from experiment_core_utils.primitives.contrasts import (
     word_of,
 )
 from experiment_core_utils.primitives.statistics import CONFIDENCE
-from experiment_core_utils.records.conclusion import WORDS, Comparison, Conclusion, KnobChange
+from experiment_core_utils.records.conclusion import WORDS, Comparison, Conclusion, KnobChange, TypeChange
 from experiment_core_utils.records.ledger import Ledger, plan_path, read_plan
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.terminal import worst_of_each_kind
@@ -188,8 +188,10 @@ def _changes(analysis: TaskAnalysis, *, has_accuracy: bool) -> tuple[KnobChange,
     if each is None or each.found.no_verdict is not None:
         return ()
     latency, accuracy = analysis.effects[LATENCY_MEAN.name], analysis.effects["accuracy"]
+    knobs = tuple(dict.fromkeys(mean.knob for mean in latency.level_means))
+    by_type = _changes_by_type(analysis.grid, accuracy, knobs) if has_accuracy else {}
     changes = []
-    for knob in dict.fromkeys(mean.knob for mean in latency.level_means):
+    for knob in knobs:
         first, last = ends(latency, knob)
         changes.append(
             KnobChange(
@@ -200,9 +202,43 @@ def _changes(analysis: TaskAnalysis, *, has_accuracy: bool) -> tuple[KnobChange,
                 time_word=_word(latency, knob),
                 accuracy=ends(accuracy, knob)[1].change if has_accuracy else None,
                 accuracy_word=_word(accuracy, knob) if has_accuracy else None,
+                by_type=by_type.get(knob, ()),
             )
         )
     return tuple(changes)
+
+
+def _changes_by_type(grid: TaskGrid, found: Effects, knobs: Sequence[str]) -> dict[str, tuple[TypeChange, ...]]:
+    """Of each knob the changes by type of question, which together are one family (Bonferroni).
+
+    Empty where there is one type, and of an incomplete grid, where settings with a value of a knob differ in others.
+    """
+    inside = [at for at, point in enumerate(grid.points) if point.in_grid]
+    scores = grid.scores[inside]
+    known = np.isfinite(scores).all(axis=0)
+    types, pictures = np.array(grid.question_types), np.array(grid.pictures)
+    names = sorted(set(types[known])) if len(types) else []
+    family = len(names) * len(knobs)
+    if len(names) < 2 or not found.is_full_grid:
+        return {}
+
+    def change(knob: str, name: str) -> TypeChange:
+        columns = known & (types == name)
+        values = [grid.points[at].value(knob) for at in inside]
+        ends_of = [
+            scores[[value == end.value for value in values]][:, columns].mean(axis=0) for end in ends(found, knob)
+        ]
+        contrasts = ScoreContrasts.of(np.stack(ends_of), pictures[columns], best=grid.best)
+        chance = min(contrasts.p_value(0, 1), contrasts.p_value(1, 0))
+        return TypeChange(
+            question_type=str(name),
+            num_samples=int(columns.sum()),
+            accuracy=contrasts.difference(1, 0),
+            accuracy_ci95=contrasts.interval(1, 0, 1 - (1 - CONFIDENCE) / family),
+            accuracy_word=word_of(min(chance * family, 1.0), 1.0),
+        )
+
+    return {knob: tuple(change(knob, name) for name in names) for knob in knobs}
 
 
 def ends(found: Effects, knob: str) -> tuple[LevelMean, LevelMean]:

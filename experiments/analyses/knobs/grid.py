@@ -11,6 +11,7 @@ import numpy as np
 from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.knobs.registry import all_knobs, knob_named
 from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.l_results_csv_cleaning import drift_ratios
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.statistics import fraction_of, mean_of
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
@@ -20,7 +21,7 @@ from experiments.analyses.charts.style import caption_of, joined_caption, joint_
 from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance, is_in_rounds, setting_variance
 from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
-from experiments.analyses.sweeps import StoredSetting, Sweep, drift_ratios, load_sweeps
+from experiments.analyses.sweeps import StoredSetting, Sweep, load_sweeps
 
 SamplesById = dict[int, SampleResult]
 # Where settings of several sweeps are compared, the sweep (its model, precision, execution ...) is one more knob.
@@ -77,6 +78,9 @@ class TaskGrid:
     unreadable: tuple[float, ...] = ()
     runs_ms: np.ndarray | None = None  #: [R, S, N], `T_total` of each run, nan where there are fewer; None if only one
     protocol_versions: tuple[int, ...] = (1,)  #: of the results, ascending
+    #: [S, N], of the setting: weights, KV cache and activations by formula; None where no setting has it
+    memory_bytes: np.ndarray | None = None
+    question_types: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
 
 
 def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[Level, ...]:
@@ -103,19 +107,6 @@ def grids_of(*sweeps: Sweep) -> tuple[TaskGrid, ...]:
     return tuple(grid_of(task, [each for each in settings if each.task == task]) for task in tasks)
 
 
-def request_flops(sample: SampleResult) -> float | None:
-    """FLOPs of a whole request; None for an architecture without formulas.
-
-    A request without a picture has no vision stage, and one of a single output token no decode step.
-    """
-    if sample.prefill_flops is None:
-        return None
-    total = float(sample.prefill_flops) + float(sample.vision_flops or 0)
-    if sample.decode_flops_per_token is not None:
-        total += float(sample.decode_flops_per_token) * (sample.output_tokens - 1)
-    return total
-
-
 def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
     """The grid of one task's settings; raises as `grids_of`."""
     metric, best = _only_metric(task, settings)
@@ -124,8 +115,8 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         {sample.sample_id: sample for sample in each.result.per_sample_results} for each in settings
     ]
     ids = sorted({sample_id for row in rows for sample_id in row})
-    pictures = {sample_id: picture_of(row[sample_id]) for row in rows for sample_id in row}
-    metadata = {sample_id: row[sample_id].metadata for row in rows for sample_id in row}
+    samples = {sample_id: row[sample_id] for row in rows for sample_id in row}
+    metadata = {sample_id: each.metadata for sample_id, each in samples.items()}
     log_times = _matrix(rows, ids, mean_log_time)
     return TaskGrid(
         task=task,
@@ -133,18 +124,28 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         best=best,
         points=tuple(_point(each) for each in settings),
         sample_ids=tuple(ids),
-        pictures=tuple(pictures[sample_id] for sample_id in ids),
+        pictures=tuple(picture_of(samples[sample_id]) for sample_id in ids),
         scores=_matrix(rows, ids, lambda sample: sample.accuracy),
         total_ms=_matrix(rows, ids, lambda sample: sample.mean_total),
         energy_j=_matrix(rows, ids, lambda sample: sample.energy_j),
-        flops=_matrix(rows, ids, request_flops),
+        flops=_matrix(rows, ids, lambda sample: sample.request_flops),
         log_times=log_times,
         setting_variance=_variance_of(settings, log_times),
         prompts=tuple(metadata[sample_id].prompt or metadata[sample_id].question for sample_id in ids),
         unreadable=tuple(unreadable_fraction(each.result) for each in settings),
         runs_ms=_runs_ms(rows, ids),
         protocol_versions=tuple(sorted({each.result.protocol_version for each in settings})),
+        memory_bytes=_memory_bytes(settings, len(ids)),
+        question_types=tuple(samples[sample_id].question_type for sample_id in ids),
     )
+
+
+def _memory_bytes(settings: Sequence[StoredSetting], num_samples: int) -> np.ndarray | None:
+    """[S, N], the counted memory of each setting for each of its samples; None where no setting has it."""
+    counted = [None if each.result.memory is None else each.result.memory.counted_memory_bytes for each in settings]
+    if not any(counted):
+        return None
+    return np.repeat(np.array(counted, dtype=float)[:, None], num_samples, axis=1)
 
 
 def unreadable_fraction(result: SettingResult) -> float:

@@ -45,7 +45,7 @@ class Cost:
     """A kind of cost: `quantity` names the array of a grid, `statistic` how it is taken over samples."""
 
     name: str
-    quantity: Literal["total_ms", "energy_j", "flops"]
+    quantity: Literal["total_ms", "energy_j", "flops", "memory_bytes"]
     statistic: Statistic
     unit: str
     label: str
@@ -56,12 +56,14 @@ LATENCY_P95 = Cost("latency_p95", "total_ms", "p95", "ms", "P95 of end-to-end la
 LATENCY_P99 = Cost("latency_p99", "total_ms", "p99", "ms", "P99 of end-to-end latency")
 ENERGY = Cost("energy", "energy_j", "mean", "J", "mean energy of a request")
 FLOPS = Cost("flops", "flops", "mean", "FLOPs", "mean operations of a request")
-COSTS = {of.name: of for of in (LATENCY_MEAN, LATENCY_P95, LATENCY_P99, ENERGY, FLOPS)}
+MEMORY = Cost("memory", "memory_bytes", "mean", "bytes", "weights, KV cache and activations by formula")
+COSTS = {of.name: of for of in (LATENCY_MEAN, LATENCY_P95, LATENCY_P99, ENERGY, FLOPS, MEMORY)}
 TAIL_LATENCIES = {95: LATENCY_P95, 99: LATENCY_P99}
 WHY_NONE = {
     "total_ms": "no setting has a sample with a time: all were answered in batches",
     "energy_j": "no sample has an energy: the run was without --energy, or nothing measured power",
     "flops": "no sample has a number of operations: a table contains none, and not every architecture has formulas",
+    "memory_bytes": "no setting has counted memory: a table contains none, and not every architecture has formulas",
 }
 
 
@@ -224,7 +226,9 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
 
     Mean latencies are compared by `log_times` of the grid, other costs by the logarithm of each sample's cost.
     """
-    costs = {"total_ms": grid.total_ms, "energy_j": grid.energy_j, "flops": grid.flops}[of.quantity]
+    costs = getattr(grid, of.quantity)
+    if costs is None:
+        return NoObjectives(grid.task, of, WHY_NONE[of.quantity])
     has_score, has_cost = np.isfinite(grid.scores).any(axis=1), np.isfinite(costs).any(axis=1)
     kept = np.flatnonzero(has_score & has_cost)
     left_out = {

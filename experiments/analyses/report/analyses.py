@@ -1,7 +1,7 @@
 """What E1, E2 and E3 find in the folders of a run, or why one of them finds nothing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -9,14 +9,24 @@ import pandas as pd
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.records.conclusion import Conclusion
-from experiments.analyses.files import Steps
+from experiments.analyses.files import MOST_SETTINGS, Steps
 from experiments.analyses.knobs.analysis import KnobAnalysis, analyse_knobs
 from experiments.analyses.knobs.conclusion import conclude
-from experiments.analyses.knobs.grid import grids_of
-from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN
+from experiments.analyses.knobs.grid import TaskGrid, grids_of
+from experiments.analyses.knobs.objectives import (
+    ENERGY,
+    FLOPS,
+    LATENCY_MEAN,
+    LATENCY_P95,
+    MEMORY,
+    PERCENT,
+    NoObjectives,
+)
+from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 from experiments.analyses.latency.analysis import LatencyModel, analyse_latency
 from experiments.analyses.stages.analysis import StageAnalysis, analyse_stages
 from experiments.analyses.sweeps import StoredSetting, Sweep, joint_settings_frame, load_sweeps, samples_frame
+from experiments.fitting.verdicts import TAIL, fewest_for
 
 
 @dataclass(frozen=True)
@@ -69,11 +79,41 @@ def analyse(results_dirs: Sequence[Path]) -> Analyses:
     sweeps = load_sweeps(*results_dirs)
     count = sum(len(sweep.settings) for sweep in sweeps)
     steps.say(count, f"{count} settings are read; what the knobs buy (E2)")
-    knobs = analyse_knobs(grids_of(*sweeps), (LATENCY_MEAN, ENERGY, FLOPS))
+    knobs = _analyse_knobs(grids_of(*sweeps))
     steps.say(count, "where the time goes (E1), and how well latency is predicted (E3)")
     own = [_analyse_sweep(sweep) for sweep in sweeps]
     steps.say(count, "the page is written")
     return Analyses(own, joint_settings_frame(sweeps), knobs)
+
+
+def _analyse_knobs(grids: Sequence[TaskGrid]) -> KnobAnalysis:
+    """E2 against every cost of a page; P95 only in tasks with pictures enough for a setting to be surely on a front."""
+    has_tails = any(len(grid.points) <= MOST_SETTINGS and len(set(grid.pictures)) >= _fewest(grid) for grid in grids)
+    tails = [LATENCY_P95] if has_tails else []
+    found = analyse_knobs(grids, (LATENCY_MEAN, *tails, ENERGY, FLOPS, MEMORY))
+    return replace(found, tasks=[_with_sure_tails(each) for each in found.tasks])
+
+
+def _fewest(grid: TaskGrid) -> int:
+    """Pictures that the P95 of one of the settings needs, to be told from all others."""
+    return fewest_for(PERCENT["p95"], TAIL / (2 * max(len(grid.points) - 1, 1)))
+
+
+def _with_sure_tails(analysis: TaskAnalysis) -> TaskAnalysis:
+    """The analysis, with the reason in place of a front by P95 on which no setting could surely be."""
+    least, timed = _fewest(analysis.grid), _num_timed(analysis)
+    if timed >= least and len(analysis.grid.points) <= MOST_SETTINGS:
+        return analysis
+    reason = f"a verdict on P95 needs {least} pictures with times, and there are {timed}"
+    missing = NoObjectives(analysis.grid.task, LATENCY_P95, reason)
+    costs = [each.found.of if isinstance(each, FrontAnalysis) else each.of for each in analysis.fronts]
+    fronts = [each for each, of in zip(analysis.fronts, costs, strict=True) if of != LATENCY_P95]
+    return replace(analysis, fronts=[*fronts[:1], missing, *fronts[1:]])
+
+
+def _num_timed(analysis: TaskAnalysis) -> int:
+    """Pictures with a time at all settings."""
+    return next((each.found.num_cost_pictures for each in present(analysis) if each.found.of == LATENCY_MEAN), 0)
 
 
 def _analyse_sweep(sweep: Sweep) -> SweepAnalyses:

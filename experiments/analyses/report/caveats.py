@@ -1,13 +1,13 @@
-"""The caveats of a report: each once, with the settings that it applies to."""
+"""The caveats of a report by what they weaken: each kind once, with the settings that it applies to."""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from experiment_core_utils.records.caveats import ANSWER_KINDS
+from experiment_core_utils.records.caveats import ANSWER_KINDS, Caveat
 from experiments.analyses.knobs.records import caveats_of as front_caveats
-from experiments.analyses.report.analyses import Analyses, Missing
-from experiments.analyses.report.parts import ReportCaveat
+from experiments.analyses.report.analyses import Analyses
+from experiments.analyses.report.parts import CaveatGroup, ReportCaveat
 from experiments.analyses.sweeps import StoredSetting, drift_ratios
 
 # Kinds of the caveats of single settings, and what they say together.
@@ -17,62 +17,70 @@ OF_SINGLE_SETTINGS = {
     "foreign_load_cpu": "Background load: other processes used the CPUs while settings were measured",
     "foreign_load_gpu": "Background load: other processes used the GPU when the measuring of settings began",
 }
-
-
+# What a caveat may weaken, and the kinds that weaken it; others are about accuracy.
+GROUPS = ("times", "accuracy", "energy")
+_OF_TIMES = {
+    *OF_SINGLE_SETTINGS, "shared_cores", "runs_discarded", "sweeps_one_after_the_other", "protocols_differ",
+    "blocked_order", "blocked_order_unknown", "few_for_percentile", "no_verdict", "few_pictures", "mixed_executions",
+}  # fmt: skip
 # Caveats of answers that no column of the settings tells.
 _WITHOUT_COLUMN = {"answers_unscored", "few_references"}
 
 
-def report_caveats(found: Analyses) -> list[ReportCaveat]:
-    """Caveats of the whole run first, then of single settings, then of the samples, then of the analyses."""
-    return [
-        *_of_the_run(found.stored),
-        *_of_single_settings(found.stored),
-        *_of_samples(found),
-        *_of_analyses(found),
-    ]
+def report_caveats(found: Analyses) -> list[CaveatGroup]:
+    """What weakens times, accuracy and energy, in each the voiding ones first; nothing about what is not weakened."""
+    every = [*_of_settings(found.stored), *_of_samples(found), *_of_fronts(found)]
+    # Of sweeps and tasks that have the same one it is there once.
+    texts: dict[tuple[str, str], ReportCaveat] = {}
+    for each in every:
+        texts.setdefault((each.about, each.text), each)
+    once = sorted(texts.values(), key=lambda each: not each.voids)
+    groups = [CaveatGroup(about, [each for each in once if each.about == about]) for about in GROUPS]
+    return [group for group in groups if group.caveats]
 
 
-def _of_the_run(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
-    carried: dict[str, list[str]] = {}
+def _about(kind: str) -> str:
+    return "energy" if kind.startswith("energy") else "times" if kind in _OF_TIMES else "accuracy"
+
+
+def _of_settings(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
+    kinds: dict[str, list[tuple[str, Caveat]]] = {}
+    without: dict[str, list[str]] = {}
     for each in settings:
+        name = f"{each.task} {each.name}"
         provenance = each.result.provenance
-        elsewhere = {*OF_SINGLE_SETTINGS, *ANSWER_KINDS} - _WITHOUT_COLUMN
-        texts = [found.sentence for found in provenance.caveat_records if found.kind not in elsewhere]
+        for caveat in provenance.caveat_records:
+            if caveat.kind not in ANSWER_KINDS or caveat.kind in _WITHOUT_COLUMN:
+                kinds.setdefault(caveat.kind, []).append((name, caveat))
         # Files from before the records were there have sentences alone.
-        for text in texts if provenance.caveat_records else provenance.caveats:
-            carried.setdefault(text, []).append(f"{each.task} {each.name}")
-    for text, names in carried.items():
-        sentence = f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
-        is_of_all = len(names) == len(settings)
-        yield (
-            ReportCaveat(sentence)
-            if is_of_all
-            else ReportCaveat(sentence, f"{len(names)} of {len(settings)} settings", names)
-        )
+        for text in () if provenance.caveat_records else provenance.caveats:
+            without.setdefault(text, []).append(name)
+    for kind, own in kinds.items():
+        yield _of_kind(kind, own, settings)
+    for text, names in without.items():
+        yield ReportCaveat("accuracy", _sentence(text), _scope(len(names), len(settings)), names)
 
 
-def _of_single_settings(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
-    for kind, text in OF_SINGLE_SETTINGS.items():
-        found = [
-            (f"{each.task} {each.name}", caveat.sentence)
-            for each in settings
-            for caveat in each.result.provenance.caveat_records
-            if caveat.kind == kind
-        ]
-        if not found:
-            continue
-        if kind == "drift":
-            ratios = drift_ratios(each.result for each in settings)
-            text += (
-                f"; a control setting took {min(ratios):.2f} to {max(ratios):.2f} times its first time"
-                if ratios
-                else ""
-            )
-        names = dict.fromkeys(name for name, _ in found)
-        yield ReportCaveat(
-            f"{text}.", f"{len(names)} of {len(settings)} settings", [f"{name}: {line}" for name, line in found]
-        )
+def _of_kind(kind: str, own: Sequence[tuple[str, Caveat]], settings: Sequence[StoredSetting]) -> ReportCaveat:
+    """The caveat of a kind: what it says of all its settings, or the sentence of the worst one."""
+    names = dict.fromkeys(name for name, _ in own)
+    text = OF_SINGLE_SETTINGS.get(kind) or max((each for _, each in own), key=lambda each: each.extent).sentence
+    if kind == "drift" and (ratios := drift_ratios(each.result for each in settings)):
+        text += f"; a control setting took {min(ratios):.2f} to {max(ratios):.2f} times its first time"
+    is_one = len({each.sentence for _, each in own}) == 1
+    details = [f"{name}: {each.sentence}" for name, each in own]
+    is_of_all = is_one and len(names) == len(settings) and kind not in OF_SINGLE_SETTINGS
+    scope = None if is_of_all else _scope(len(names), len(settings))
+    voids = any(each.voids for _, each in own)
+    return ReportCaveat(_about(kind), _sentence(text), scope, () if scope is None else details, voids)
+
+
+def _scope(count: int, total: int) -> str:
+    return f"{count} of {total} settings"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
 
 
 def _of_samples(found: Analyses) -> Iterator[ReportCaveat]:
@@ -83,6 +91,7 @@ def _of_samples(found: Analyses) -> Iterator[ReportCaveat]:
     ]
     if failed:
         yield ReportCaveat(
+            "accuracy",
             f"Failed samples: {int(frame['num_failed_samples'].sum())} samples failed; figures are of those that ran.",
             f"{len(failed)} of {total} settings",
             failed,
@@ -101,12 +110,14 @@ def _of_samples(found: Analyses) -> Iterator[ReportCaveat]:
             continue
         share = float(np.average(known[column], weights=known["num_samples"]))
         having = int((known[column] > 0).sum())
-        yield ReportCaveat(f"{_percent(share)} {text}.", None if having == total else f"{having} of {total} settings")
+        scope = None if having == total else _scope(having, total)
+        yield ReportCaveat("accuracy", f"{_percent(share)} {text}.", scope)
     fewest = int(frame["num_latency_samples"].min())
     if fewest < 20:
         yield ReportCaveat(
+            "times",
             "With fewer than 20 samples the P95 is interpolated between the two slowest ones and depends on them "
-            f"alone; the fewest here are {fewest}."
+            f"alone; the fewest here are {fewest}.",
         )
 
 
@@ -114,16 +125,10 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.2g} %"
 
 
-def _of_analyses(found: Analyses) -> Iterator[ReportCaveat]:
+def _of_fronts(found: Analyses) -> Iterator[ReportCaveat]:
     # What random weights and few samples mean is said above.
     for each in front_caveats(found.knobs.tasks, random_weights=False):
-        yield ReportCaveat(f"Fronts and effects: {each.sentence}.")
-    for own in found.sweeps:
-        if isinstance(own.model, Missing):
-            continue
-        of = f" of {own.sweep.label}" if own.sweep.label else ""
-        for each in own.model.caveats:
-            yield ReportCaveat(f"Estimator{of}: {each.sentence}.")
+        yield ReportCaveat(_about(each.kind), _sentence(each.sentence))
 
 
 def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]:

@@ -1,23 +1,29 @@
 """The content of a report as records, from what was found in a sweep."""
 
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.registry import all_knobs
-from experiment_core_utils.records.conclusion import WORDS
+from experiment_core_utils.primitives.statistics import mean_of
+from experiment_core_utils.records.conclusion import VERDICT_LEGEND, WORDS
 from experiment_core_utils.saved_results.terminal import FRONT_HEADING, REFERENCE_HEADING
-from experiments.analyses.charts.style import joint_setup
+from experiments.analyses.charts.chart import Rule
+from experiments.analyses.charts.style import QUIET, joint_setup
 from experiments.analyses.knobs.conclusion import front_words
 from experiments.analyses.report.analyses import Analyses
 from experiments.analyses.report.caveats import conditions_facts, report_caveats
-from experiments.analyses.report.findings import report_statements
-from experiments.analyses.report.parts import Column, Report, ReportTable, Section, Value
+from experiments.analyses.report.findings import headlines
+from experiments.analyses.report.parts import Column, FrontPicture, Report, ReportTable, Section, Value
 from experiments.analyses.report.samples import sample_section
-from experiments.analyses.report.sections import estimator_section, knob_section, stage_section
+from experiments.analyses.report.sections import estimator_section, front_pictures, knob_section, stage_section
 from experiments.analyses.sweeps import SHARE_OF_REFERENCE, Sweep
 
 ABSENT = Value(None, None)
@@ -35,6 +41,7 @@ NUMBERS = (
         100.0,
         0,
     ),
+    ("GFLOP", "mean operations of a request, in 10^9 FLOPs", "request_flops", 1e-9, 2),
     ("P95 ms", "95th percentile of the end-to-end time", "T_total_p95_ms", 1.0, 1),
     ("vision ms", "mean time of the vision stage", "T_vision_total_mean_ms", 1.0, 1),
     ("prefill ms", "mean time of the prefill", "T_LLM_prefill_mean_ms", 1.0, 1),
@@ -52,41 +59,96 @@ NUMBERS = (
     ),
     ("prefill MFU %", "fraction of the GPU's peak that the prefill's operations reach", "mfu_prefill", 100.0, 2),
     ("decode MBU %", "fraction of the GPU's memory bandwidth that decode uses", "mbu_decode", 100.0, 2),
-    ("counted GB", "weights, KV cache and activations by formula, in 10^9 bytes", "counted_memory_bytes", 1e-9, 3),
+    ("counted MB", "weights, KV cache and activations by formula, in 10^6 bytes", "counted_memory_bytes", 1e-6, 0),
     ("memory GB", "peak GPU memory in 10^9 bytes", "peak_memory_bytes", 1e-9, 2),
     ("drift", "largest time of the control setting beside it, over its first", "drift_ratio_max", 1.0, 2),
 )
+# Columns of the table beside the picture, where any setting has them; the others are in that of all columns.
+FIRST = ("accuracy", "T_total_mean_ms", SHARE_OF_REFERENCE, "request_flops", "counted_memory_bytes",
+         "energy_sample_j_mean")  # fmt: skip
 # Energies of repeated stages, whose kind is `energy_kind`; that of samples is always measured.
 _OF_STAGES = ("energy_passes_j_per_output_token", "energy_passes_j_per_correct_answer")
 OPTIONAL = ("num_failed_samples", SHARE_OF_REFERENCE,
+            "request_flops",
             "energy_sample_j_mean", "energy_passes_j_per_output_token", "energy_passes_j_per_correct_answer",
             "mfu_prefill", "mbu_decode", "counted_memory_bytes",
             "peak_memory_bytes", "drift_ratio_max")  # fmt: skip
 
 
-def report_of(found: Analyses) -> Report:
-    """The content of the page."""
+def report_of(found: Analyses, budget_ms: float | None = None) -> Report:
+    """The content of the page.
+
+    Args:
+        budget_ms: latency budget that a reader has; None for none, about which the page says nothing then.
+    """
     sweeps = [own.sweep for own in found.sweeps]
     device, model, _ = joint_setup([sweep.provenance for sweep in sweeps])
     tasks = ", ".join(each.grid.task for each in found.knobs.tasks)
     generations = f"{len(found.stored)} settings, {sum(sweep.num_samples for sweep in sweeps)} generations of {tasks}"
     labels = [f"{len(sweeps)} sweeps: {'; '.join(sweep.label for sweep in sweeps)}"] if len(sweeps) > 1 else []
+    fronts = front_pictures(found.knobs, found.random_weights, found.conclusions)
+    sections = [
+        *(_of_sweep(stage_section(own, _frame_of(found, own.sweep)), own.sweep, at)
+          for at, own in enumerate(found.sweeps)),
+        knob_section(found.knobs, found.random_weights, any(each.voided_by for each in found.conclusions)),
+        *(_of_sweep(estimator_section(own, budget_ms is not None), own.sweep, at)
+          for at, own in enumerate(found.sweeps)),
+    ]  # fmt: skip
+    has_fronts = any(each.panel is not None for each in fronts)
+    times = next((chart for each in sections for chart in each.charts if chart.name.startswith("e1_settings")), None)
     return Report(
         title=f"{model} on {device}",
         subtitle=" · ".join([*labels, generations, *(["random weights"] if found.random_weights else [])]),
-        statements=report_statements(found),
+        headlines=headlines(found),
+        fronts=[_with_budget(each, budget_ms) for each in fronts] if has_fronts else [],
         caveats=report_caveats(found),
         settings=settings_table(found),
-        sections=(
-            *(_of_sweep(stage_section(own.stages, own.sweep.provenance), own.sweep, at)
-              for at, own in enumerate(found.sweeps)),
-            knob_section(found.knobs, found.random_weights),
-            *(_of_sweep(estimator_section(own.model), own.sweep, at) for at, own in enumerate(found.sweeps)),
-        ),
+        legend=VERDICT_LEGEND,
+        sections=sections,
         samples=sample_section(found.stored),
         facts=[fact for sweep in sweeps for fact in _facts(sweep)],
-        commands=[command for sweep in sweeps for command in sweep.provenance.commands],
-    )  # fmt: skip
+        commands=[shared_command(command) for sweep in sweeps for command in sweep.provenance.commands],
+        instead=None if has_fronts or times is None else (f"{times.name}-0", times.panels[0]),
+    )
+
+
+def _frame_of(found: Analyses, sweep: Sweep) -> pd.DataFrame:
+    """The settings of one sweep."""
+    return found.settings[found.settings["sweep"] == sweep.label] if sweep.label else found.settings
+
+
+def _with_budget(picture: FrontPicture, budget_ms: float | None) -> FrontPicture:
+    """A front by a latency, with a line at the budget where one is given."""
+    if budget_ms is None or picture.panel is None or not picture.cost.endswith(" ms"):
+        return picture
+    line = Rule(budget_ms, True, QUIET, f"budget: {budget_ms:g} ms", "dash")
+    return replace(picture, panel=replace(picture.panel, marks=[*picture.panel.marks, line]))
+
+
+# Of an absolute path all but its last part: a page is sent to others.
+_FOLDERS = re.compile(r"(?<![\w.:/<~-])/(?:[\w.+@%-]+/)+(?=[\w.])")
+
+
+def without_folders(text: str) -> str:
+    """A text whose absolute paths are their last parts."""
+    return _FOLDERS.sub("", text)
+
+
+def shared_command(command: str) -> str:
+    """The command that measured, without the folders of the machine; `knobprof` without its interpreter."""
+    try:
+        words = list(map(_shared_word, shlex.split(command)))
+    except ValueError:
+        return without_folders(command)
+    if "knobprof" in words[:2]:
+        words = words[words.index("knobprof") :]
+    return shlex.join(words)
+
+
+def _shared_word(word: str) -> str:
+    """A word, or what a flag's `=` gives, as the last part of its path where that is absolute."""
+    flag, sign, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    return f"{flag}{sign}{Path(value).name or value}" if Path(value).is_absolute() else word
 
 
 def _of_sweep(section: Section, sweep: Sweep, place: int) -> Section:
@@ -103,35 +165,38 @@ def _of_sweep(section: Section, sweep: Sweep, place: int) -> Section:
 
 def settings_table(found: Analyses) -> ReportTable:
     """The table of settings: one row each in the sweep's order; columns without any value are left out."""
-    frame, has_sweeps = found.settings, "sweep" in found.settings
+    frame, has_sweeps = found.settings.copy(), "sweep" in found.settings
+    flops = [mean_of([sample.request_flops for sample in each.result.per_sample_results]) for each in found.stored]
+    frame["request_flops"] = np.array(flops, dtype=float)
     is_known = {name: bool(frame[name].notna().any()) for name in OPTIONAL}
     is_known["num_failed_samples"] = bool(frame["num_failed_samples"].any())
     kept = [each for each in NUMBERS if is_known.get(each[2], True)]
     knobs = [knob for knob in all_knobs() if knob.name in frame and frame[knob.name].notna().any()]
     places = _places(found)
     columns = [
-        *([Column("sweep", "what sets its sweep apart", is_number=False)] if has_sweeps else []),
-        *([Column("task", "dataset", is_number=False)] if frame["task"].nunique() > 1 else []),
-        Column("setting", "name of the setting, as in its file's", is_number=False),
-        *(Column(knob.title, knob.meaning, is_number=True) for knob in knobs),
-        *(Column(label, meaning, is_number=True) for label, meaning, *_ in kept),
+        *([Column("sweep", "what sets its sweep apart", False, True)] if has_sweeps else []),
+        *([Column("task", "dataset", False, True)] if frame["task"].nunique() > 1 else []),
+        Column("setting", "name of the setting, as in its file's", False, True),
         *(
-            [Column(FRONT_HEADING, "whether it is on the front of accuracy and mean latency", is_number=False)]
+            [Column(FRONT_HEADING, "whether it is on the front of accuracy and mean latency", False, True)]
             if places
             else []
         ),
+        *(Column(knob.title, knob.meaning, is_number=True) for knob in knobs),
+        *(Column(label, meaning, True, name in FIRST) for label, meaning, name, *_ in kept),
     ]
     rows = []
     has_tasks = frame["task"].nunique() > 1
     for row in frame.to_dict("records"):
         cells = [Value(row["sweep"], row["sweep"])] if has_sweeps else []
         cells += [Value(row["task"], row["task"])] if has_tasks else []
-        mark = ", the reference" if row["is_reference"] else ""
-        cells += [Value(f"{row['setting']}{mark}", row["setting"]), *(_level(row, knob) for knob in knobs)]
-        cells += [_number(row, column, factor, decimals) for _, _, column, factor, decimals in kept]
+        mark = "reference" if row["is_reference"] else ""
+        cells.append(Value(row["setting"], row["setting"], mark))
         if places:
             name = f"{row.get('sweep', '')} {row['setting']}".strip()
             cells.append(places.get((row["task"], name), ABSENT))
+        cells += [_level(row, knob) for knob in knobs]
+        cells += [_number(row, column, factor, decimals) for _, _, column, factor, decimals in kept]
         rows.append(cells)
     return ReportTable(columns, rows)
 
@@ -157,9 +222,8 @@ def _number(row: Mapping[Any, Any], column: str, factor: float, decimals: int) -
     # Absent where a column has no interval, or none of its settings has.
     ends = [row.get(f"{column}_ci95_{end}") for end in ("low", "high")]
     low, high = (float("nan") if end is None else float(end) for end in ends)
-    if not np.isnan(low):
-        text += f" [{low:.2f}, {'∞' if np.isnan(high) else f'{high:.2f}'}]"
-    return Value(text, factor * value)
+    more = "" if np.isnan(low) else f"[{low:.2f}, {'∞' if np.isnan(high) else f'{high:.2f}'}]"
+    return Value(text, factor * value, more)
 
 
 def _places(found: Analyses) -> dict[tuple[str, str], Value]:
@@ -178,7 +242,7 @@ def _facts(sweep: Sweep) -> list[tuple[str, str]]:
     versions = ", ".join(f"{name} {version}" for name, version in shared.versions.items() if version is not None)
     return [
         *([("sweep", sweep.label)] if sweep.label else []),
-        ("model", shared.model),
+        ("model", Path(shared.model).name if Path(shared.model).is_absolute() else shared.model),
         ("weights", "random" if shared.random_weights else "trained"),
         ("number format", f"{shared.dtype}, {shared.execution} execution"),
         ("device", shared.device),

@@ -1,41 +1,97 @@
-"""The findings of a report in sentences, whose numbers and choices are all computed, the conclusion first."""
+"""The findings of a report in sentences, whose numbers and choices are all computed: those of the first screen, from
+the conclusions and of sweeps against the first one, and those of its sections.
+"""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
-from experiments.analyses.knobs.conclusion import lines_of
-from experiments.analyses.latency.analysis import budget_sentences, prediction_sentences
-from experiments.analyses.report.analyses import Analyses, Missing
+from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.records.conclusion import Conclusion
+from experiments.analyses.report.analyses import Analyses, Missing, SweepAnalyses
+from experiments.analyses.report.parts import Headline
+from experiments.analyses.shared_samples import SharedSamples
 from experiments.analyses.stages.analysis import decode_sentences, longest_stage
 from experiments.analyses.sweeps import Sweep
+from experiments.analyses.two_runs import RunDifference, compare_runs
+
+# Change of a ratio that is the same, as `compare` has it by default.
+MARGIN = 0.02
 
 
-def report_statements(found: Analyses) -> list[str]:
-    """The statements of a report that the results allow: each task's conclusion, times, energy, prediction.
+def headlines(found: Analyses) -> list[Headline]:
+    """Each sweep against the first one, then the conclusion of each task."""
+    several = len(found.conclusions) > 1
+    return [
+        *_against_the_first([own.sweep for own in found.sweeps]),
+        *(_concluded(each, each.task if several else "") for each in found.conclusions),
+    ]
 
-    Of several sweeps, those about one begin with its label.
-    """
-    timed = [(own.sweep, own.stages) for own in found.sweeps if not isinstance(own.stages, Missing)]
-    lines = [f"{line[:1].upper()}{line[1:]}." for line in lines_of(found.conclusions)]
-    lines += [each for sweep, stages in timed for each in _about(sweep, [longest_stage(stages)])]
-    for task in [each.task for each in found.conclusions]:
-        measured = [(sweep, stages) for sweep, stages in timed if task in sweep.provenance.tasks]
-        about = [each for sweep, stages in measured for each in _about(sweep, decode_sentences(stages, task))]
-        lines += [f"{task}: {each}" for each in about] if len(found.conclusions) > 1 else about
-    lines += _energy(found.settings)
-    for own in found.sweeps:
-        if not isinstance(own.model, Missing):
-            lines += _about(own.sweep, [*prediction_sentences(own.model), *budget_sentences(own.model)])
+
+def _concluded(found: Conclusion, about: str) -> Headline:
+    word = found.word if found.why is None else "INVALID" if found.voided_by else "no setting"
+    _, *more = found.lines
+    return Headline(about, word, found.sentence, more)
+
+
+def _against_the_first(sweeps: Sequence[Sweep]) -> list[Headline]:
+    """What the settings that each shares with the first come to, all together; their intervals hold for all at once."""
+    first, *others = sweeps
+    reasons = {other.label: _why_not_compared(first, other) for other in others}
+    compared = [other for other in others if reasons[other.label] is None]
+    found = _pairs([first, *compared]) if compared else {}
+    return [
+        found.get(other.label)
+        or Headline(f"{other.label} against {first.label}", "can't tell", f"not compared: {reasons[other.label]}")
+        for other in others
+    ]
+
+
+def _why_not_compared(first: Sweep, other: Sweep) -> str | None:
+    try:
+        SharedSamples((first,), (other,))
+    except ResultsError as error:
+        return str(error)
+    return None
+
+
+def _pairs(sweeps: Sequence[Sweep]) -> Mapping[str, Headline]:
+    """The label of each sweep but the first -> latency, energy, memory and accuracy against it."""
+    first, *others = sweeps
+    found = compare_runs([(each,) for each in sweeps], [each.label for each in sweeps], MARGIN, ACCURACY_MARGIN)
+    pairs: dict[str, Headline] = {}
+    for other in others:
+        lines = [replace(each, run="") for each in found.lines if each.run in ("", other.label)]
+        pair = replace(found, sides=[(first,), (other,)], labels=[first.label, other.label], lines=lines)
+        pooled = [each for each in lines if each.is_pooled]
+        # Latency is first, where both have it.
+        word = "INVALID" if pair.voided_by else _word(pooled[0]) if pooled else "can't tell"
+        # Notes are of all of them.
+        notes = () if pairs else found.notes
+        more = [f"A: {first.label}; B: {other.label}", *pair.voided_by, *notes]
+        pairs[other.label] = Headline(f"{other.label} against {first.label}", word, "; ".join(pair.headlines), more)
+    return pairs
+
+
+def _word(line: RunDifference) -> str:
+    return "can't tell" if line.verdict == "CANNOT TELL" else line.verdict.lower()
+
+
+def stage_findings(own: SweepAnalyses) -> list[str]:
+    """Which stage takes longest, and from which length on decode does; of several tasks, task by task."""
+    if isinstance(own.stages, Missing):
+        return []
+    tasks = own.sweep.provenance.tasks
+    lines = [longest_stage(own.stages)]
+    for task in tasks:
+        about = decode_sentences(own.stages, task)
+        lines += [f"{task}: {each}" for each in about] if len(tasks) > 1 else about
     return lines
 
 
-def _about(sweep: Sweep, sentences: Iterable[str]) -> list[str]:
-    """Sentences about one sweep, behind its label where there are several."""
-    return [f"{sweep.label}: {each}" if sweep.label else each for each in sentences]
-
-
-def _energy(frame: pd.DataFrame) -> Iterator[str]:
+def energy_findings(frame: pd.DataFrame) -> Iterator[str]:
     """A sentence for measured energies and one for estimated ones, which are not compared with each other."""
     known = frame[frame["energy_passes_j_per_output_token"].notna()]
     for kind, own in known.groupby("energy_kind", sort=False):

@@ -17,17 +17,34 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from experiment_core_utils.primitives.errors import package_of_extra
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiments.analyses.report.analyses import analyse
-from experiments.analyses.report.content import report_of
+from experiments.analyses.report.content import report_of, without_folders
 from experiments.analyses.report.parts import Report
 
 HERE = Path(__file__).parent
 
 
-def write_report(results_dirs: Sequence[Path], output: Path) -> None:
-    """Analyse the results and write the page; raises ResultsError, or ConfigurationError where plotly is missing."""
-    # Names of folders that are not UTF-8 have letters that it lacks.
-    page = page_of(report_of(analyse(results_dirs))).encode(errors="backslashreplace").decode()
-    write_text_atomically(page, output)
+def write_report(results_dirs: Sequence[Path], output: Path, budget_ms: float | None = None) -> None:
+    """Analyse the results and write the page; raises ResultsError, or ConfigurationError where plotly is missing.
+
+    Args:
+        budget_ms: as in `report_of`.
+    """
+    write_page(page_of(report_of(analyse(results_dirs), budget_ms)), output)
+
+
+def write_page(page: str, output: Path) -> None:
+    """Write a page; names of folders that are not UTF-8 have letters that it lacks."""
+    write_text_atomically(page.encode(errors="backslashreplace").decode(), output)
+
+
+def pages(folder: Path = HERE) -> Environment:
+    """The templates in a folder, that of this module without one."""
+    found = Environment(
+        loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    found.filters["shared"] = without_folders
+    return found
 
 
 def page_of(report: Report) -> str:
@@ -35,17 +52,17 @@ def page_of(report: Report) -> str:
     with package_of_extra("plotly", "report"):
         from plotly.offline import get_plotlyjs
     script, library = (HERE / "page.js").read_text(encoding="utf-8"), get_plotlyjs()
-    pages = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        keep_trailing_newline=True,
-    )  # fmt: skip
-    return pages.get_template("page.html").render(
-        report=report,
-        policy=policy(library, script),
-        style=(HERE / "page.css").read_text(encoding="utf-8"),
-        plots=script_safe(plots_of(report)),
-        library=library,
-        script=script,
+    return (
+        pages()
+        .get_template("page.html")
+        .render(
+            report=report,
+            policy=policy(library, script),
+            style=(HERE / "page.css").read_text(encoding="utf-8"),
+            plots=script_safe(plots_of(report)),
+            library=library,
+            script=script,
+        )
     )
 
 
@@ -62,12 +79,14 @@ def plots_of(report: Report) -> dict[str, Any]:
     """The name of each plot on the page, a chart's with the number of the panel -> its data and layout."""
     with package_of_extra("plotly", "report"):
         from experiments.analyses.charts.plotly_charts import plotly_of
-    return {
-        f"{chart.name}-{number}": plotly_of(panel).to_plotly_json()
+    panels = {
+        f"{chart.name}-{number}": panel
         for section in report.sections
         for chart in section.charts
         for number, panel in enumerate(chart.panels)
     }
+    panels |= {each.name: each.panel for each in report.fronts if each.panel is not None}
+    return {name: plotly_of(panel).to_plotly_json() for name, panel in panels.items()}
 
 
 def script_safe(plots: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A few right and wrong samples of a run: picture, question, prompt, answer and reference answers."""
+"""Samples of a run beside what each setting answered: picture, question, prompt, reference answers, right or wrong."""
 
 import shlex
 from base64 import b64encode
@@ -13,64 +13,86 @@ from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.texts import first_of
 from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.records.sample_result import SampleResult
-from experiment_core_utils.records.setting_result import SettingResult, setting_key
 from experiment_core_utils.tasks.content import with_picture_digest
 from experiment_core_utils.tasks.interface import Task
-from experiment_core_utils.tasks.registry import REFERENCE_TASKS, load_task
+from experiment_core_utils.tasks.registry import GENERATED_TASKS, load_task
 from experiments.analyses.charts.chart import thinned
-from experiments.analyses.report.parts import SampleSection, ShownSample
+from experiments.analyses.report.parts import SampleAnswer, SampleSection, ShownSample
 from experiments.analyses.sweeps import StoredSetting
 
-MOST_RIGHT, MOST_WRONG = 3, 3
-THUMBNAIL_PX = 320
-# Settings that are named beside a sample.
-MOST_NAMED = 6
+# Of all tasks together, and of one.
+MOST_SAMPLES, MOST_OF_TASK, FEWEST_OF_TASK = 60, 24, 4
+THUMBNAIL_PX = 240
+# Settings that are named beside an answer, and in the list that a reader chooses from.
+MOST_NAMED, MOST_LISTED = 6, 200
+
+# A sample's results by the short name of the setting.
+Answers = dict[str, SampleResult]
 
 
 def sample_section(settings: Sequence[StoredSetting]) -> SampleSection:
-    """A few right and wrong samples of each task: of the reference, without one of the most accurate setting.
-
-    Where that one has no wrong sample, the wrong ones are of the least accurate setting.
+    """Some samples of each task: those that settings differ in first, then those that are wrong, then right everywhere;
+    each third evenly over the run.
     """
-    shown: list[ShownSample] = []
-    prompts = []
-    for task in dict.fromkeys(each.task for each in settings):
+    tasks = list(dict.fromkeys(each.task for each in settings))
+    most = max(min(MOST_OF_TASK, MOST_SAMPLES // len(tasks)), FEWEST_OF_TASK)
+    names = [f"{each.task} {each.name}" if len(tasks) > 1 else each.name for each in settings]
+    numbers = {(settings[at].task, _short(settings[at])): number for number, at in enumerate(_listed(settings))}
+    shown, prompts, total = [], [], 0
+    for task in tasks:
         own = [each for each in settings if each.task == task]
-        setting = shown_setting(own)
-        results = [each.result for each in own if each.sweep == setting.sweep]
-        pictures = Pictures(setting.result.provenance)
-        right, wrong = chosen_samples(setting.result)
-        shown += [_shown(setting, sample, results, pictures) for sample in right]
-        if not wrong:
-            setting = min(own, key=lambda each: _accuracy(each.result))
-            wrong = chosen_samples(setting.result)[1]
-        shown += [_shown(setting, sample, results, pictures) for sample in wrong]
-        final = final_prompt_of(setting.result.provenance)
+        provenance, best = shown_setting(own).result.provenance, own[0].result.metric_best
+        pictures, samples = Pictures(provenance), _by_id(own)
+        total += len(samples)
+        for sample_id in chosen_ids(samples, best, most):
+            shown.append(_shown(task, sample_id, samples[sample_id], best, numbers, pictures))
+        final = final_prompt_of(provenance)
         prompts += [] if final is None else [(task, final)]
-    intro = (
-        f"At most {MOST_RIGHT} samples with the best score and {MOST_WRONG} with less of each task, evenly over the "
-        "run, at the reference (the model as it is); where it was not measured, at the most accurate setting. Where "
-        "nothing is wrong there, the wrong ones are of the least accurate setting."
-    )
-    return SampleSection(intro, shown, prompts)
+    intro = f"{len(shown)} of {total} samples, those that settings differ in first."
+    return SampleSection(intro, [names[at] for at in _listed(settings)], shown, prompts)
+
+
+def _listed(settings: Sequence[StoredSetting]) -> list[int]:
+    return thinned(len(settings), MOST_LISTED)
 
 
 def shown_setting(settings: Sequence[StoredSetting]) -> StoredSetting:
     """The first reference among a task's settings; without one the most accurate setting, the first of equal ones."""
     reference = next((each for each in settings if each.result.is_reference), None)
-    return reference or max(settings, key=lambda each: _accuracy(each.result))
+    return reference or max(settings, key=lambda each: each.result.accuracy or 0.0)
 
 
-def _accuracy(result: SettingResult) -> float:
-    return 0.0 if result.accuracy is None else result.accuracy
+def _by_id(settings: Sequence[StoredSetting]) -> dict[int, Answers]:
+    """The samples of one task by id."""
+    found: dict[int, Answers] = {}
+    for each in settings:
+        for sample in each.result.per_sample_results:
+            found.setdefault(sample.sample_id, {})[_short(each)] = sample
+    return dict(sorted(found.items()))
 
 
-def chosen_samples(result: SettingResult) -> tuple[list[SampleResult], list[SampleResult]]:
-    """Right samples, and wrong ones with the lowest scores first; those without a score are left out."""
-    scored = [each for each in result.per_sample_results if each.accuracy is not None]
-    right = [each for each in scored if each.accuracy == result.metric_best]
-    wrong = sorted((each for each in scored if each not in right), key=lambda each: each.accuracy or 0.0)
-    return [right[at] for at in thinned(len(right), MOST_RIGHT)], [wrong[at] for at in thinned(len(wrong), MOST_WRONG)]
+def _short(setting: StoredSetting) -> str:
+    """A setting's name beside an answer, as in pictures."""
+    return f"{setting.sweep} {setting.setting.short_name}".strip() + (
+        " (reference)" * bool(setting.result.is_reference)
+    )
+
+
+def chosen_ids(samples: Mapping[int, Answers], best: float, most: int) -> list[int]:
+    """At most `most` ids: up to half of them of samples that settings differ in, then as many wrong as right ones."""
+    kinds: dict[str, list[int]] = {"differs": [], "wrong": [], "right": []}
+    for sample_id, answers in samples.items():
+        are_right = {each.accuracy == best for each in answers.values() if each.accuracy is not None}
+        if are_right:
+            kinds["differs" if len(are_right) > 1 else "right" if are_right == {True} else "wrong"].append(sample_id)
+    chosen, left = [], most
+    # What a kind lacks goes to the ones after it.
+    for number, ids in enumerate(kinds.values()):
+        others = sum(map(len, list(kinds.values())[number + 1 :]))
+        part = max(-(-left // 2) if number < 2 else left, left - others)
+        chosen += [ids[at] for at in thinned(len(ids), part)] if part > 1 else ids[:part]
+        left = most - len(chosen)
+    return chosen
 
 
 def final_prompt_of(provenance: Provenance) -> str | None:
@@ -118,7 +140,7 @@ class Pictures:
 def _task_again(provenance: Provenance) -> Task | None:
     """The task whose data are here; None for one that is not looked for."""
     described = provenance.task
-    if described.name in {task.name for task in REFERENCE_TASKS}:
+    if described.name in {task.name for task in GENERATED_TASKS}:
         return load_task(described.name, described.split)
     words = shlex.split(provenance.command or "")
     flags = words[next((at for at, word in enumerate(words) if word.startswith("--")), len(words)) :]
@@ -133,48 +155,46 @@ def data_uri(image: Image.Image) -> str:
     """A small copy of a picture as a data URI."""
     small, content = image.convert("RGB"), BytesIO()
     small.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
-    small.save(content, format="JPEG", quality=85)
+    small.save(content, format="JPEG", quality=80)
     return f"data:image/jpeg;base64,{b64encode(content.getvalue()).decode()}"
 
 
 def _shown(
-    setting: StoredSetting, sample: SampleResult, results: Sequence[SettingResult], pictures: Pictures
+    task: str,
+    sample_id: int,
+    answers: Answers,
+    best: float,
+    numbers: Mapping[tuple[str, str], int],
+    pictures: Pictures,
 ) -> ShownSample:
-    best = setting.result.metric_best
-    is_right = sample.accuracy == best
-    picture, reason = pictures.of(sample)
-    facts = [
-        ("question", sample.metadata.question),
-        *([("options", " · ".join(sample.metadata.options))] if sample.metadata.options else []),
-        ("prompt", sample.metadata.prompt or "not in this file"),
-        ("answer", sample.pred or "(empty)"),
-        ("reference", " · ".join(dict.fromkeys(sample.metadata.answers)) or "none"),
-        ("other settings", _elsewhere(sample, setting.result, results)),
-    ]
+    one = next(iter(answers.values()))
+    scored = [each.accuracy == best for each in answers.values() if each.accuracy is not None]
+    question, options = one.metadata.question, one.metadata.options
+    picture, reason = pictures.of(one)
     return ShownSample(
-        verdict=f"{'right' if is_right else 'wrong'}: {setting.result.metric} {sample.accuracy:.3f} of {best:g}",
-        is_right=is_right,
-        title=f"{setting.task}, sample {sample.sample_id}, {setting.name}",
+        title=f"{task}, sample {sample_id}",
+        verdict=f"right at {sum(scored)} of {len(scored)} settings",
+        question=f"{question} ({' · '.join(options)})" if options else question,
+        prompt=one.metadata.prompt if one.metadata.prompt != question else None,
+        reference=" · ".join(dict.fromkeys(one.metadata.answers)) or "none",
         picture=picture,
         no_picture_reason=reason,
-        facts=facts,
+        answers=_answers(task, answers, best, numbers),
     )
 
 
-def _elsewhere(sample: SampleResult, shown: SettingResult, results: Sequence[SettingResult]) -> str:
-    """At how many of the other settings the sample is right, and at which ones this differs from the shown one."""
-    others = {
-        setting_key(result): other.accuracy == result.metric_best
-        for result in results
-        if result is not shown
-        for other in result.per_sample_results
-        if other.sample_id == sample.sample_id and other.accuracy is not None
-    }
-    if not others:
-        return "none"
-    is_right = sample.accuracy == shown.metric_best
-    differing = [key for key, was_right in others.items() if was_right != is_right]
-    text = f"right at {sum(others.values())} of {len(others)}"
-    if not differing:
-        return text
-    return f"{text}; {'wrong' if is_right else 'right'} at {first_of(differing, MOST_NAMED)}"
+def _answers(task: str, answers: Answers, best: float, numbers: Mapping[tuple[str, str], int]) -> list[SampleAnswer]:
+    """Each answer once with the settings that gave it, the most frequent first."""
+    same: dict[tuple[str, float | None], list[str]] = {}
+    for name, sample in answers.items():
+        same.setdefault((sample.pred, sample.accuracy), []).append(name)
+    return [
+        SampleAnswer(
+            text=pred or "(empty)",
+            is_right=None if score is None else score == best,
+            score="no score" if score is None else f"{score:.3g} of {best:g}",
+            settings="all settings" if len(names) == len(answers) else first_of(names, MOST_NAMED),
+            numbers=[numbers[task, name] for name in names if (task, name) in numbers],
+        )
+        for (pred, score), names in sorted(same.items(), key=lambda each: -len(each[1]))
+    ]

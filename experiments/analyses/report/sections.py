@@ -1,21 +1,56 @@
 """The sections of a report: the charts of E1, E2 and E3, and why one that a reader expects is missing."""
 
-from experiments.analyses.charts.knob_charts import STATUS_MARKS, knob_study_charts
+from collections.abc import Sequence
+
+import pandas as pd
+
+from experiment_core_utils.records.conclusion import Conclusion
+from experiments.analyses.charts.knob_charts import STATUS_MARKS, fronts_chart, knob_charts
 from experiments.analyses.charts.latency_charts import latency_charts
 from experiments.analyses.charts.stage_charts import stage_charts
 from experiments.analyses.knobs.analysis import KnobAnalysis
-from experiments.analyses.knobs.conclusion import ONE_SETTING
+from experiments.analyses.knobs.conclusion import ONE_SETTING, accuracy_says_nothing
 from experiments.analyses.knobs.objectives import COSTS, NoObjectives
-from experiments.analyses.latency.analysis import LatencyModel
-from experiments.analyses.report.analyses import Missing
-from experiments.analyses.report.parts import Section
-from experiments.analyses.stages.analysis import StageAnalysis
-from experiments.analyses.sweeps import SweepProvenance
+from experiments.analyses.latency.analysis import budget_sentences, prediction_sentences
+from experiments.analyses.report.analyses import Missing, SweepAnalyses
+from experiments.analyses.report.findings import energy_findings, stage_findings
+from experiments.analyses.report.parts import FrontPicture, Section
+
+# What the button of a cost says.
+COST_NAMES = {
+    "latency_mean": "mean ms", "latency_p95": "P95 ms", "energy": "energy", "flops": "FLOPs", "memory": "bytes",
+}  # fmt: skip
 
 
-def stage_section(found: StageAnalysis | Missing, shared: SweepProvenance) -> Section:
-    """The section about stages: parts of the decoder only where requests were profiled."""
-    title = "Where the time goes (E1)"
+def front_pictures(found: KnobAnalysis, random_weights: bool, conclusions: Sequence[Conclusion]) -> list[FrontPicture]:
+    """The front of each task by each cost, or why there is none; nothing where accuracy says nothing.
+
+    Args:
+        conclusions: of each task; where one is INVALID its front has no verdicts, and says why.
+    """
+    pictures = []
+    for number, (analysis, concluded) in enumerate(zip(found.tasks, conclusions, strict=True)):
+        if random_weights or len(analysis.grid.points) < 2 or accuracy_says_nothing(analysis.grid) is not None:
+            continue
+        for each in analysis.fronts:
+            of = each.of if isinstance(each, NoObjectives) else each.found.of
+            panel, reason = None, ""
+            if isinstance(each, NoObjectives):
+                reason = each.reason
+            else:
+                (panel,) = fronts_chart([each], concluded.sentence if concluded.voided_by else "").panels
+            name = f"front-{number}-{of.name}"
+            pictures.append(FrontPicture(name, analysis.grid.task, COST_NAMES[of.name], panel, reason))
+    return pictures
+
+
+def stage_section(own: SweepAnalyses, settings: pd.DataFrame) -> Section:
+    """The section about stages and energy: parts of the decoder only where requests were profiled.
+
+    Args:
+        settings: the frame of the sweep's settings.
+    """
+    title, found, shared = "Where the time goes", own.stages, own.sweep.provenance
     if isinstance(found, Missing):
         return Section("e1", title, "", (), (found.reason,))
     reasons = []
@@ -29,12 +64,15 @@ def stage_section(found: StageAnalysis | Missing, shared: SweepProvenance) -> Se
         "A request runs through vision encoding, prefill and decode. Each answer also gives the stage times of "
         "every shorter answer, so no length is modelled."
     )
-    return Section("e1", title, intro, stage_charts(found, shared.peak_flops_per_s), reasons)
+    charts = stage_charts(found, shared.peak_flops_per_s)
+    return Section("e1", title, intro, charts, reasons, [*stage_findings(own), *energy_findings(settings)])
 
 
-def knob_section(found: KnobAnalysis, random_weights: bool) -> Section:
-    """The section about knobs: fronts, couplings and effects of each task; without accuracy only what the knobs do to
-    costs.
+def knob_section(found: KnobAnalysis, random_weights: bool, is_invalid: bool) -> Section:
+    """The section about knobs: couplings and effects of each task; without accuracy only what the knobs do to costs.
+
+    Args:
+        is_invalid: whether any task's conclusion is INVALID; places on fronts are not compared over tasks then.
     """
     reasons = []
     if random_weights:
@@ -48,14 +86,13 @@ def knob_section(found: KnobAnalysis, random_weights: bool) -> Section:
             continue
         missing = [each for each in analysis.fronts if isinstance(each, NoObjectives)]
         reasons += [f"{each.task}, {each.of.label}: {each.reason}." for each in missing]
-    if not random_weights:
+    if not random_weights and not is_invalid:
         reasons += _difference_lines(found)
     intro = (
-        "A setting is on the front if no other is better in accuracy or cost without being worse in the other. "
-        "Settings are compared on the same samples; marks show what only noise separates."
+        "What the best choice of the other knobs loses with one knob held, and how much of the spread over settings "
+        "each knob makes."
     )
-    charts = knob_study_charts(found.tasks, with_accuracy=not random_weights)
-    return Section("e2", "What the knobs buy (E2)", intro, charts, reasons)
+    return Section("e2", "What the knobs buy", intro, knob_charts(found.tasks, not random_weights), reasons)
 
 
 def _difference_lines(found: KnobAnalysis) -> list[str]:
@@ -68,13 +105,19 @@ def _difference_lines(found: KnobAnalysis) -> list[str]:
     ]  # fmt: skip
 
 
-def estimator_section(found: LatencyModel | Missing) -> Section:
-    """The section about the estimator: errors, the guardrail's curve, and predicted against measured."""
-    title = "Predicting latency (E3)"
+def estimator_section(own: SweepAnalyses, has_budget: bool) -> Section:
+    """The section about the estimator: errors, predicted against measured, and where a budget is given the guardrail's
+    curve.
+    """
+    title, found = "Predicting latency", own.model
     if isinstance(found, Missing):
-        return Section("e3", title, "", (), (f"No latency estimator: {found.reason}.",))
+        return Section("e3", title, "", (), (f"No latency estimator: {found.reason}.",), is_folded=True)
     intro = (
         "A model of the stages, fitted on these results. Every prediction here is of a setting that was left out of "
         "the fit."
     )
-    return Section("e3", title, intro, latency_charts(found))
+    charts = [each for each in latency_charts(found) if has_budget or each.name != "e3_guardrail"]
+    budgets = budget_sentences(found) if has_budget else ()
+    caveats = [f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in found.caveats]
+    findings = [*prediction_sentences(found), *budgets]
+    return Section("e3", title, intro, charts, caveats, findings, is_folded=not has_budget)

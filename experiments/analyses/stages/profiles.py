@@ -150,7 +150,7 @@ def _device_times(
 
 TRACES = "profiler_trace_config_*_sample_*.json.gz"
 _HEADING = re.compile(r"setting (\S+), sample id (\d+), (\w+) profile on (\w+)")
-HOW = "profile a few settings: acc_lat_profiling.py ... --num_samples 4 --use_profiler"
+HOW = "profile a few settings: knobprof profile ... --num_samples 4 --use_profiler"
 
 
 @dataclass(frozen=True)

@@ -15,23 +15,23 @@ from experiments.controller.policies.interface import Policy, RandomPolicy, Stat
 DEFAULT_MARGIN = 0.0
 
 
-def add_policy_flags(parser: argparse.ArgumentParser) -> None:
+def add_policy_flags(parser: argparse._ActionsContainer) -> None:
     """Add the flags of the policies."""
-    parser.add_argument("--static", nargs="+", metavar="KEY",
+    parser.add_argument("--static", nargs="+", metavar="SETTING",
                         help="settings as policies of their own, such as tier-low_topk8_blocks16 (default: the grid's "
                         "smallest and largest, and the reference)")  # fmt: skip
     parser.add_argument("--lookup", type=Path, metavar="FILE",
-                        help="table of experiments.controller.lookup (default: built here)")  # fmt: skip
+                        help="table of `knobprof controller lookup build` (default: built here)")  # fmt: skip
     add_lookup_flags(parser, "of a lookup that is built here: ")
     parser.add_argument("--baselines", action="store_true",
                         help="lookups by every method, single knobs and a regression too (default: off)")  # fmt: skip
     parser.add_argument("--estimator", type=Path, metavar="FILE",
                         help="e3_latency_estimator.json; adds the policy lookup_guardrail")  # fmt: skip
-    parser.add_argument("--margin", type=float, metavar="SHARE",
+    parser.add_argument("--margin", type=float, metavar="FRACTION",
                         help=f"fraction of a predicted time that the guardrail keeps free "
                             f"(default: {DEFAULT_MARGIN})")  # fmt: skip
     parser.add_argument("--learned", type=Path, metavar="CHECKPOINT",
-                        help="checkpoint of experiments.controller.train; adds the policy two_stage")  # fmt: skip
+                        help="checkpoint of `knobprof controller train`; adds the policy two_stage")  # fmt: skip
     parser.add_argument("--states", type=Path, metavar="FILE",
                         help="recorded states of --learned, in a replay (default: states.pt beside it)")  # fmt: skip
 

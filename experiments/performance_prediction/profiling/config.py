@@ -74,7 +74,13 @@ class ProfileConfig:
 def build_parser() -> argparse.ArgumentParser:
     """The flags of run_profile.py."""
     parser = OneLineParser(
-        prog="run_profile.py", description="Profile convolutional networks by algorithm and input size."
+        prog="run_profile.py",
+        description="Profile convolutional networks by algorithm and input size.",
+        examples=(
+            "knobprof convolutions profile --model vgg16 --algorithm gemm --test",
+            "knobprof convolutions profile --model all --algorithm all --on-unsupported fallback --output-dir results",
+            "knobprof convolutions profile --list-models",
+        ),
     )
     what = parser.add_argument_group("what")
     what.add_argument("--model", nargs="+", metavar="MODEL", help=f"networks: all, or some of {', '.join(MODELS)}")
@@ -88,30 +94,34 @@ def build_parser() -> argparse.ArgumentParser:
         help="what to do when a layer does not support the algorithm: end the combination, or run guess, which is "
         "recorded",
     )
-    stage = parser.add_argument_group("input sizes").add_mutually_exclusive_group()
+    sizes = parser.add_argument_group("input sizes")
+    stage = sizes.add_mutually_exclusive_group()
     stage.add_argument("--test", action="store_true", help=f"one input size, results in {SANITY}")
     stage.add_argument("--quick", action="store_true", help=f"10 input sizes, results in {QUICK}")
-    sizes = parser.add_argument_group("input sizes: which")
     sizes.add_argument(
         "--num-sizes",
         type=int,
         help="number of input sizes, evenly spread (default: 100, or as --test and --quick set)",
     )
-    sizes.add_argument("--min-size", type=int, default=SMALLEST, help="side of the smallest input")
-    sizes.add_argument("--max-size", type=int, default=LARGEST, help="side of the largest input")
-    sizes.add_argument("--sizes", type=int, nargs="+", help="input sizes to measure, instead of a range")
+    sizes.add_argument("--min-size", type=int, default=SMALLEST, metavar="PIXELS", help="side of the smallest input")
+    sizes.add_argument("--max-size", type=int, default=LARGEST, metavar="PIXELS", help="side of the largest input")
+    sizes.add_argument(
+        "--sizes", type=int, nargs="+", metavar="PIXELS", help="input sizes to measure, instead of a range"
+    )
     how = parser.add_argument_group("how")
     how.add_argument("--batch-size", type=int, default=1, help="batch size of an inference")
     how.add_argument("--precision", choices=PRECISIONS, default="fma", help="precision of matrix products")
     how.add_argument("--backend", choices=BACKENDS, default="own", help="own, or ai3 on the CPU")
     how.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device to run on")
-    how.add_argument("--gpu", help="label of the GPU to run on, such as h100; exit on any other GPU")
+    how.add_argument("--gpu", metavar="LABEL", help="label of the GPU to run on, such as h100; exit on any other GPU")
     how.add_argument("--warmup", type=int, default=5, help="fewest warm-up inferences; 0: none")
     how.add_argument("--measure", type=int, default=15, help="measured inferences of each pass")
     how.add_argument("--energy", choices=ENERGY, default="optional", help="whether energy is measured")
-    how.add_argument("--energy-window", type=float, default=2.0, help="shortest energy window in seconds")
+    how.add_argument(
+        "--energy-window", type=float, default=2.0, metavar="SECONDS", help="shortest energy window in seconds"
+    )
     how.add_argument("--seed", type=int, default=0, help="seed of weights and images")
-    how.add_argument("--output-dir", type=Path, default=Path("results"), help="folder of the stages")
+    how.add_argument("--output-dir", type=Path, default=Path("results"), metavar="DIR", help="folder of the stages")
     lists = parser.add_argument_group("lists, and nothing else")
     lists.add_argument("--list-models", action="store_true", help="print the networks and their smallest inputs")
     lists.add_argument("--list-algorithms", action="store_true", help="print the algorithms")

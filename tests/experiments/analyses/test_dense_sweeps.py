@@ -60,7 +60,7 @@ def test_results_of_before_a_knob_was_a_thing_are_read(tmp_path: Path) -> None:
         (tmp_path / name).write_text(json.dumps(content))
     sweep = load_sweep(tmp_path)
     assert [each.key for each in sweep.settings] == ["tier-low_blocks3", "tier-low_blocks4"]
-    assert settings_frame(sweep)["is_reference"].tolist() == [False, False]
+    assert settings_frame(sweep)["is_reference"].tolist() == [None, None]
     assert e2_knob_pareto.main([str(tmp_path), "--num_draws", "100"]) == 0
     table = table_of([each.result for each in sweep.settings])
     older = replace(table, settings=("tier-low_topknone_blocks3", "tier-low_topknone_blocks4"))

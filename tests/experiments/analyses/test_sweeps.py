@@ -7,17 +7,17 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from experiment_core_utils.l_results_csv_cleaning import FURTHER_COLUMNS, read_results_csv
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.sweeps import (
-    FURTHER_COLUMNS,
-    SHARE_OF_REFERENCE,
     joint_settings_frame,
     load_sweep,
     load_sweeps,
     samples_frame,
     settings_frame,
 )
-from tests.experiments.hand_made_sweep import PROVENANCE, result, setting, write
+from experiments.core_exp.write_tables import write_tables
+from tests.experiments.hand_made_sweep import PROVENANCE, reference, result, setting, write
 from tests.hand_made_records import measured_sample, staged_run
 
 
@@ -47,10 +47,38 @@ def test_frames_have_units_and_absent_is_nan(tmp_path: Path) -> None:
     assert samples["T_LLM_decode_ms"][0] == 250.0 and pd.isna(samples["T_LLM_decode_ms"][1])
     assert (samples["T_LLM_decode_ms"].dtype, samples["top_k"].dtype) == ("float64", "int64")
     assert list(settings.columns[:2]) == ["task", "setting"]
-    assert tuple(settings.columns[-len(FURTHER_COLUMNS) - 1 :]) == (*FURTHER_COLUMNS, SHARE_OF_REFERENCE)
+    assert tuple(settings.columns[-8:]) == (*FURTHER_COLUMNS, "experiment_id", "file")
     # 0.5 + 0.25 + 0.25 s and 0.5 + 0.25 s: 1000 and 750 ms.
     assert settings["T_total_mean_ms"][0] == 875.0
     assert pd.isna(settings["energy_vision_j"][0]) and settings["drift_ratio_max"][0] == 1.25
+
+
+def test_frame_csv_and_parquet_are_one_table(tmp_path: Path) -> None:
+    """Names, units and values alike, and absent is NaN in the one and nothing in the other, never 0 or no."""
+    single = [measured_sample(1, staged_run(inter_token_s=()))]
+    older = {key: each for key, each in result(setting()).items() if key != "is_reference"}
+    write_tables(write(tmp_path, result(setting("high"), single), older, reference()), "parquet")
+    frame = settings_frame(load_sweep(tmp_path))
+    cells = read_results_csv(tmp_path / "signs_settings.csv")
+    stored = pd.read_parquet(tmp_path / "signs_settings.parquet")
+    names = list(stored.columns)
+    assert list(cells[0]) == names == [name for name in frame.columns if name in names]
+    # There is no empty answer.
+    left_out = frame.drop(columns=["share_empty", "share_one_token", *names])
+    assert "peak_memory_bytes" in left_out and left_out.isna().all(axis=None)
+    pd.testing.assert_frame_equal(stored, frame[names])
+    for row, written in zip(frame[names].to_dict("records"), cells, strict=True):
+        assert [name for name in names if pd.isna(row[name])] == [name for name in names if written[name] is None]
+        for name, cell in written.items():
+            assert cell is None or cell == (row[name] if isinstance(cell, str) else pytest.approx(row[name], rel=1e-5))
+    of = {row["setting"]: row for row in cells}
+    assert of["tier-high_topk2_blocks3"]["T_LLM_decode_mean_ms"] is None
+    assert of["tier-low_topk2_blocks3"]["is_reference"] is None and of["own_topk4_blocks4"]["is_reference"] is True
+    assert {key: row["vision"] for key, row in of.items()} == {
+        "tier-low_topk2_blocks3": "low", "tier-high_topk2_blocks3": "high", "own_topk4_blocks4": "own",
+    }  # fmt: skip
+    # 750 ms of one token and 1000 ms of the reference on the sample that both have.
+    assert of["tier-high_topk2_blocks3"]["T_total_share_of_reference"] == 0.75
 
 
 def test_each_dataset_may_have_a_sub_folder_and_rescored_ones_are_left_out(tmp_path: Path) -> None:

@@ -207,9 +207,62 @@ def test_predict_prints_the_setting_and_whether_it_fits(tmp_path: Path, capsys):
         "600 ms: tier-high_topk8_blocks16, 550.0 ms by mean, accuracy 0.750 of the best score; within the budget: "
         "can't tell"
     )
-    assert nearest.endswith("no setting fits, this is the nearest")
+    assert nearest == (
+        "50 ms: tier-low_topk4_blocks12, 125.0 ms by mean, 75.0 ms (150.0 %) over the budget, accuracy 0.500 of the "
+        "best score; within the budget: can't tell; no setting fits, this is the nearest"
+    )
     assert main(["predict", str(path), "--budget_ms", "0"]) == 2
     assert main(["predict", str(tmp_path / "none.json"), "--budget_ms", "1"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "budget_ms", "said"),
+    [
+        # Of 400, 500, 600 and 700 ms, P95 is 685, of 100, 100, 100 and 200 ms 185: 5 ms over 180.
+        ("p95", {}, 180, "tier-low_topk4_blocks12, 185.0 ms by p95, 5.0 ms (2.8 %) over the budget, accuracy"),
+        ("p95", {"tolerance": 0.1}, 650, "685.0 ms by p95, 35.0 ms (5.4 %) over the budget, accuracy 0.750"),
+        ("median", {}, 80, "100.0 ms by median, 20.0 ms (25.0 %) over the budget, accuracy 0.500"),
+        # Its median fits, its mean does not.
+        ("max_accuracy", {}, 110, "125.0 ms by mean, 15.0 ms (13.6 %) over the budget, 100.0 ms by median, accuracy"),
+        # Half of the fast one's answers are right, half of these in time; the other choice is late at all.
+        ("in_time", {}, 120, "125.0 ms by mean, 5.0 ms (4.2 %) over the budget, accuracy in time 0.250"),
+        ("in_time", {}, 90, "35.0 ms (38.9 %) over the budget, accuracy in time 0.000 of the best score; within"),
+        # None is late, but one of four may be: the latency is within the budget.
+        (
+            "mean",
+            {"max_late": 0.5},
+            700,
+            "125.0 ms by mean, accuracy 0.500 of the best score; within the budget: yes; no",
+        ),
+        # The slow one for (300 - 125) / (550 - 125) of the requests.
+        ("stream", {}, 300, "tier-low_topk4_blocks12; 300.0 ms by mean"),
+        (
+            "stream",
+            {},
+            100,
+            "100 % tier-low_topk4_blocks12; 125.0 ms by mean, 25.0 ms (25.0 %) over the budget; no mixture",
+        ),
+        ("stream", {"max_late": 0.1}, 150, "tier-low_topk4_blocks12; 25 % late, --max_late is 10 %; no mixture"),
+    ],
+)
+def test_no_setting_over_the_budget_is_named_without_saying_so(tmp_path: Path, capsys, method, more, budget_ms, said):
+    path = tmp_path / "lookup.json"
+    save(build(grid(), method, **more), path)
+    assert main(["predict", str(path), "--budget_ms", str(budget_ms)]) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_where_answers_count_in_time_the_choice_by_mean_is_named_too(tmp_path: Path, capsys) -> None:
+    made = grid()
+    total_s = made.total_s.copy()
+    # Right and in time on requests 0 and 1; the fast choice, right on 0 and 3, is late on 3.
+    total_s[2] = [0.1, 0.1, 2.0, 2.0]
+    save(build(replace(made, total_s=total_s)), tmp_path / "lookup.json")
+    assert main(["predict", str(tmp_path / "lookup.json"), "--budget_ms", "150", "120"]) == 0
+    fits, nearest = capsys.readouterr().out.splitlines()
+    assert "tier-high_topk8_blocks16, 1050.0 ms by mean, 900.0 ms (600.0 %) over the budget, accuracy in time" in fits
+    assert fits.endswith("right answers in time; by mean the choice is tier-low_topk4_blocks12, 125.0 ms by mean")
+    assert nearest.endswith("is tier-low_topk4_blocks12, 125.0 ms by mean, 5.0 ms (4.2 %) over the budget")
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,12 @@ def test_every_line_in_its_place() -> None:
         left_out=("left out: --top_k_list 32 is more than the 8 experts",),
         csv_path=Path("results/signs/signs_settings.csv"),
     )
-    failed, table, *lines = closing_lines(report)
+    failed, table, costs, *lines = closing_lines(report)
     assert failed == "failed: tier-high_topk4_blocks2: OutOfMemory after 3 attempts: no memory"
     assert table == closing_table(results)
+    assert costs == (
+        "GFLOP, MB, J: of a request; MB by formula: weights, KV cache, activations; –: not measured, or not applicable"
+    )
     assert lines == [
         "conclusion: INVALID: failed samples: 1 of 3; repair them, or leave them out by --ids, and delete the result "
         "to measure it again (tier-low_topk4_blocks2; 1 of 2 settings)",
@@ -55,7 +58,7 @@ def test_every_line_in_its_place() -> None:
 
 def test_the_reference_is_in_the_table_with_a_line_on_what_it_is() -> None:
     own = stored(4).with_keys(is_reference=True, in_grid=False)
-    table, meaning, *rest = closing_lines(replace(NOTHING_LEFT, results=(stored(2), own)))
+    table, _, meaning, *rest = closing_lines(replace(NOTHING_LEFT, results=(stored(2), own)))
     assert "of reference" in table.splitlines()[0]
     assert meaning.startswith(
         "of reference: total time in percent of that of tier-low_topk4_blocks2, the model as it is"
@@ -100,7 +103,7 @@ def test_samples_that_fail_in_every_setting_are_one_line() -> None:
 def test_a_run_that_cannot_be_analysed_says_why_in_one_line() -> None:
     # Of two metrics.
     results = (stored(2), stored(4).model_copy(update={"metric": "another"}))
-    table, line, *_ = closing_lines(replace(NOTHING_LEFT, results=results))
+    table, _, line, *_ = closing_lines(replace(NOTHING_LEFT, results=results))
     assert line == (
         "conclusion: no setting is named: ResultsError: settings of signs are scored by another and read_off; "
         "give results scored by one metric"
@@ -113,7 +116,7 @@ def test_settings_that_were_executed_in_different_ways_have_no_conclusion() -> N
     for each, execution in ((eager, "eager"), (graph, "graph")):
         assert each.realised is not None
         each.realised["execution"] = execution
-    table, line, *_ = closing_lines(replace(NOTHING_LEFT, results=(eager, graph)))
+    table, _, line, *_ = closing_lines(replace(NOTHING_LEFT, results=(eager, graph)))
     assert line.startswith(
         "conclusion: INVALID: 1 of 2 settings ran as eager (tier-low_topk2_blocks2), the others as graph: "
     )
@@ -129,7 +132,7 @@ def answered(top_k: int, *predictions: str) -> SettingResult:
 
 def test_nothing_is_concluded_from_answers_that_most_could_not_be_read() -> None:
     results = (answered(2, *"???1"), answered(4, *"????"))
-    table, *lines = closing_lines(replace(NOTHING_LEFT, results=results))
+    table, _, *lines = closing_lines(replace(NOTHING_LEFT, results=results))
     assert lines[0].startswith(
         "conclusion: no setting is named: 75 to 100 % of the answers could not be read as an answer, or were cut; read "
     )
@@ -149,18 +152,18 @@ def test_answers_that_were_cut_are_in_the_table_and_void_the_conclusion_where_th
         )
 
     # Three of four are cut and wrong; cut behind the right answer, they say what they have to.
-    table, *lines = closing_lines(replace(NOTHING_LEFT, results=(cut(2, *"0001"), cut(4, *"0001"))))
+    table, _, *lines = closing_lines(replace(NOTHING_LEFT, results=(cut(2, *"0001"), cut(4, *"0001"))))
     assert lines[0].startswith("conclusion: no setting is named: 75 % of the answers")
     assert "cut" in table and "100 %" in table
-    table, *lines = closing_lines(replace(NOTHING_LEFT, results=(cut(2, *"1111"), answered(4, *"1111"))))
+    table, _, *lines = closing_lines(replace(NOTHING_LEFT, results=(cut(2, *"1111"), answered(4, *"1111"))))
     assert "of the answers" not in lines[0] and "cut" in table and "empty" not in table
 
 
 def test_a_single_setting_says_that_no_answer_was_right() -> None:
-    assert closing_lines(replace(NOTHING_LEFT, results=(answered(2, *"0000"),)))[1].startswith(
+    assert closing_lines(replace(NOTHING_LEFT, results=(answered(2, *"0000"),)))[2].startswith(
         "conclusion: no setting is named: no answer was right at any setting; compare pred with answers"
     )
-    unread = closing_lines(replace(NOTHING_LEFT, results=(answered(2, *"????"),)))[1]
+    unread = closing_lines(replace(NOTHING_LEFT, results=(answered(2, *"????"),)))[2]
     assert unread.startswith("conclusion: no setting is named: 100 % of the answers could not be read")
-    read = closing_lines(replace(NOTHING_LEFT, results=(stored(2),)))[1]
+    read = closing_lines(replace(NOTHING_LEFT, results=(stored(2),)))[2]
     assert read.endswith(": one setting was measured; a choice needs two or more")

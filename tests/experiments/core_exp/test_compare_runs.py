@@ -122,6 +122,9 @@ def test_a_run_beside_other_load_varies_by_more(tmp_path: Path, capsys: pytest.C
     assert line["all 2 settings", "latency"]["run_deviation"] == pytest.approx(0.16)
     assert line["all 2 settings", "latency"]["verdict"] == "CANNOT TELL"
     assert "vary by 16.0% (--between_runs), with other processes on 80% of the CPUs" in capsys.readouterr().out
+    # Quiet runs on a CPU vary by more than those on a GPU.
+    quiet = lines_of(tmp_path, one, run_of(tmp_path / "e", 1.2, provenance=on_cpu))
+    assert quiet["all 2 settings", "latency"]["run_deviation"] == 0.07
     # On a GPU the host's load is not that of the device.
     gpu = run_of(tmp_path / "c", 1.0), run_of(tmp_path / "d", 1.2, conditions=[load])
     assert lines_of(tmp_path, *gpu)["all 2 settings", "latency"]["run_deviation"] == 0.02

@@ -80,7 +80,7 @@ def said_everywhere(folder: Path, capsys: pytest.CaptureFixture[str]) -> Conclus
     saved = concluded_and_saved(report, None)
     line = f"conclusion: {found.sentence}"
     assert closing_lines(report, saved).count(line) == 1
-    assert f"C{line[1:]}." == report_of(analyse([folder])).statements[0]
+    assert line == f"conclusion: {report_of(analyse([folder])).headlines[0].sentence}"
     code = e2([str(folder), "--num_draws", "100", "--output_dir", str(folder / "analysis"), "--strict"])
     assert code == (4 if found.voided_by else 0)
     assert capsys.readouterr().out.splitlines()[0] == line
@@ -137,7 +137,7 @@ def test_all_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = {OWN: Measured(0.4, 0), "tier-high_topk2_blocks4": Measured(0.2, 0)}
     found = said_everywhere(scene(tmp_path, settings), capsys)
     assert found.sentence.startswith("no setting is named: no answer was right at any setting; compare pred")
-    page = " ".join(report_of(analyse([tmp_path])).statements)
+    page = " ".join(each.sentence for each in report_of(analyse([tmp_path])).headlines)
     assert "0.000" not in page and "accura" not in page.replace(found.sentence, "")
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from experiment_core_utils.records.caveats import caveat
 from experiment_core_utils.saved_results.terminal import FRONT_HEADING
-from experiments.analyses.charts.chart import Line, thinned
+from experiments.analyses.charts.chart import Dots, Line, Rule, thinned
 from experiments.analyses.charts.latency_charts import errors_chart, guardrail_chart, predicted_chart
 from experiments.analyses.charts.plotly_charts import numbers, plotly_of
 from experiments.analyses.latency.estimator import Prediction
@@ -24,15 +24,16 @@ from experiments.analyses.latency.guardrail import GuardrailCounts
 from experiments.analyses.latency.stage_regression import PREDICTED
 from experiments.analyses.latency.validation import Coverage, Errors, NoiseFloor, Repeatability, Validation
 from experiments.analyses.report.analyses import analyse
-from experiments.analyses.report.content import report_of
-from experiments.analyses.report.findings import _energy
+from experiments.analyses.report.content import report_of, shared_command, without_folders
+from experiments.analyses.report.findings import energy_findings
 from experiments.analyses.report.page import page_of, plots_of
-from experiments.analyses.report.parts import Report
+from experiments.analyses.report.parts import Report, ReportCaveat
 from experiments.core_exp.report import main
+from experiments.fitting.verdicts import fewest_for
 from tests.experiments.analyses.latency.synthetic_samples import working_samples
 from tests.experiments.hand_made_sweep import PROVENANCE, result, setting, write
 from tests.experiments.reported_sweep import HOSTILE, reported_folder
-from tests.hand_made_records import answered_sample, measured_sample
+from tests.hand_made_records import answered_sample, measured_sample, staged_run
 
 
 @pytest.fixture(scope="module")
@@ -59,40 +60,80 @@ def test_sweeps_side_by_side_are_one_page_with_one_table(tmp_path: Path) -> None
         ["bfloat16", "tier-high_topk2_blocks3"],
         ["float32", "tier-low_topk2_blocks3"],
     ]
-    assert all(row[-1].text is not None for row in report.settings.rows)
     assert [section.title for section in report.sections] == [
-        "Where the time goes (E1): bfloat16",
-        "Where the time goes (E1): float32",
-        "What the knobs buy (E2)",
-        "Predicting latency (E3): bfloat16",
-        "Predicting latency (E3): float32",
+        "Where the time goes: bfloat16",
+        "Where the time goes: float32",
+        "What the knobs buy",
+        "Predicting latency: bfloat16",
+        "Predicting latency: float32",
     ]
     num_panels = sum(len(chart.panels) for section in report.sections for chart in section.charts)
-    assert len(plots_of(report)) == num_panels
-    (front,) = [chart for chart in report.sections[2].charts if chart.name == "e2_front_latency_mean"]
-    names = [mark.name for mark in front.panels[0].marks if isinstance(mark, Line)]
+    fronts = [each.panel for each in report.fronts if each.panel is not None]
+    assert len(plots_of(report)) == num_panels + len(fronts)
+    names = [mark.name for mark in fronts[0].marks if isinstance(mark, Line)]
     assert names == [None, "front of bfloat16 alone", "front of float32 alone"]
-    assert "bfloat16: The stage that takes longest is vision in all of the 2 settings." in report.statements
+    assert report.sections[0].findings[0] == "The stage that takes longest is vision in all of the 2 settings."
+
+
+def test_of_two_sweeps_one_against_the_other_stands_first(tmp_path: Path) -> None:
+    """The one setting that both have takes 1 s in each, on 2 pictures."""
+    model = PROVENANCE["model"] | {"dtype": "float32"}
+    one, two = write(tmp_path / "one", result(setting())), write(tmp_path / "two", result(setting(), model=model))
+    first, second = report_of(analyse([one, two])).headlines
+    assert (first.about, first.word) == ("float32 against bfloat16", "can't tell")
+    assert first.sentence.startswith("B takes 1.000 times as long as A: CANNOT TELL")
+    assert first.more[0] == "A: bfloat16; B: float32"
+    assert second.sentence.startswith("no setting is named") or second.word != "yes"
+
+
+def test_sweeps_are_judged_together_and_one_that_shares_nothing_is_named(tmp_path: Path) -> None:
+    """Of three sweeps each end of an interval may fail half as often as of two, so intervals are wider."""
+    folders = []
+    for at, (name, top_k) in enumerate((("bfloat16", 2), ("float32", 2), ("float16", 2), ("float64", 3))):
+        samples = [measured_sample(number, staged_run(0.5 + 0.001 * at * number, 0.25, ())) for number in range(12)]
+        model = PROVENANCE["model"] | {"dtype": name}
+        folders.append(write(tmp_path / name, result(setting(top_k=top_k), samples, model=model)))
+    ends = [
+        float(re.findall(r"as long as A|\[([\d.]+), ", report_of(analyse(folders[:count])).headlines[0].sentence)[0])
+        for count in (2, 3)
+    ]
+    assert ends[1] < ends[0] < 1
+    found = report_of(analyse(folders)).headlines[:3]
+    assert [each.about for each in found] == [f"{name} against bfloat16" for name in ("float32", "float16", "float64")]
+    assert [each.more[:1] for each in found[:2]] == [["A: bfloat16; B: float32"], ["A: bfloat16; B: float16"]]
+    assert found[2].word == "can't tell" and found[2].sentence.startswith("not compared: the runs have no setting")
 
 
 def plots_in(report: Report, section: str) -> dict[str, Any]:
     """The plots of a section on the page, by their names."""
     (found,) = [each for each in report.sections if each.name == section]
-    return plots_of(replace(report, sections=[found]))
+    return plots_of(replace(report, sections=[found], fronts=[]))
 
 
-def test_the_statements_are_of_the_data(report: Report) -> None:
+def test_the_sentences_are_of_the_data(report: Report) -> None:
+    (headline,) = report.headlines
+    assert (headline.about, headline.word) == ("", "INVALID")
+    assert headline.sentence == (
+        f"INVALID: throttled: the GPU lowered its clocks ({HOSTILE}) during this setting; cool the GPU or "
+        "lower its load, and measure the setting again (tier-low_topk2_blocks2; 4 of 4 settings)"
+    )
     # Prefill is 81.2 ms with 2 blocks, 121.8 and 162.4 ms with 3 and 4.
-    assert report.statements == [
-        f"Conclusion: INVALID: throttled: the GPU lowered its clocks ({HOSTILE}) during this setting; cool the GPU or "
-        "lower its load, and measure the setting again (tier-low_topk2_blocks2; 4 of 4 settings).",
+    assert report.sections[0].findings == [
         "The stage that takes longest is vision in 2, prefill in 2 of the 4 settings.",
         "Decode takes at least half of the time: never (low).",
     ]
 
 
+def caveats_of(report: Report) -> dict[str, ReportCaveat]:
+    """By their texts."""
+    return {each.text: each for group in report.caveats for each in group.caveats}
+
+
 def test_each_caveat_is_shown_once_with_its_settings(report: Report) -> None:
-    caveats = {each.text: each for each in report.caveats}
+    assert [group.about for group in report.caveats] == ["times", "accuracy"]
+    caveats = caveats_of(report)
+    # What voids the run is the line that a reader sees.
+    assert report.caveats[0].caveats[0].voids and report.caveats[0].caveats[0].text.startswith("Throttling")
     assert caveats["Only 4 samples per setting: use --num_samples 500 or more before comparing accuracy."].scope is None
     throttled = caveats["Throttling: the GPU's clocks were lowered."]
     assert throttled.scope == "4 of 4 settings" and len(throttled.details) == 4
@@ -107,7 +148,7 @@ def test_each_caveat_is_shown_once_with_its_settings(report: Report) -> None:
 def test_failed_and_cut_samples_are_caveats(tmp_path: Path) -> None:
     one = result(setting(), [measured_sample(0), measured_sample(1)])
     one |= {"num_failed_samples": 3, "share_truncated": 0.5, "share_unparsed": 0.0}
-    texts = [each.text for each in report_of(analyse([write(tmp_path, one)])).caveats]
+    texts = list(caveats_of(report_of(analyse([write(tmp_path, one)]))))
     assert "Failed samples: 3 samples failed; figures are of those that ran." in texts
     assert "50 % of the answers were cut at the limit of output tokens, so their own length is not known." in texts
     assert not any("could not be read" in text for text in texts)
@@ -117,19 +158,21 @@ def test_the_drift_of_all_settings_is_one_caveat(tmp_path: Path) -> None:
     two = [result(setting(top_k=top_k)) for top_k in (2, 3)]
     for each, ratio in zip(two, (0.9, 1.4), strict=True):
         each["drift"] = [{"rank": 0, "control": "x", "before": 1.0, "after": ratio, "reason": None}]
-        found = caveat("drift", ratio=ratio, when="after")
-        each["provenance"] |= {"caveats": [found.sentence], "caveat_records": [found.model_dump()]}
-    (drift,) = [each for each in report_of(analyse([write(tmp_path, *two)])).caveats if each.text.startswith("Drift")]
+        record = caveat("drift", ratio=ratio, when="after")
+        each["provenance"] |= {"caveats": [record.sentence], "caveat_records": [record.model_dump()]}
+    found = caveats_of(report_of(analyse([write(tmp_path, *two)])))
+    (drift,) = [each for text, each in found.items() if text.startswith("Drift")]
     assert "0.90 to 1.40 times" in drift.text and drift.scope == "2 of 2 settings"
 
 
 def test_the_table_has_what_some_setting_has(report: Report) -> None:
     labels = [column.label for column in report.settings.columns]
     assert labels[:4] == ["setting", "vision", "top-k", "blocks"] and FRONT_HEADING not in labels  # the run is INVALID
+    assert [column.label for column in report.settings.first.columns] == ["setting", "accuracy", "mean ms", "GFLOP"]
     assert "failed" not in labels and "J a request" not in labels
     rows = [dict(zip(labels, row, strict=True)) for row in report.settings.rows]
     assert [row["mean ms"].text for row in rows] == ["232.0", "298.0", "364.0", "232.0"]
-    assert rows[0]["accuracy"].key == 0.5 and rows[0]["accuracy"].text.startswith("0.500 [")  # type: ignore[union-attr]
+    assert rows[0]["accuracy"].key == 0.5 and rows[0]["accuracy"].more.startswith("[")
 
 
 def test_the_pictures_hold_the_numbers(report: Report) -> None:
@@ -145,8 +188,17 @@ def test_the_pictures_hold_the_numbers(report: Report) -> None:
     assert decode["base"] == [181.2, 181.2, 221.8, 262.4]
     # 50.8 ms of 232 ms.
     assert "decode: 50.8 ms, 21.9 %" in decode["hovertext"][0]
-    front = plots_in(report, "e2")["e2_front_latency_mean-0"]
+    front = plots_of(report)["front-0-latency_mean"]
     assert sum(len(trace["x"]) for trace in front["data"] if trace["hoverinfo"] == "text") == 4
+
+
+def test_the_front_of_an_invalid_run_has_no_verdicts(report: Report) -> None:
+    (panel,) = [each.panel for each in report.fronts if each.cost == "mean ms"]
+    assert panel is not None and panel.title == "signs: no verdicts, since the run is INVALID"
+    assert panel.note.startswith("4 settings, ") and "INVALID: throttled: " in panel.note
+    (dots,) = [mark for mark in panel.marks if isinstance(mark, Dots) and mark.name == "setting"]
+    assert dots.texts[0][0] == "tier-low_topk2_blocks2" and len(dots.texts[0]) == 3
+    assert "front: " not in json.dumps(plots_of(report)) and "draws" not in json.dumps(plots_of(report))
 
 
 def test_every_picture_is_one_for_plotly(report: Report) -> None:
@@ -159,6 +211,12 @@ def test_what_is_missing_is_reported(report: Report) -> None:
     reasons = {each.name: " ".join(each.reasons) for each in report.sections}
     assert "--use_profiler" in reasons["e1"]
     assert "no sample has an energy" in reasons["e2"]
+    missing = {each.cost: each.reason for each in report.fronts if each.panel is None}
+    # Each of 4 settings against 3 others, at 2.5 % over twice 3 comparisons: 0.95^n is below that from 107 on.
+    assert (
+        missing["P95 ms"] == f"a verdict on P95 needs {fewest_for(95, 0.025 / 6)} pictures with times, and there are 4"
+    )
+    assert missing["energy"].startswith("no sample has an energy") and report.first_front == "front-0-latency_mean"
     assert "4 settings with 16 samples are too few" in reasons["e3"] and not plots_in(report, "e3")
 
 
@@ -167,7 +225,9 @@ def test_random_weights_have_no_fronts(tmp_path: Path) -> None:
     names = list(plots_in(report, "e2"))
     assert names == [f"e2_effects_signs-{number}" for number in range(2)]
     assert "the weights are random" in report.sections[1].reasons[0]
-    assert not any("accurate" in each for each in report.statements) and report.subtitle.endswith("random weights")
+    assert report.fronts == [] and report.instead is not None and report.instead[0] == "e1_settings-0"
+    assert report.headlines[0].word == "no setting" or "random" in report.headlines[0].sentence
+    assert report.subtitle.endswith("random weights")
     assert FRONT_HEADING not in [column.label for column in report.settings.columns]
 
 
@@ -176,9 +236,9 @@ def test_one_setting_and_answers_without_times_make_a_page(tmp_path: Path) -> No
     report = report_of(analyse([write(tmp_path, result(setting(), samples))]))
     reasons = {each.name: " ".join(each.reasons) for each in report.sections}
     assert "answered in batches" in reasons["e1"] and "one setting" in reasons["e2"] and "no sample" in reasons["e3"]
-    assert [*report.statements] == [
-        "Conclusion: no setting is named: one setting was measured; a choice needs two or more."
-    ]
+    (headline,) = report.headlines
+    assert headline.word == "no setting"
+    assert headline.sentence == "no setting is named: one setting was measured; a choice needs two or more"
 
 
 def test_no_text_of_results_is_markup(report: Report) -> None:
@@ -253,14 +313,14 @@ def test_the_estimator_s_pictures() -> None:
         totals={},
         after_vision={},
     )
-    linear, logs, forest, estimator, noise = plotly_of(errors_chart(found).panels[0]).data
+    linear, logs, forest, estimator, noise, _aim = plotly_of(errors_chart(found).panels[0]).data
     assert (estimator.x, forest.x, logs.x, linear.x, noise.x) == ((4.0,), (5.0,), (6.0,), (10.0,), (2.0,))
     (predicted,) = predicted_chart(samples, found).panels
     assert "4.0 % off by setting, 8.0 % by request; 90 % of the requests" in predicted.note
     rings = plotly_of(predicted).data[-1]
     assert len(rings.x) == 27 and set(rings.y) == {10.0}
     curve = [GuardrailCounts(0.0, 20, 10, 2, 9, 1, 0.2, 1 / 9), GuardrailCounts(0.5, 20, 0, 0, 9, 9, None, 1.0)]
-    broken, wasted = plotly_of(guardrail_chart(curve).panels[0]).data
+    broken, wasted, _aim = plotly_of(guardrail_chart(curve).panels[0]).data
     assert (broken.x, broken.y) == ((0.0,), (20.0,)) and (wasted.x, wasted.y) == ((0.0, 50.0), (11.1111, 100.0))
     assert "2 of 10 admitted were over budget" in broken.hovertext[0]
 
@@ -274,8 +334,40 @@ def test_measured_and_estimated_energies_are_not_compared_with_each_other() -> N
             "energy_kind": ["measured", "estimated", None, "measured", "estimated"],
         }
     )
-    assert list(_energy(frame)) == [
+    assert list(energy_findings(frame)) == [
         "Energy (measured): from 1 J an output token (t d) to 3 J (t a).",
         "Energy (estimated): from 0.25 J an output token (t b) to 0.5 J (t e).",
     ]
-    assert list(_energy(frame.iloc[2:3])) == []
+    assert list(energy_findings(frame.iloc[2:3])) == []
+
+
+def test_commands_are_knobprof_s_without_folders_of_the_machine() -> None:
+    assert shared_command(
+        "python /home/me/.venv/bin/knobprof profile --output_dir /data/mine/run1 --tier_list low"
+    ) == ("knobprof profile --output_dir run1 --tier_list low")
+    assert shared_command("python3 core_exp/acc_lat_profiling.py --data_file /d/c.jsonl") == (
+        "python3 core_exp/acc_lat_profiling.py --data_file c.jsonl"
+    )
+    assert shared_command("/usr/bin/python -m experiments.core_exp.acc_lat_profiling --data_file=/d/c.jsonl") == (
+        "python -m experiments.core_exp.acc_lat_profiling --data_file=c.jsonl"
+    )
+    # A word with a space is one path; a path within a word is no folder of the machine.
+    assert shared_command("python a.py '/my data/c d.jsonl' --prompt 'yes /or/no {question}'") == (
+        "python a.py 'c d.jsonl' --prompt 'yes /or/no {question}'"
+    )
+    assert without_folders("the folder /data/mine/run1 is there; and/or https://a.b/c/d") == (
+        "the folder run1 is there; and/or https://a.b/c/d"
+    )
+    assert without_folders(HOSTILE) == HOSTILE
+
+
+def test_a_budget_is_a_line_in_fronts_by_latency_and_opens_the_guardrail(tmp_path: Path) -> None:
+    found = analyse([reported_folder(tmp_path, num_settings=12)])
+    plain, asked = report_of(found), report_of(found, budget_ms=250)
+    for report, count in ((plain, 0), (asked, 1)):
+        (panel,) = [each.panel for each in report.fronts if each.cost == "mean ms"]
+        assert panel is not None
+        assert sum(isinstance(mark, Rule) and mark.at == 250 for mark in panel.marks) == count
+        charts = {chart.name for chart in report.sections[-1].charts}
+        assert ("e3_guardrail" in charts) == bool(count) and "e3_errors" in charts
+        assert any("budget" in each for each in report.sections[-1].findings) == bool(count)

@@ -14,7 +14,7 @@ from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
-from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.interface import Answer
 from experiment_core_utils.tasks.registry import REFERENCE_TASKS, get_metric
@@ -32,7 +32,9 @@ from experiments.reference_model.evaluation import (
     accuracy_of,
     answer_pictures,
     best_constant,
+    is_picture_model,
 )
+from tests.scripted.opaque_model import OpaqueModel
 
 EM = get_metric("em")
 ANY_SETTING = Setting.of(vision=tier_target("high"), top_k=8, num_active_blocks=RunningBlocks.of(tuple(range(16))))
@@ -62,6 +64,15 @@ def test_sharing_a_picture_and_drafting_do_not_change_the_answers(tiny_checkpoin
         run = run_staged(staged, staged.to_device(request.inputs), task.max_new_tokens)
         assert answered.answer.prediction == staged.decode_text(run.token_ids)
         assert answered.answer.image_id == f"{task.pictures}validation-0-000002"
+
+
+def test_engines_and_models_without_a_processor_are_refused(tiny_checkpoint: Path) -> None:
+    model = MolmoeForConditionalGeneration.from_pretrained(tiny_checkpoint, dtype=torch.float32).eval()
+    processor = MolmoeProcessor.from_pretrained(tiny_checkpoint)
+    staged = MolmoeStagedModel("tiny", model, processor, "graph")
+    assert is_picture_model(staged) and not is_picture_model(OpaqueModel())
+    with pytest.raises(ConfigurationError, match="by its .* engine, .* load the model with --execution eager"):
+        next(answer_pictures(staged, [], [0], []))
 
 
 def test_a_good_draft_gives_the_same_answer_as_a_bad_one() -> None:

@@ -5,6 +5,7 @@ import pytest
 from experiments.analyses.charts.chart import (
     Axis,
     Band,
+    Bars,
     Chart,
     Dots,
     Line,
@@ -36,15 +37,26 @@ PANEL = Panel(
 
 def test_a_panel_for_the_page() -> None:
     figure = plotly_of(PANEL)
-    dots, line, band = figure.data
+    dots, line, band, rule = figure.data
     # Texts are escaped, because plotly reads tags.
     assert dots.name == "a&lt;b" and dots.hovertext == ("<b>x&lt;y</b><br>1 &amp; 2", "<b>z</b>")
     # The second interval does not hold its value: no whisker points below it.
     assert dots.error_y.array == (0.25, 1.0) and dots.error_y.arrayminus == (0.5, 0.0)
     assert line.line.shape == "hv" and band.y == (1.0, 1.0, 3.0, 2.0) and band.fillcolor == "rgba(0,114,178,0.2)"
     assert figure.layout.xaxis.range == (0.0, 2.0) and figure.layout.yaxis.range == (8, 0)
-    rule, note = figure.layout.annotations
-    assert rule.text == "aim" and (note.x, note.y) == (1.0, 2.0)
+    # The name of a line across the panel is in the legend, where it is not cut.
+    assert rule.name == "aim" and rule.x == (None,)
+    (note,) = figure.layout.annotations
+    assert (note.x, note.y) == (1.0, 2.0)
+    # "p" is to the right of its mark: 1 is in the left half of 1 to 100.
+    assert dots.textposition == ("top right", "top right")
+
+
+def test_numbers_of_bars_stand_behind_them_where_no_other_bar_does() -> None:
+    axes = Axis(), Axis()
+    alone = plotly_of(Panel("", *axes, [Bars([0], [1.8], BLUE, labels=["1.8 %"])])).data[0]
+    stacked = plotly_of(Panel("", *axes, [Bars([0], [1.8], BLUE, labels=["1.8 %"], starts=[3.0])])).data[0]
+    assert (alone.textposition, alone.cliponaxis, stacked.textposition) == ("outside", False, "inside")
 
 
 def test_the_same_panel_for_a_file() -> None:

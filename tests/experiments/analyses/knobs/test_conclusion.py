@@ -1,5 +1,7 @@
 """E2's conclusion of one grid."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -177,3 +179,41 @@ def test_settings_without_times_have_the_reason_alone() -> None:
     (line,) = conclude(analysed(made)).lines
     assert line.startswith("conclusion: no setting is named: no setting has a sample with a time")
     assert front_words(analysed(made)) == {}
+
+
+def test_accuracy_changes_are_also_by_type_and_hold_together_for_all() -> None:
+    """40 samples of three types: of `reading` all are right with `high` and none with `low`; 30 of the 40 of `facts`
+    are right with top-k 2 alone; `colour` has the same answers everywhere. Types and knobs are a family of 3 x 2."""
+    types = ("reading",) * 40 + ("facts",) * 40 + ("colour",) * 40
+    reading, facts = np.array([[0.0], [0.0], [1.0], [1.0]]), np.array([[0.0], [1.0], [0.0], [1.0]])
+    by_facts = np.hstack([np.repeat(facts, 30, axis=1), np.zeros((4, 10))])
+    scores = np.hstack([np.repeat(reading, 40, axis=1), by_facts, np.ones((4, 40))])
+    times = np.outer((100.0, 110.0, 200.0, 210.0), np.linspace(0.95, 1.05, 120))
+    made = replace(grid(POINTS, scores, times), question_types=types)
+    vision, top_k = conclude(analysed(made)).changes
+    assert [(each.question_type, each.num_samples) for each in vision.by_type] == [
+        ("colour", 40), ("facts", 40), ("reading", 40)
+    ]  # fmt: skip
+    assert [each.accuracy for each in vision.by_type] == pytest.approx([0.0, 0.0, 1.0])
+    assert [each.accuracy_word for each in vision.by_type] == ["can't tell", "can't tell", "yes"]
+    assert vision.most_in == vision.by_type[2]
+    assert top_k.most_in is not None and top_k.most_in.question_type == "facts"
+    assert top_k.most_in.accuracy == pytest.approx(0.75)
+    low, high = top_k.most_in.accuracy_ci95 or (0.0, 0.0)
+    # (30 x 0.25^2 + 10 x 0.75^2 + 4)^(1/2) / 40 x (40 / 39)^(1/2) = 0.086, and Student's t of 0.05 / 12 above: 2.78.
+    assert 0.75 - low == pytest.approx(high - 0.75, abs=1e-9) or high == 1.0
+    assert 2.78 * 0.086 < 0.75 - low < 3.5 * 0.086
+
+
+def test_too_few_samples_of_a_type_and_an_incomplete_grid_show_nothing_by_type() -> None:
+    made = replace(four_settings(12, (0.5, 0.5, 1.0, 1.0), (100.0, 110.0, 200.0, 210.0)), question_types=("a", "b") * 6)
+    vision, _ = conclude(analysed(made)).changes
+    # Three more right of six: no six pictures decide among four changes.
+    assert [each.accuracy_word for each in vision.by_type] == ["can't tell", "can't tell"] and vision.most_in is None
+    three = replace(
+        made, points=made.points[:3], scores=made.scores[:3], total_ms=made.total_ms[:3], log_times=made.log_times[:3],
+        energy_j=made.energy_j[:3], flops=made.flops[:3],
+    )  # fmt: skip
+    assert all(each.by_type == () for each in conclude(analysed(three)).changes)
+    alone = replace(made, question_types=("a",) * 12)
+    assert all(each.by_type == () for each in conclude(analysed(alone)).changes)

@@ -17,7 +17,6 @@ from experiments.analyses.knobs.grid import (
     levels_of,
     load_study,
     mean_log_time,
-    request_flops,
 )
 from experiments.analyses.knobs.records import TaskAnalysis, caveats_of
 from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance
@@ -72,10 +71,10 @@ def test_operations_of_a_request_are_those_of_its_stages() -> None:
     sample = SampleResult.model_construct(
         vision_flops=100, prefill_flops=10, decode_flops_per_token=2.0, output_tokens=4
     )
-    assert request_flops(sample) == 116.0
+    assert sample.request_flops == 116.0
     alone = sample.with_keys(vision_flops=None, decode_flops_per_token=None, output_tokens=1)
-    assert request_flops(alone) == 10.0
-    assert request_flops(sample.with_keys(prefill_flops=None)) is None
+    assert alone.request_flops == 10.0
+    assert sample.with_keys(prefill_flops=None).request_flops is None
 
 
 def test_values_of_knobs_are_in_order() -> None:

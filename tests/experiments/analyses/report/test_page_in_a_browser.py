@@ -12,7 +12,7 @@ BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(
     BROWSER is None, reason="no Chromium on this machine; .ci/run installs Debian's where it is root and apt works"
 )
-ROWS = "[...document.querySelectorAll('#settings tbody tr')]"
+ROWS = "[...document.querySelectorAll('#columns tbody tr')]"
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def column(page: Page, name: str) -> list[str]:
 
 
 def headings(page: Page) -> list[str]:
-    return list(page.run("[...document.querySelectorAll('#settings th')].map(each => each.textContent)"))
+    return list(page.run("[...document.querySelectorAll('#columns th')].map(each => each.textContent)"))
 
 
 def centre(page: Page, element: str) -> tuple[float, float]:
@@ -43,14 +43,21 @@ def centre(page: Page, element: str) -> tuple[float, float]:
 
 
 def heading(page: Page, name: str) -> str:
-    return f"document.querySelectorAll('#settings th button')[{headings(page).index(name)}]"
+    return f"document.querySelectorAll('#columns th button')[{headings(page).index(name)}]"
 
 
 def test_it_loads_without_a_complaint_and_asks_for_nothing(page: Page) -> None:
     assert page.problems() == []
     assert [url.rpartition("/")[2] for url in page.requested()] == ["report.html"]
     drawn = page.run("document.querySelectorAll('.plot:has(.main-svg)').length")
-    assert drawn == page.run("document.querySelectorAll('[data-plot]').length") and drawn >= 15
+    assert drawn == page.run("document.querySelectorAll('.plot:not(details *)').length") and drawn >= 15
+
+
+def test_folded_pictures_are_drawn_where_they_are_opened(page: Page) -> None:
+    page.run("document.querySelector('details.fold').open = true, 0")
+    page.wait("[...document.querySelectorAll('.fold .plot')].every(each => each.querySelector('.main-svg'))")
+    assert page.run("document.querySelectorAll('.fold .plot').length") >= 2
+    page.run("document.querySelector('details.fold').open = false, 0")
 
 
 def test_texts_of_results_stay_texts(page: Page) -> None:
@@ -88,7 +95,7 @@ def test_rows_without_a_value_stay_last(page: Page) -> None:
 
 
 def test_a_hover_names_the_setting(page: Page) -> None:
-    plot = "document.querySelector('[data-plot=\"e2_front_latency_mean-0\"]')"
+    plot = "document.querySelector('[data-plot=\"front-0-latency_mean\"]')"
     x, y = centre(page, f"{plot}.querySelectorAll('.scatterlayer .point')[0]")
     page.move_mouse(x - 3, y)
     page.move_mouse(x, y)
@@ -110,19 +117,18 @@ def test_nothing_reaches_over_the_edge_of_a_narrow_window(page: Page) -> None:
     page.wait("window.innerWidth === 800")
     page.wait("document.documentElement.scrollWidth <= 800")
     page.wait("[...document.querySelectorAll('.plot')].every(each => "
-              "each.querySelector('.main-svg').getBoundingClientRect().right <= 800)")  # fmt: skip
+              "!each.clientWidth || each.querySelector('.main-svg').getBoundingClientRect().right <= 800)")  # fmt: skip
     page.call("Emulation.clearDeviceMetricsOverride")
 
 
 def test_titles_of_axes_are_whole_on_a_telephone(page: Page) -> None:
     wide = page.run("document.querySelectorAll('.plot .xtitle tspan').length")
     page.call("Emulation.setDeviceMetricsOverride", width=400, height=900, deviceScaleFactor=1, mobile=True)
-    page.wait("window.innerWidth === 400")
+    page.wait(f"document.querySelectorAll('.plot .xtitle tspan').length > {wide}")
     # Longer ones are in several lines, each of them within the plot.
     page.wait("[...document.querySelectorAll('.plot')].every(each => { const own = each.getBoundingClientRect();"
               "const title = each.querySelector('.xtitle')?.getBoundingClientRect();"
               "return !title || (title.left >= own.left && title.right <= own.right); })")  # fmt: skip
-    assert page.run("document.querySelectorAll('.plot .xtitle tspan').length") > wide
     page.call("Emulation.clearDeviceMetricsOverride")
     page.wait(f"document.querySelectorAll('.plot .xtitle tspan').length === {wide}")
 
@@ -135,8 +141,8 @@ def test_a_dark_scheme_has_light_text(page: Page) -> None:
 
 
 def test_a_table_that_is_cut_says_so_until_it_is_scrolled_to_its_end(page: Page) -> None:
-    box = "document.querySelector('#settings .scroll')"
-    hint = "getComputedStyle(document.querySelector('#settings .sideways')).display"
+    box = "document.querySelector('#columns .scroll')"
+    hint = "getComputedStyle(document.querySelector('#columns .sideways')).display"
     page.run(f"{box}.style.width = '300px', dispatchEvent(new Event('resize')), 0")
     assert page.run(f"{box}.classList.contains('cut')") and page.run(hint) == "inline"
     page.run(f"{box}.scrollLeft = {box}.scrollWidth, 0")
@@ -144,3 +150,45 @@ def test_a_table_that_is_cut_says_so_until_it_is_scrolled_to_its_end(page: Page)
     page.run(f"{box}.scrollLeft = 0, {box}.style.width = '5000px', dispatchEvent(new Event('resize')), 0")
     assert not page.run(f"{box}.classList.contains('cut')") and page.run(hint) == "none"
     page.run(f"{box}.style.width = '', dispatchEvent(new Event('resize')), 0")
+
+
+FRONT = "document.querySelector('#front .plot')"
+
+
+def test_cost_and_axis_of_the_front_are_chosen_by_buttons(page: Page) -> None:
+    title = "document.querySelector('#front .xtitle').textContent"
+    assert page.run(title) == "mean end-to-end latency (ms)"
+    page.click(*centre(page, "document.querySelector('#front [value=FLOPs]')"))
+    page.wait(f"{title} === 'mean operations of a request (GFLOP)'")
+    page.click(*centre(page, "document.querySelector('#front [value=log]')"))
+    page.wait(f"{FRONT}.layout.xaxis.type === 'log'")
+    # A cost without a front says why, in place of the picture.
+    page.click(*centre(page, "document.querySelector('#front [value=energy]')"))
+    page.wait(f"{FRONT}.hidden")
+    assert page.run("document.querySelector('#front figcaption:not([hidden])').textContent").startswith("No picture by")
+    page.click(*centre(page, "document.querySelector('#front [value=\"mean ms\"]')"))
+    page.click(*centre(page, "document.querySelector('#front [value=zero]')"))
+    page.wait(f"!{FRONT}.hidden && {FRONT}.layout.xaxis.type === 'linear'")
+
+
+def test_samples_are_filtered(page: Page) -> None:
+    """The low tier has half of the points, so that no sample is right at its settings."""
+    shown = "document.querySelectorAll('#samples article:not([hidden])').length"
+    assert page.run(shown) == 4
+    page.click(*centre(page, "document.querySelector('#samples [value=wrong]')"))
+    page.run("(select => { select.value = '11'; select.dispatchEvent(new Event('change')); })"
+             "(document.querySelector('#samples select')), 0")  # fmt: skip
+    page.wait(f"{shown} === 0")
+    page.click(*centre(page, "document.querySelector('#samples [value=all]')"))
+    page.wait(f"{shown} === 4")
+    assert page.run("document.querySelectorAll('#samples li.chosen').length") == 4
+
+
+def test_names_stand_above_bars_on_a_telephone(page: Page) -> None:
+    bars = "document.querySelector('[data-plot=\"e1_settings-0\"]')"
+    page.call("Emulation.setDeviceMetricsOverride", width=390, height=900, deviceScaleFactor=1, mobile=True)
+    page.wait(f"{bars}.layout.yaxis.showticklabels === false")
+    # The bars have most of the window's width.
+    page.wait(f"{bars}.querySelector('.nsewdrag').getBoundingClientRect().width > 240")
+    page.call("Emulation.clearDeviceMetricsOverride")
+    page.wait(f"{bars}.layout.yaxis.showticklabels !== false")

@@ -17,7 +17,7 @@ from experiment_core_utils.tasks.registry import load_data_file, load_task
 from experiments.analyses.report.analyses import analyse
 from experiments.analyses.report.content import report_of
 from experiments.analyses.report.page import page_of
-from experiments.analyses.report.samples import Pictures, chosen_samples, sample_section
+from experiments.analyses.report.samples import Pictures, _by_id, chosen_ids, sample_section
 from experiments.analyses.sweeps import load_sweep
 from tests.experiments.hand_made_sweep import reference, result, setting, write
 from tests.hand_made_records import measured_sample
@@ -29,49 +29,41 @@ def content(*predictions: str) -> list[Any]:
     return [measured_sample(at, prediction=text) for at, text in enumerate(predictions)]
 
 
-def test_a_few_right_and_wrong_ones_are_chosen_lowest_scores_first() -> None:
-    found = result(setting(), content("1", "0.5", "1", "1", "0", "none", "1", "1", "0.25", "0", "0.5"))
-    right, wrong = chosen_samples(SettingResult.from_content(found, "a file"))
-    # Right are 0, 2, 3, 6, 7; wrong, by score, 4, 9, 8, 1, 10; each evenly.
-    assert [each.sample_id for each in (*right, *wrong)] == [0, 3, 7, 4, 8, 10]
-
-
-def test_they_are_of_the_reference_beside_what_other_settings_answered(tmp_path: Path) -> None:
+def test_those_that_settings_differ_in_are_chosen_first(tmp_path: Path) -> None:
+    """Of ids 0 to 9, 0 and 5 differ, 1 and 2 are wrong everywhere, the others right everywhere."""
     folder = write(
-        tmp_path, result(setting("low"), content("1", "1", "0")), result(setting("high"), content("0", "1", "0")),
-        reference(content("1", "0", "0")),
+        tmp_path, result(setting("low"), content(*"0001111111")), result(setting("high"), content(*"1001101111"))
     )  # fmt: skip
-    first, second, third = sample_section(load_sweep(folder).settings).samples
-    assert (first.verdict, first.is_right) == ("right: read_off 1.000 of 1", True)
-    assert first.title == "signs, sample 0, own_topk4_blocks4"
-    facts = dict(first.facts)
-    assert facts["question"] == "what?" and facts["reference"] == "stop"
-    assert facts["other settings"] == "right at 1 of 2; wrong at tier-high_topk2_blocks3"
-    assert dict(second.facts)["other settings"] == (
-        "right at 2 of 2; right at tier-low_topk2_blocks3, tier-high_topk2_blocks3"
-    )
-    assert dict(third.facts)["other settings"] == "right at 0 of 2"
+    samples = _by_id(load_sweep(folder).settings)
+    # Half of 4 differ, half of what is left is wrong.
+    assert chosen_ids(samples, 1.0, 4) == [0, 5, 1, 3]
+    assert chosen_ids(samples, 1.0, 8) == [0, 5, 1, 2, 3, 6, 7, 9]
+    # Samples of a kind that is not there leave their room to others.
+    assert chosen_ids({at: samples[at] for at in (3, 4, 6)}, 1.0, 2) == [3, 6]
+
+
+def test_each_answer_is_beside_the_settings_that_gave_it(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path, result(setting("low"), content("1", "1", "none")), result(setting("high"), content("0", "1", "none")),
+        reference(content("1", "0", "none")),
+    )  # fmt: skip
+    found = sample_section(load_sweep(folder).settings)
+    assert found.intro == "2 of 3 samples, those that settings differ in first."
+    assert found.settings == ["tier-low_topk2_blocks3", "tier-high_topk2_blocks3", "own_topk4_blocks4"]
+    first, second = found.samples
+    assert (first.title, first.question, first.reference) == ("signs, sample 0", "what?", "stop")
+    assert first.verdict == "right at 2 of 3 settings" and first.differs and first.wrong == [1]
+    right, wrong = first.answers
+    assert (right.text, right.is_right, right.settings) == ("1", True, "low k2 b3, own k4 b4 (reference)")
+    assert (wrong.text, wrong.is_right, wrong.score, wrong.numbers) == ("0", False, "0 of 1", [1])
+    assert second.verdict == "right at 2 of 3 settings" and second.wrong == [2]
     assert first.picture is None and first.no_picture_reason == "the data of signs are not read again for a page"
 
 
-def test_without_the_reference_they_are_of_the_most_accurate_setting(tmp_path: Path) -> None:
-    folder = write(tmp_path, result(setting("low"), content("0", "0")), result(setting("high"), content("0", "1")))
-    assert {each.title.rpartition(" ")[2] for each in sample_section(load_sweep(folder).settings).samples} == {
-        "tier-high_topk2_blocks3"
-    }
-
-
-def test_wrong_ones_are_of_the_least_accurate_setting_where_the_reference_has_none(tmp_path: Path) -> None:
-    settings = [result(setting(tier), content(*answers)) for tier, answers in (("low", "010"), ("high", "111"))]
-    folder = write(tmp_path, *settings, reference(content("1", "1", "1")))
-    shown = sample_section(load_sweep(folder).settings).samples
-    assert [each.is_right for each in shown] == [True] * 3 + [False] * 2
-    assert [each.title.partition("sample ")[2] for each in shown[2:]] == [
-        "2, own_topk4_blocks4", "0, tier-low_topk2_blocks3", "2, tier-low_topk2_blocks3"
-    ]  # fmt: skip
-    assert dict(shown[-1].facts)["other settings"] == (
-        "right at 2 of 2; right at tier-high_topk2_blocks3, own_topk4_blocks4"
-    )
+def test_an_answer_of_all_settings_names_none(tmp_path: Path) -> None:
+    folder = write(tmp_path, result(setting("low"), content("1")), result(setting("high"), content("1")))
+    (shown,) = sample_section(load_sweep(folder).settings).samples
+    assert [each.settings for each in shown.answers] == ["all settings"] and not shown.differs and shown.wrong == []
 
 
 def described(name: str, split: str, command: str = "knobprof profile") -> Provenance:
@@ -94,7 +86,7 @@ def test_a_generated_picture_is_made_again_and_must_be_the_one_that_was_measured
     uri, reason = pictures.of(stored(sample.picture_sha256))
     assert reason is None and sample.image is not None
     shown = pixels(uri).convert("RGB")
-    assert max(shown.size) <= 320
+    assert max(shown.size) <= 240
     # Of a lossy copy the mean colour is the same.
     one, other = (np.asarray(each.convert("RGB"), dtype=float).mean(axis=(0, 1)) for each in (shown, sample.image))
     assert one == pytest.approx(other, abs=4)
@@ -113,7 +105,7 @@ def test_pictures_of_own_data_are_read_by_the_flags_of_the_run(tmp_path: Path) -
     command = shlex.join(["python", "acc_lat_profiling.py", "--data_file", str(table), "--num_samples", "2"])
     pictures = Pictures(described("rows", "all", command))
     uri, reason = pictures.of(stored(digest))
-    assert reason is None and pixels(uri).size == (320, 240)
+    assert reason is None and pixels(uri).size == (240, 180)
     # Another file is no picture of this run, and a result without a digest cannot show that it is.
     assert pictures.of(stored(None))[0] is None
     Image.new("RGB", (640, 480), (30, 30, 200)).save(tmp_path / "own data" / "red.png")
