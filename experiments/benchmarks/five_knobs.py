@@ -251,7 +251,7 @@ class Baselines:
         """Label, key whose time it has, accuracy and colour of what the picture shows."""
         sets = [("", FEWER, float(each.mean()), COLOURS["blocks"]) for each in self.blocks]
         random = ("at random", HALF, float(self.kept["random"].mean()), COLOURS["kept image tokens"])
-        return [random, *sets, ("by DivPrune", HALF, float(self.kept["divprune"].mean()), BLACK)]
+        return [random, *sets, ("by DivPrune (time of even tokens)", HALF, float(self.kept["divprune"].mean()), BLACK)]
 
 
 def _scores(folder: Path) -> Scores:
