@@ -242,7 +242,7 @@ def test_predict_prints_the_setting_and_whether_it_fits(tmp_path: Path, capsys):
             100,
             "100 % tier-low_topk4_blocks12; 125.0 ms by mean, 25.0 ms (25.0 %) over the budget; no mixture",
         ),
-        ("stream", {"max_late": 0.1}, 150, "tier-low_topk4_blocks12; 25 % late, --max_late is 10 %; no mixture"),
+        ("stream", {"max_late": 0.1}, 150, "tier-low_topk4_blocks12; 25.0 % late, --max_late is 10.0 %; no mixture"),
     ],
 )
 def test_no_setting_over_the_budget_is_named_without_saying_so(tmp_path: Path, capsys, method, more, budget_ms, said):
