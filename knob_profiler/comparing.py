@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiment_core_utils.primitives.notebook_html import ABSENT, block, listed, paragraph, table
+from experiment_core_utils.primitives.notebook_html import block, listed, paragraph, table
+from experiment_core_utils.primitives.texts import ABSENT
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.comparison_page import RECORD_UNITS, SHOWN_UNITS, chart_of
 from experiments.analyses.two_runs import RunComparison, RunDifference, Verdict

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiment_core_utils.primitives.notebook_html import ABSENT, paragraph, table
+from experiment_core_utils.primitives.notebook_html import paragraph, table
+from experiment_core_utils.primitives.texts import ABSENT
 from experiment_core_utils.records.conclusion import VERDICT_LEGEND
 from experiments.analyses.knobs.conclusion import conclude, front_words, mean_latency_front
 from experiments.analyses.knobs.grid import TaskGrid

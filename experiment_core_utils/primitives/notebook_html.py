@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from experiment_core_utils.primitives.texts import ABSENT
+
 BLUE, GREY = "#2f86c5", "#8a8a8a"
 STYLE = (
     "<style>.knobprof{max-width:1100px;font-variant-numeric:tabular-nums}"
@@ -19,7 +21,6 @@ STYLE = (
     ".knobprof :is(th,td).text{text-align:left}.knobprof .wrap{white-space:normal}"
     ".knobprof .quiet{opacity:.75;font-size:12px}.knobprof svg{max-width:100%;height:auto}</style>"
 )
-ABSENT = "–"
 
 
 def block(*parts: str) -> str:

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+# In a cell, of what was not measured or does not apply.
+ABSENT = "–"
+
 _MOST_SHOWN = 200
 
 

@@ -13,6 +13,7 @@ from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
 from experiment_core_utils.l_results_csv_cleaning import further_knobs
 from experiment_core_utils.primitives.statistics import mean_of
+from experiment_core_utils.primitives.texts import ABSENT
 from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.conclusion import VERDICT_LEGEND
 from experiment_core_utils.records.setting_result import (
@@ -30,8 +31,6 @@ from experiment_core_utils.tasks.sampling import few_samples_caveats
 FRONT_HEADING = "front by mean"
 # Of a column with the total time of each setting as a fraction of that of the model as it is.
 REFERENCE_HEADING = "of reference"
-# In a cell, of what was not measured or does not apply.
-ABSENT = "–"
 # Before joules that no meter read.
 ESTIMATED = "~"
 

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 from experiment_core_utils.primitives.statistics import bounded_mean_interval, describe, mean_of
+from experiment_core_utils.primitives.texts import ABSENT
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.sample_runs import SettingAtWork
 from experiment_core_utils.tasks.interface import Metric, answer_of
-
-_ABSENT = "–"
 
 
 class LiveTable:
@@ -40,7 +39,7 @@ class LiveTable:
 
     def _accuracy(self, key: str, samples: Sequence[MeasuredSample]) -> str:
         if not self._metric.scores_each_answer or getattr(self._metric, "runs_foreign_code", False):
-            return _ABSENT
+            return ABSENT
         for sample in samples:
             if (key, sample.sample_id) not in self._scores:
                 (score,) = self._metric.score([answer_of(sample)]).scores
@@ -50,7 +49,7 @@ class LiveTable:
         pictures = [picture for value, picture in scores if value is not None]
         mean, interval = mean_of(values), bounded_mean_interval(values, pictures, self._metric.best)
         if mean is None or interval is None:
-            return _ABSENT
+            return ABSENT
         return f"{mean:.3f} [{interval[0]:.2f}, {interval[1]:.2f}]"
 
 
@@ -59,7 +58,7 @@ def _time(samples: Sequence[MeasuredSample]) -> str:
     runs = [(1e3 * run.total_s, each.image_id, 1 / len(each.runs)) for each in samples for run in each.runs]
     spread = describe(*zip(*runs, strict=True)) if runs else None
     if spread is None:
-        return _ABSENT
+        return ABSENT
     if spread.ci_low is None or spread.ci_high is None:
         return f"{spread.mean:.1f}"
     return f"{spread.mean:.1f} [{max(spread.ci_low, 0.0):.1f}, {spread.ci_high:.1f}]"

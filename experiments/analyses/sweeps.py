@@ -20,8 +20,6 @@ from experiment_core_utils.l_results_csv_cleaning import (
     setting_key,
     typed,
 )
-from experiment_core_utils.l_results_csv_cleaning import SHARE_OF_REFERENCE as SHARE_OF_REFERENCE
-from experiment_core_utils.l_results_csv_cleaning import drift_ratios as drift_ratios
 from experiment_core_utils.l_results_csv_cleaning import settings_frame as table_of_settings
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused

@@ -20,8 +20,8 @@ from experiment_core_utils.config.command_line import OneLineParser, add_knob_mo
 from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import check_writable, write_text_atomically
+from experiment_core_utils.primitives.texts import ABSENT
 from experiment_core_utils.primitives.units import check_within
-from experiment_core_utils.saved_results.terminal import ABSENT
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.comparison_page import UNITS, chart_of, require_plotly, write_comparison_page
 from experiments.analyses.files import AnalysisFiles, json_text

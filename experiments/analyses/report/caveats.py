@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from experiment_core_utils.l_results_csv_cleaning import drift_ratios
 from experiment_core_utils.records.caveats import ANSWER_KINDS, Caveat
 from experiments.analyses.knobs.records import caveats_of as front_caveats
 from experiments.analyses.report.analyses import Analyses
 from experiments.analyses.report.parts import CaveatGroup, ReportCaveat
-from experiments.analyses.sweeps import StoredSetting, drift_ratios
+from experiments.analyses.sweeps import StoredSetting
 
 # Kinds of the caveats of single settings, and what they say together.
 OF_SINGLE_SETTINGS = {

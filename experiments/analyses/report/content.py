@@ -12,6 +12,7 @@ import pandas as pd
 
 from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.l_results_csv_cleaning import SHARE_OF_REFERENCE
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.records.conclusion import VERDICT_LEGEND, WORDS
 from experiment_core_utils.saved_results.terminal import FRONT_HEADING, REFERENCE_HEADING
@@ -24,7 +25,7 @@ from experiments.analyses.report.findings import headlines
 from experiments.analyses.report.parts import Column, FrontPicture, Report, ReportTable, Section, Value
 from experiments.analyses.report.samples import sample_section
 from experiments.analyses.report.sections import estimator_section, front_pictures, knob_section, stage_section
-from experiments.analyses.sweeps import SHARE_OF_REFERENCE, Sweep
+from experiments.analyses.sweeps import Sweep
 
 ABSENT = Value(None, None)
 # Heading, meaning, column of the settings' frame, factor, decimals.
