@@ -242,7 +242,8 @@ def test_the_model_as_it_is_is_measured_beside_the_grid(tiny_checkpoint: Path, t
         )
     table = pd.read_csv(tmp_path / "reference-vqa_settings.csv")
     assert table.columns.tolist().index("in_grid") == table.columns.tolist().index("is_reference") + 1
-    assert table.columns[-3:].tolist() == ["protocol_version", "experiment_id", "file"]
+    assert table.columns[-3:].tolist() == ["T_total_share_of_reference", "experiment_id", "file"]
+    assert table["T_total_share_of_reference"].iloc[1] == 1
     assert table[["setting", "is_reference", "in_grid"]].to_numpy().tolist() == [
         ["tier-low_topk2_blocks3", False, True], ["own_topk4_blocks4", True, False]
     ]  # fmt: skip

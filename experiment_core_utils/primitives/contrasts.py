@@ -280,6 +280,16 @@ class ScoreContrasts(_Contrasts):
         lows = -self._differences(than) - self.critical(confidence) * self.errors(than)
         return np.asarray((lows > -margin * self.best) | (np.arange(len(lows)) == than))
 
+    def word_not_worse(self, one: int, than: int) -> Word:
+        """How sure it is that a setting is less than ACCURACY_MARGIN worse than another."""
+        sure, likely = (self.interval(one, than, level) for level in (CONFIDENCE, LIKELY))
+        if sure is None or likely is None:
+            return "can't tell"
+        limit = -ACCURACY_MARGIN * self.best
+        if sure[0] > limit:
+            return "yes"
+        return "no" if sure[1] < limit else "likely" if likely[0] > limit else "can't tell"
+
 
 def word_of(p_value: float, opposite: float) -> Word:
     """The word of a claim with this adjusted p-value, of which the opposite claim has `opposite`."""

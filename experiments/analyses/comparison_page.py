@@ -12,8 +12,7 @@ from experiments.analyses.charts.chart import Band, Chart, Panel
 from experiments.analyses.charts.run_charts import runs_chart
 from experiments.analyses.charts.style import QUIET, joined_caption, setup_of
 from experiments.analyses.report.content import without_folders
-from experiments.analyses.report.page import HERE as REPORT
-from experiments.analyses.report.page import pages, policy, script_safe, write_page
+from experiments.analyses.report.page import rendered, write_page
 from experiments.analyses.two_runs import Quantity, RunComparison, RunDifference
 
 HERE = Path(__file__).parent
@@ -72,33 +71,23 @@ def write_comparison_page(found: RunComparison, output: Path) -> None:
 def comparison_page(found: RunComparison) -> str:
     """The text of the page; raises ConfigurationError where plotly, which draws the picture, is not installed."""
     with package_of_extra("plotly", "report"):
-        from plotly.offline import get_plotlyjs
-
         from experiments.analyses.charts.plotly_charts import plotly_of
     found = _without_folders(found)
-    script, library, panel = (REPORT / "page.js").read_text(encoding="utf-8"), get_plotlyjs(), picture_of(found)
+    panel = picture_of(found)
     columns = [each for each in COLUMNS if any(line.quantity == each for line in found.lines)]
-    return (
-        pages(HERE)
-        .get_template("comparison_page.html")
-        .render(
-            found=found,
-            setups=setups_of(found),
-            columns=[UNITS[each][0] for each in columns],
-            rows=rows_of(found.lines, columns),
-            panel=panel,
-            legend=LEGEND,
-            voided_by=found.voided_by,
-            basis=found.sentences(),
-            caveats=list(
-                dict.fromkeys(each for side in found.sides for run in side for each in run.provenance.caveats)
-            ),
-            policy=policy(library, script),
-            style=(REPORT / "page.css").read_text(encoding="utf-8"),
-            plots=script_safe({} if panel is None else {"comparison": plotly_of(panel).to_plotly_json()}),
-            library=library,
-            script=script,
-        )
+    return rendered(
+        "comparison_page.html",
+        {} if panel is None else {"comparison": plotly_of(panel).to_plotly_json()},
+        HERE,
+        found=found,
+        setups=setups_of(found),
+        columns=[UNITS[each][0] for each in columns],
+        rows=rows_of(found.lines, columns),
+        panel=panel,
+        legend=LEGEND,
+        voided_by=found.voided_by,
+        basis=found.sentences(),
+        caveats=list(dict.fromkeys(each for side in found.sides for run in side for each in run.provenance.caveats)),
     )
 
 

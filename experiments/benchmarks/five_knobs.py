@@ -20,9 +20,9 @@ import numpy as np
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN, PairedContrasts, ScoreContrasts, Word
+from experiment_core_utils.primitives.contrasts import PairedContrasts, ScoreContrasts
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.statistics import mean_of
+from experiment_core_utils.primitives.statistics import mean_of, on_front
 from experiment_core_utils.records.setting_result import SettingResult
 from experiments.analyses.charts.style import (
     BLACK,
@@ -177,27 +177,19 @@ def _split(found: tuple[float, float, float] | None) -> tuple[float, tuple[float
     return (float("nan"), None) if found is None else (found[0], found[1:])
 
 
-def not_worse(scores: ScoreContrasts, at: int, than: int) -> Word:
-    """Whether a setting is less accurate than another by less than ACCURACY_MARGIN, all contrasts together."""
-    bounds = scores.interval(at, than)
-    if bounds is None or bounds[0] <= -ACCURACY_MARGIN < bounds[1]:
-        return "can't tell"
-    return "yes" if bounds[0] > -ACCURACY_MARGIN else "no"
-
-
 def _judged(scores: ScoreContrasts, at: int, than: int) -> str:
     """The cells of a difference in accuracy and of its verdict; empty ones of the reference itself."""
     if at == than:
         return "– | –"
     difference = _interval(scores.difference(at, than), scores.interval(at, than), "{:+.3f}")
-    return f"{difference} | {not_worse(scores, at, than)}"
+    return f"{difference} | {scores.word_not_worse(at, than)}"
 
 
 def joint_front(grid: Scores, costs: Costs) -> tuple[list[str], list[str]]:
     """The lines about settings that turn several knobs, and the keys of the front, cheapest first."""
-    accuracy = {key: float(grid.row(key).mean()) for key in costs.keys}
-    order = sorted(costs.keys, key=lambda key: (costs.total_ms[costs.keys.index(key)], -accuracy[key]))
-    front = [key for at, key in enumerate(order) if all(accuracy[key] > accuracy[other] for other in order[:at])]
+    accuracy = np.array([grid.row(key).mean() for key in costs.keys])
+    is_on_front = on_front(costs.total_ms, accuracy)
+    front = [costs.keys[at] for at in np.argsort(costs.total_ms, kind="stable") if is_on_front[at]]
     scores = ScoreContrasts.of(
         np.stack([grid.row(key) for key in costs.keys]), grid.pictures, reference=costs.keys.index(REFERENCE)
     )
@@ -209,7 +201,7 @@ def joint_front(grid: Scores, costs: Costs) -> tuple[list[str], list[str]]:
     for key in front:
         at = costs.keys.index(key)
         lines.append(
-            f"| `{key}` | {accuracy[key]:.3f} | {_judged(scores, at, reference)} | {costs.total_ms[at]:.1f} | "
+            f"| `{key}` | {accuracy[at]:.3f} | {_judged(scores, at, reference)} | {costs.total_ms[at]:.1f} | "
             f"{'1' if at == reference else costs.ratio(key)} |"
         )
     kept = [key for key, is_sure in zip(costs.keys, scores.not_worse(reference), strict=True) if is_sure]

@@ -194,3 +194,10 @@ def test_groups_are_runs_whose_ends_cannot_be_told_apart() -> None:
     assert groups_of_ties([0, 1, 2, 3, 4], apart) == [(0, 1), (1, 2, 3), (4,)]
     assert groups_of_ties([4, 3, 2, 1, 0], apart) == [(4,), (3, 2, 1), (1, 0)]
     assert groups_of_ties([0, 1, 2], np.zeros((3, 3), dtype=bool)) == [(0, 1, 2)] and groups_of_ties([], apart) == []
+
+
+@pytest.mark.parametrize(("right", "word"), [(300, "yes"), (296, "likely"), (294, "can't tell"), (200, "no")])
+def test_a_setting_is_not_worse_where_its_whole_interval_is_above_the_margin(right: int, word: str) -> None:
+    """Of 400 answers 300 are right, of the other's so many of the same."""
+    rows = np.array([np.arange(400) < 300, np.arange(400) < right], dtype=float)
+    assert ScoreContrasts.of(rows, np.arange(400), reference=0).word_not_worse(1, 0) == word

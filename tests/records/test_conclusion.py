@@ -75,7 +75,11 @@ def test_a_knob_names_the_type_in_which_it_surely_matters_most() -> None:
     assert change.most_in == reading
     line = replace(TAKEN, changes=(change,)).lines[1]
     assert line.endswith("accuracy +15.6 points, surely in reading (+30.1 points [+20.0, +40.2])")
-    assert replace(TAKEN, changes=(replace(change, by_type=(larger,)),)).lines[1].endswith("points, by type can't tell")
+    likely = replace(TAKEN, changes=(replace(change, by_type=(larger,)),)).lines[1]
+    assert likely.endswith("accuracy +15.6 points, likely in choice")
+    unknown = replace(larger, accuracy_word="can't tell")
+    none = replace(TAKEN, changes=(replace(change, by_type=(unknown,)),)).lines[1]
+    assert none.endswith("accuracy +15.6 points, by type can't tell")
     # Of a score that is no fraction.
     raw = replace(TAKEN, changes=(change,), metric_best=10.0).lines[1]
     assert raw.endswith("accuracy +0.156, surely in reading (+0.301 [+0.200, +0.402])")

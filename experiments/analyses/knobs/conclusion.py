@@ -15,7 +15,6 @@ import numpy as np
 
 from experiment_core_utils.primitives.contrasts import (
     ACCURACY_MARGIN,
-    LIKELY,
     PairedContrasts,
     ScoreContrasts,
     Word,
@@ -127,21 +126,10 @@ def _comparison(found: Objectives, times: PairedContrasts, scores: ScoreContrast
         faster=faster,
         time_ratio=times.ratio(at, against),
         time_ratio_ci95=times.interval(at, against),
-        not_worse=_not_worse(scores, at, against),
+        not_worse=scores.word_not_worse(at, against),
         accuracy_difference=scores.difference(at, against),
         accuracy_difference_ci95=scores.interval(at, against),
     )
-
-
-def _not_worse(scores: ScoreContrasts, at: int, against: int) -> Word:
-    """How sure it is that a setting's accuracy is above another's less the margin."""
-    sure, likely = (scores.interval(at, against, level) for level in (CONFIDENCE, LIKELY))
-    if sure is None or likely is None:
-        return "can't tell"
-    limit = -ACCURACY_MARGIN * scores.best
-    if sure[0] > limit:
-        return "yes"
-    return "no" if sure[1] < limit else "likely" if likely[0] > limit else "can't tell"
 
 
 def _samples_needed(

@@ -7,7 +7,7 @@ is ever requested.
 
 import json
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -49,19 +49,32 @@ def pages(folder: Path = HERE) -> Environment:
 
 def page_of(report: Report) -> str:
     """The text of the page; raises ConfigurationError where plotly, which draws the pictures, is not installed."""
+    return rendered("page.html", plots_of(report), report=report)
+
+
+def rendered(name: str, plots: Mapping[str, Any], folder: Path = HERE, **content: Any) -> str:
+    """The text of a page with pictures, which has the style and the script of a report.
+
+    Args:
+        name: of its template in the folder.
+        plots: the name of each plot -> its data and layout.
+
+    Raises:
+        ConfigurationError: plotly, which draws the pictures, is not installed.
+    """
     with package_of_extra("plotly", "report"):
         from plotly.offline import get_plotlyjs
     script, library = (HERE / "page.js").read_text(encoding="utf-8"), get_plotlyjs()
     return (
-        pages()
-        .get_template("page.html")
+        pages(folder)
+        .get_template(name)
         .render(
-            report=report,
             policy=policy(library, script),
             style=(HERE / "page.css").read_text(encoding="utf-8"),
-            plots=script_safe(plots_of(report)),
+            plots=script_safe(plots),
             library=library,
             script=script,
+            **content,
         )
     )
 
@@ -89,7 +102,7 @@ def plots_of(report: Report) -> dict[str, Any]:
     return {name: plotly_of(panel).to_plotly_json() for name, panel in panels.items()}
 
 
-def script_safe(plots: dict[str, Any]) -> str:
+def script_safe(plots: Mapping[str, Any]) -> str:
     """JSON of the plots that cannot end the element that it is in."""
-    text = json.dumps(plots, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(dict(plots), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
