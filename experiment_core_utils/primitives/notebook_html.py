@@ -25,7 +25,8 @@ STYLE = (
 
 def block(*parts: str) -> str:
     """The output of a cell, of parts that are HTML."""
-    return f'{STYLE}<div class="knobprof">{"".join(parts)}</div>'
+    inside = "".join(parts).replace(STYLE, "")  # of pieces that are outputs by themselves
+    return f'{STYLE}<div class="knobprof">{inside}</div>'
 
 
 def paragraph(text: str, *, bold: str = "", is_quiet: bool = False) -> str:
