@@ -39,7 +39,7 @@ SWEEP_COLOURS = (ORANGE, GREEN, PURPLE, SKY)
 STATUS_MARKS: dict[Status, tuple[str, str, Symbol, int]] = {
     "dominated": ("front: no", FAINT, "circle", 6),
     "possible": ("front: can't tell, off by figures", QUIET, "ring", 7),
-    "within_noise": ("front: can't tell, on by figures", VERMILION, "ring", 10),
+    "within_noise": ("front: likely or can't tell, on by figures", VERMILION, "ring", 10),
     "established": ("front: yes", BLUE, "circle", 10),
 }
 
