@@ -22,7 +22,7 @@ from experiment_core_utils.records.settings import SettingFailure
 from experiments.analyses.charts.knob_charts import fronts_chart
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
-from experiments.analyses.knobs.conclusion import conclude
+from experiments.analyses.knobs.conclusion import conclude, why_invalid
 from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.knobs.objectives import COSTS, LATENCY_MEAN, NoObjectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis
@@ -73,7 +73,8 @@ class Results:
         """The settings that none beats in both accuracy and cost, cheapest first, for each task.
 
         Columns: task, setting, accuracy (fraction), `<cost>_<unit>`, `probability` of a place on the front over
-        `num_draws` bootstrap draws of the samples, and `status`: `established`, or `within_noise` of another setting.
+        `num_draws` bootstrap draws of the samples, and `status`: `established`, or `within_noise` of another setting;
+        None where the run is INVALID.
 
         Args:
             cost: `latency_mean`, `latency_p95`, `latency_p99`, `energy`, `flops` or `memory`.
@@ -81,6 +82,7 @@ class Results:
         Raises:
             ResultsError: there is no such cost, or it was not measured.
         """
+        void = why_invalid(self.conclusions())
         return pd.DataFrame(
             [
                 {
@@ -89,7 +91,7 @@ class Results:
                     "accuracy": point.accuracy,
                     f"{each.found.of.name}_{each.found.of.unit}": point.cost,
                     "probability": point.probability,
-                    "status": point.status,
+                    "status": None if each.found.task in void else point.status,
                 }
                 for each in self._fronts(cost, num_draws)
                 for point in each.front.points
@@ -105,7 +107,7 @@ class Results:
         """
         fronts = self._fronts(cost, num_draws)
         caption = caption_of([self.sweep.provenance], len(self.sweep.settings), self.sweep.num_samples)
-        return figure_for_notebooks(fronts_chart(fronts), caption)
+        return figure_for_notebooks(fronts_chart(fronts, why_invalid(self.conclusions())), caption)
 
     def conclusions(self) -> list[Conclusion]:
         """Which setting of each task to take, how sure that is, why, and what voids it; printed, the last lines of a

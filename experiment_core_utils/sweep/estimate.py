@@ -218,7 +218,7 @@ def source_sentences(
         "measured": "time, measured: from the setting's earlier result in --output_dir",
         "scaled": f"time, scaled: FLOPs of each stage / its speed in {earlier.num_results} earlier results in "
         f"--output_dir (same model, device, precision), for answers of {output_tokens:.1f} tokens",
-        "matmul": f"time, matmul: ROUGH, no earlier run to go by: FLOPs / speed of a matrix product measured now "
+        "matmul": f"time, matmul: a rough lower bound without an earlier run, FLOPs / speed of a matrix product, now "
         f"({(matmul_rate or math.nan) / 1e9:.0f} GFLOP/s), which a whole model does not reach, for the longest answers "
         f"allowed ({output_tokens:.0f} tokens); the fixed cost of each step is not counted, so that a tiny model takes "
         "orders of magnitude longer; measure two settings into --output_dir for a better estimate",

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import (
@@ -91,13 +91,14 @@ def run_in_turn(sides: Sequence[Side], shared: Sequence[str], repeats: int, fold
     for each in found:
         each.mkdir(parents=True)
     done, total = 0, repeats * len(sides)
-    with _stops_as_interrupts(), tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch:
+    with _handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP), tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch:
         try:
             for repeat in range(repeats):
                 for number in (0, 1) if repeat % 2 == 0 else (1, 0):
                     name, started = "AB"[number], time.monotonic()
                     results = Path(scratch) / "results"
                     results.mkdir()
+                    print(f"{done + 1}/{total} {name} ({sides[number].label}) ...", file=sys.stderr, flush=True)
                     _run(sides[number].command(shared, results), f"{name} ({sides[number].label})")
                     # A process that ended early leaves nothing that could be taken for a run.
                     results.rename(found[number] / str(repeat + 1))
@@ -113,13 +114,16 @@ def _run(command: Sequence[str], name: str) -> None:
     """Run a process to its end, and end all that it started, whatever happens."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         # In a session of its own, so that Ctrl-C reaches it through here, and once.
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
-        )
+        child = None
         try:
+            with _interrupts_afterwards():
+                child = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+                )
             code = child.wait()
         finally:
-            _end(child)
+            if child is not None:
+                _end(child)
         errors.seek(0)
         lines = [line for line in errors.read().splitlines() if line.strip()]
     if code not in (0, EXIT_CODE_FAILED_SAMPLES, EXIT_CODE_INVALID):
@@ -138,12 +142,24 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def _stops_as_interrupts() -> Iterator[None]:
-    """A context in which a signal to terminate or to hang up is a Ctrl-C."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+def _handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """A context in which these signals are handled so."""
+    before = [signal.signal(number, handler) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        for number, former in zip(numbers, before, strict=True):
+            signal.signal(number, former)
+
+
+@contextmanager
+def _interrupts_afterwards() -> Iterator[None]:
+    """A context that no Ctrl-C breaks off: it raises KeyboardInterrupt at its end instead.
+
+    A process that was started while its `Popen` was broken off would run on, known to nobody.
+    """
+    received: list[int] = []
+    with _handled(lambda number, frame: received.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
+    if received:
+        raise KeyboardInterrupt

@@ -18,7 +18,7 @@ from experiment_core_utils.primitives.units import LARGEST_SEED, check_within
 from experiments.analyses.charts.knob_charts import knob_study_charts
 from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
-from experiments.analyses.knobs.conclusion import conclude, lines_of
+from experiments.analyses.knobs.conclusion import conclude, lines_of, why_invalid
 from experiments.analyses.knobs.grid import load_study
 from experiments.analyses.knobs.objectives import TAIL_LATENCIES, study_costs
 from experiments.analyses.knobs.records import caveats_of, contents_of, tables_of
@@ -59,11 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     caveats = caveats_of(found.tasks, study.random_weights)
     drawn = {"num_draws": given.num_draws, "seed": given.seed}
     contents = contents_of(study.source, drawn, found.tasks, found.differences, caveats)
-    files = AnalysisFiles(contents, tables_of(found.tasks), knob_study_charts(found.tasks), study.caption)
-    first = given.results[0]
-    written = files.write(given.output_dir or (first.parent if first.is_file() else first) / "analysis")
     settings = [each for sweep in study.sweeps for each in sweep.settings]
     concluded = [conclude(each, settings) for each in found.tasks]
+    charts = knob_study_charts(found.tasks, why_invalid(concluded))
+    files = AnalysisFiles(contents, tables_of(found.tasks), charts, study.caption)
+    first = given.results[0]
+    written = files.write(given.output_dir or (first.parent if first.is_file() else first) / "analysis")
     shown = [f"caveat: {each.sentence}" for each in caveats]
     print("\n".join(finding_lines(lines_of(concluded), shown, written, given.verbose)))
     return EXIT_CODE_INVALID if given.strict and any(each.voided_by for each in concluded) else 0

@@ -236,6 +236,8 @@ class Runner:
         started = time.monotonic()
         with tempfile.NamedTemporaryFile("r", encoding="utf-8") as errors:
             self._child = subprocess.Popen(command, env=os.environ | {ERRORS_FILE: errors.name})
+            if self._stopped:  # by a signal that came before the child was known
+                self.stop(signal.SIGTERM, None)
             exit_code = self._child.wait()
             names = errors.read().split()
         self._stopped = self._stopped or exit_code == STOPPED

@@ -129,7 +129,7 @@ def test_less_than_a_second_or_a_mebibyte_is_not_nothing() -> None:
 
 def test_every_source_that_was_used_is_explained_and_no_other() -> None:
     rough = source_sentences([estimate_setting(WORK, SIZE, NOTHING, 16, 98e9)], NOTHING, 16, 98e9)
-    assert rough[0].startswith("time, matmul: ROUGH") and "(98 GFLOP/s)" in rough[0] and "(16 tokens)" in rough[0]
+    assert rough[0].startswith("time, matmul: a rough") and "(98 GFLOP/s)" in rough[0] and "(16 tokens)" in rough[0]
     assert "a tiny model takes orders of magnitude longer" in rough[0]
     assert rough[1].startswith("memory: by formula")
     assert len(rough) == 3

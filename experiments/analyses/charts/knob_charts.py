@@ -1,6 +1,7 @@
 """The charts of E2 (knobs): fronts, couplings and effects."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -49,17 +50,19 @@ MOST_NAMES, MOST_VALUE_NAMES = 30, 12
 MOST_LETTERS_SIDE_BY_SIDE = 4
 
 
-def knob_study_charts(analyses: Sequence[TaskAnalysis], with_accuracy: bool = True) -> list[Chart]:
+def knob_study_charts(
+    analyses: Sequence[TaskAnalysis], invalid: Mapping[str, str] = MappingProxyType({})
+) -> list[Chart]:
     """The fronts of each cost with a panel for each task, and each task's charts where a knob varies.
 
     Args:
-        with_accuracy: False where the weights are random: no fronts, no coupling, no effect on accuracy.
+        invalid: as of `fronts_chart`.
     """
     several = [each for each in analyses if len(each.grid.points) > 1]
     fronts: dict[Cost, list[FrontAnalysis]] = {}
-    for each in (each for analysis in several if with_accuracy for each in present(analysis)):
+    for each in (each for analysis in several for each in present(analysis)):
         fronts.setdefault(each.found.of, []).append(each)
-    return [*(fronts_chart(own) for own in fronts.values()), *knob_charts(analyses, with_accuracy)]
+    return [*(fronts_chart(own, invalid) for own in fronts.values()), *knob_charts(analyses)]
 
 
 def knob_charts(analyses: Sequence[TaskAnalysis], with_accuracy: bool = True) -> list[Chart]:
@@ -104,13 +107,13 @@ def _axis_of_accuracy(best: float, shown: Sequence[float] | np.ndarray) -> Axis:
     return Axis("accuracy" if best == 1 else f"score (0 to {best:g})", limits)
 
 
-def fronts_chart(fronts: Sequence[FrontAnalysis], invalid: str = "") -> Chart:
+def fronts_chart(fronts: Sequence[FrontAnalysis], invalid: Mapping[str, str] = MappingProxyType({})) -> Chart:
     """A panel for each task of one cost: the front's steps, its settings by name, what is sure and what is noise.
 
     Args:
-        invalid: why the run is INVALID; its settings are drawn alike then, without verdicts. Empty for a VALID one.
+        invalid: task -> why its run is INVALID; its settings are drawn alike then, without verdicts.
     """
-    panels = [_front_panel(each, invalid) for each in fronts]
+    panels = [_front_panel(each, invalid.get(each.found.task, "")) for each in fronts]
     return Chart(f"e2_front_{fronts[0].found.of.name}", panels, 2, (6.2, 4.4))
 
 

@@ -72,6 +72,11 @@ def lines_of(conclusions: Sequence[Conclusion]) -> list[str]:
     return [f"{each.task}: {line}" if several else line for each in conclusions for line in each.lines]
 
 
+def why_invalid(conclusions: Sequence[Conclusion]) -> dict[str, str]:
+    """Task -> why its run is INVALID, of the tasks of which it is."""
+    return {each.task: each.sentence for each in conclusions if each.voided_by}
+
+
 def _concluded(found: Objectives, changes: tuple[KnobChange, ...], num_rounds: int | None) -> Conclusion:
     against = found.reference
     if against is None:

@@ -9,7 +9,7 @@ from experiments.analyses.charts.knob_charts import STATUS_MARKS, fronts_chart, 
 from experiments.analyses.charts.latency_charts import latency_charts
 from experiments.analyses.charts.stage_charts import stage_charts
 from experiments.analyses.knobs.analysis import KnobAnalysis
-from experiments.analyses.knobs.conclusion import ONE_SETTING, accuracy_says_nothing
+from experiments.analyses.knobs.conclusion import ONE_SETTING, accuracy_says_nothing, why_invalid
 from experiments.analyses.knobs.objectives import COSTS, NoObjectives
 from experiments.analyses.latency.analysis import budget_sentences, prediction_sentences
 from experiments.analyses.report.analyses import Missing, SweepAnalyses
@@ -38,7 +38,7 @@ def front_pictures(found: KnobAnalysis, random_weights: bool, conclusions: Seque
             if isinstance(each, NoObjectives):
                 reason = each.reason
             else:
-                (panel,) = fronts_chart([each], concluded.sentence if concluded.voided_by else "").panels
+                (panel,) = fronts_chart([each], why_invalid([concluded])).panels
             name = f"front-{number}-{of.name}"
             pictures.append(FrontPicture(name, analysis.grid.task, COST_NAMES[of.name], panel, reason))
     return pictures

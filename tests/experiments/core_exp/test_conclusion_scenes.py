@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 import knob_profiler as kp
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
@@ -113,7 +114,11 @@ def test_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "INVALID: background load: other processes used 93% of the CPUs during this setting; stop them and measure the "
         "setting again (tier-high_topk2_blocks4; 2 of 2 settings)"
     )
-    report = RunReport("0007", True, kp.load(folder).settings, {}, (), folder, None)
+    results = kp.load(folder)
+    assert set(results.front()["status"]) == {None}
+    (axes,) = results.plot().axes
+    assert "no verdicts, since the run is INVALID" in "".join(each.get_text() for each in axes.figure.findobj(Text))
+    report = RunReport("0007", True, results.settings, {}, (), folder, None)
     table, *lines = closing_lines(report)
     assert "front" not in table and sum("background load" in each for each in lines) == 1
     assert lines[-1].endswith(", INVALID")
