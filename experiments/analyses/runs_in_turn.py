@@ -91,7 +91,10 @@ def run_in_turn(sides: Sequence[Side], shared: Sequence[str], repeats: int, fold
     for each in found:
         each.mkdir(parents=True)
     done, total = 0, repeats * len(sides)
-    with _handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP), tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch:
+    with (
+        _handled(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP),
+        tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as scratch,
+    ):
         try:
             for repeat in range(repeats):
                 for number in (0, 1) if repeat % 2 == 0 else (1, 0):

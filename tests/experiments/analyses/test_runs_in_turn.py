@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiments.analyses import runs_in_turn
 from experiments.analyses.runs_in_turn import Side
 from experiments.core_exp.compare_runs import main
 from experiments.core_exp.multi_datasets import DRIVER
@@ -87,6 +89,24 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     while Path(f"/proc/{pids.read_text().strip()}").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{pids.read_text().strip()}").exists()
+
+
+def test_ctrl_c_while_a_process_is_started_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        """Ctrl-C comes once the process runs, before its `Popen` is known."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self.pid)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(runs_in_turn.subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runs_in_turn._run(["sleep", "1000"], "A")
+    with pytest.raises(ProcessLookupError):
+        os.kill(started[0], 0)
 
 
 def test_a_wrong_flag_is_refused_before_anything_is_measured(
