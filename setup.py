@@ -1,10 +1,17 @@
-"""What a wheel contains: the packages, and the embedded model as one of them. All else is in pyproject.toml."""
+"""What a wheel contains: the packages without the kernels' benches, and the embedded model as one of them.
+
+All else is in pyproject.toml.
+"""
 
 from setuptools import find_packages, setup
 
 EMBEDDED_MODEL = "experiment_core_utils.checkpoints.molmoe_tiny"
 
+PACKAGES = find_packages(
+    include=["experiment_core_utils*", "experiments*", "knob_profiler*"], exclude=["experiments.benchmarks.kernels*"]
+)
+
 setup(
-    packages=[*find_packages(include=["experiment_core_utils*", "experiments*", "knob_profiler*"]), EMBEDDED_MODEL],
+    packages=[*PACKAGES, EMBEDDED_MODEL],
     package_dir={EMBEDDED_MODEL: "checkpoints/molmoe_tiny"},
 )

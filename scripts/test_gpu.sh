@@ -8,9 +8,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 files_of() {
     case $1 in
         kernels) echo tests/engines tests/models/molmoe/test_prefix_traces.py \
-            tests/experiments/controller/running/test_paused_stages.py tests/experiments/benchmarks/test_tune.py ;;
+            tests/experiments/controller/running/test_paused_stages.py \
+            tests/experiments/benchmarks/kernels/test_tune.py tests/experiments/benchmarks/kernels/test_harness.py ;;
         graphs) echo tests/models/common tests/models/hf/test_graphed_stages.py \
-            tests/models/hf/test_static_cache_decode.py tests/experiments/benchmarks/test_engine_proof.py ;;
+            tests/models/hf/test_static_cache_decode.py tests/experiments/benchmarks/kernels/test_engine_proof.py ;;
         devices) echo tests/primitives/test_device.py tests/meters/test_main.py tests/meters/test_host_facts.py \
             tests/models/test_text_model.py tests/test_f_experiment_info.py \
             tests/experiments/performance_prediction/test_run_profile.py \

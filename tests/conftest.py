@@ -113,6 +113,8 @@ LONGEST_FILES = (
     "test_slurm_sweep.py",
     "test_e3_latency_estimator.py",
     "test_prefill_kernels.py",
+    "test_harness.py",
+    "test_parts.py",
     "test_counted.py",
     "test_published.py",
     "test_hf_runs.py",

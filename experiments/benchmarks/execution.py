@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import OlmoeForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.b_model_loader import find_requested_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
@@ -41,6 +41,7 @@ from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
 from experiment_core_utils.models.interface import StagedModel, own_setting
+from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, replaced_whole, write_json_atomically
@@ -69,6 +70,7 @@ from experiments.benchmarks.molmoe_1b import (
     H200_FLOPS_PER_S,
     embedded_processor,
     random_model,
+    random_request,
     shape_config,
     staged_model,
 )
@@ -181,17 +183,8 @@ def embedded_cases(model: StagedModel, num_samples: int) -> Iterator[Case]:
 def shaped_cases(
     model: StagedModel, config: Any, dtype: torch.dtype, tokens: int, crops: int, top_ks: Sequence[int]
 ) -> Iterator[Case]:
-    """A random request at each top-k with all blocks; features have places after the first token."""
-    draws, device = torch.Generator().manual_seed(0), model.device
-    inputs = {"input_ids": torch.randint(0, config.head_vocab_size, (1, tokens), generator=draws).to(device)}
-    if crops:
-        side, features = config.vision_config.image_size, crops * config.features_per_crop
-        places = torch.arange(1, features + 1)
-        places[places >= tokens] = -100
-        pixels = torch.randn(1, crops, 3, side, side, generator=draws)
-        inputs["pixel_values"] = pixels.to(device, dtype)
-        inputs["image_masks"] = torch.ones(1, crops, config.patches_per_side**2, device=device, dtype=dtype)
-        inputs["image_input_idx"] = places.view(1, crops, -1).to(device)
+    """A random request at each top-k with all blocks."""
+    inputs = random_request(config, tokens, crops, model.device, dtype)
     setting = own_setting(model).replaced(vision=tier_target("low"))
     for top_k in top_ks:
         yield Case(f"top-k {top_k}", setting.replaced(top_k=top_k), inputs)
@@ -243,7 +236,10 @@ def _made(given: argparse.Namespace, device: torch.device) -> tuple[TwiceStaged,
         dtype, config_of_shape = choose_dtype(given.precision, device), shape_config(given.shape)
         # The embedded model's processor is required and not used.
         processor = embedded_processor()
-        model = random_model(config_of_shape, device, dtype, given.decoder_alone)
+        if given.decoder_alone:
+            model = random_model(OlmoeForCausalLM, config_of_shape.text_config, device, dtype)
+        else:
+            model = random_model(MolmoeForConditionalGeneration, config_of_shape, device, dtype)
     model.generation_config = greedy_config(model)
     if given.shape is not None:
         model.generation_config.eos_token_id = None

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.models.costs.decoder import DecoderShape
-from experiment_core_utils.models.costs.decoder_table import decoder_of
+from experiment_core_utils.models.costs.architecture import shapes_of
+from experiment_core_utils.models.costs.decoder import DecoderShape, ExpertsShape
 from experiment_core_utils.models.costs.vision_table import molmoe_vision
 from experiment_core_utils.models.interface import STAGES
 from experiments.analyses.charts.chart import Axis, Chart, Dots, Line, Mark, Panel, Symbol
@@ -44,7 +44,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a request at a setting; `experts` per token of each active block."""
+    """The sizes of a request at a setting; `experts` per token of each active block, any number for a dense one."""
 
     crops: int
     prompt_tokens: int
@@ -52,28 +52,20 @@ class Shape:
 
 
 def work_of(config: Any, shape: Shape, element_bytes: int) -> dict[str, Work]:
-    """The work of each stage that the request has, to a MolmoE of this config.
+    """The work of each stage that the request has, to a model of this config; pictures are a MolmoE's.
 
     Attention counts half of the rectangle in the prefill, as a causal kernel computes it. Weights are read once, of the
     experts those that tokens choosing evenly hit. A decode step is the first one after the prompt.
     """
-    text = config.text_config
-    tokens, width = shape.prompt_tokens, text.hidden_size
-    blocks = len(shape.experts)
-    half_of_attention = 2 * tokens * tokens * width * blocks
-    kv_width = width // text.num_attention_heads * text.num_key_value_heads
-    cache = 2 * kv_width * blocks * element_bytes
-    decoder = decoder_of(text, head_rows=config.head_vocab_size)
-    running = [decoder.blocks[0].with_top_k(experts) for experts in shape.experts]
-    decoder = DecoderShape.of_blocks(decoder.hidden, running, decoder.head_rows)
+    tokens, whole = shape.prompt_tokens, shapes_of(config)[0]
+    running = [block.with_top_k(top_k) for block, top_k in zip(whole.blocks, shape.experts, strict=False)]
+    decoder = DecoderShape.of_blocks(whole.hidden, running, whole.head_rows)
+    half_of_attention = tokens * tokens * sum(block.pair_products for block in running)
+    cache = sum(block.cache_width for block in running) * element_bytes
+    read = {positions: _weights(decoder, positions) * element_bytes for positions in (1, tokens)}
     found = {
-        "prefill": Work(
-            decoder.prefill_flops(tokens) - half_of_attention,
-            _weights(config, shape.experts, tokens) * element_bytes + tokens * cache,
-        ),
-        "decode": Work(
-            decoder.decode_flops(tokens + 1), _weights(config, shape.experts, 1) * element_bytes + (tokens + 1) * cache
-        ),
+        "prefill": Work(decoder.prefill_flops(tokens) - half_of_attention, read[tokens] + tokens * cache),
+        "decode": Work(decoder.decode_flops(tokens + 1), read[1] + (tokens + 1) * cache),
     }
     if not shape.crops:
         return found
@@ -81,14 +73,15 @@ def work_of(config: Any, shape: Shape, element_bytes: int) -> dict[str, Work]:
     return {"vision": Work(vision_flops, _vision_weights(config) * element_bytes), **found}
 
 
-def _weights(config: Any, experts: Sequence[int], tokens: int) -> float:
-    """Number of weights of the blocks and the head."""
-    text = config.text_config
-    width, inner, num_experts = text.hidden_size, text.intermediate_size, text.num_experts
-    kv_width = width // text.num_attention_heads * text.num_key_value_heads
-    block = 2 * width * (width + kv_width) + num_experts * width
-    hit = sum(num_experts * (1 - (1 - chosen / num_experts) ** tokens) for chosen in experts)
-    return len(experts) * block + hit * 3 * width * inner + width * config.head_vocab_size
+def _weights(decoder: DecoderShape, tokens: int) -> float:
+    """Number of weights of the blocks and the head, without the experts that so many tokens do not hit."""
+    found = float(decoder.hidden * decoder.head_rows)
+    for block in decoder.blocks:
+        found += block.weights(decoder.hidden)
+        if isinstance(block.mlp, ExpertsShape):
+            missed = block.mlp.num_experts * (1 - block.mlp.top_k / block.mlp.num_experts) ** tokens
+            found -= missed * 3 * decoder.hidden * block.mlp.width
+    return found
 
 
 def _vision_weights(config: Any) -> int:

@@ -293,6 +293,27 @@ def test_commands_are_written_as_knobprof(page: Path) -> None:
     assert [line for line in lines if SECOND_DIALECT.search(line)] == []
 
 
+def test_the_benchmarks_that_pages_and_modules_name_exist() -> None:
+    folder = REPOSITORY / "experiments" / "benchmarks"
+    files = [
+        *(path for top in ("docs", "experiments", "experiment_core_utils") for path in (REPOSITORY / top).rglob("*.*")),
+        *REPOSITORY.glob("*.md"),
+    ]
+    texts = [path.read_text(encoding="utf-8") for path in files if path.suffix in (".md", ".py", ".sh")]
+    command = re.compile(r"python -m experiments\.benchmarks\.([a-z\d_.]*[a-z\d_])")
+    named = {name for text in texts for name in command.findall(text)}
+    rows = (folder / "README.md").read_text(encoding="utf-8").splitlines()[5:]
+    cells = [cell for row in rows if row.startswith("| ") for cell in row.split(" | ")[1:2]]
+    named |= {name for cell in cells for name in re.findall(r"`([a-z\d_.]+)[ `]", cell)} - {"five_knobs.sh"}
+    missing = [
+        name
+        for name in sorted(named)
+        if not (path := folder.joinpath(*name.split("."))).with_suffix(".py").is_file()
+        and not (path / "__main__.py").is_file()
+    ]
+    assert {"kernels", "kernels.parts", "kernels.tune"} < named and missing == []
+
+
 def test_the_published_paths_stand_in_the_table_of_commands() -> None:
     table = (REPOSITORY / "experiments" / "README.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]

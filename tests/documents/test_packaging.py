@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from setuptools import find_packages
 
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
 
@@ -62,6 +63,18 @@ def test_the_embedded_model_is_a_package_of_the_wheel() -> None:
     assert f'"{EMBEDDED_MODEL.relative_to(REPOSITORY)}"' in script
     assert "experiment_core_utils.checkpoints.molmoe_tiny" in script
     assert re.findall(r'"(\w+)\*"', script) == list(PACKAGES)
+
+
+def test_the_benches_of_kernels_are_in_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They tune engines in a checkout; no module of the wheel imports them."""
+    monkeypatch.chdir(REPOSITORY)
+    script = ast.parse(Path("setup.py").read_text(encoding="utf-8"))
+    (call,) = [each.value for each in script.body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call)]
+    packages = find_packages(**{each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg})
+    assert {"experiments.benchmarks", "experiments.benchmarks.kernels"} & set(packages) == {"experiments.benchmarks"}
+    kept = [path for name in packages for path in Path(name.replace(".", "/")).glob("*.py")]
+    importing = re.compile(r"^\s*(from|import) experiments\.benchmarks\.kernels", re.MULTILINE)
+    assert len(kept) > 100 and [path for path in kept if importing.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_the_licences_are_of_the_packages_that_are_required_and_no_others() -> None:

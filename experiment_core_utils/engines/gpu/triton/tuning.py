@@ -1,9 +1,9 @@
 """Tile sizes of the GPU's own kernels, by device, and what a device can do.
 
 `TUNINGS` has a row for each card that was measured; any other runs with the H200's, and results say so.
-`python -m experiments.benchmarks.tune` measures the row of the card at hand and prints it. A row is what was fastest
-at MolmoE-1B's widths in bfloat16; for other widths and dtypes the functions below take tiles of as many bytes, or such
-as fit. Importing this module does not need Triton.
+`python -m experiments.benchmarks.kernels.tune` measures the row of the card at hand and prints it. A row is what was
+fastest at MolmoE-1B's widths in bfloat16; for other widths and dtypes the functions below take tiles of as many bytes,
+or such as fit. Importing this module does not need Triton.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """How far engines and modules are from the modules in higher precision, at every setting, and whether faults are found.
 
-    python -m experiments.benchmarks.engine_proof [--shape molmoe_1b] [--plant] [flags of acc_lat_profiling.py]
+    python -m experiments.benchmarks.kernels.engine_proof [--shape molmoe_1b] [--plant] [flags of acc_lat_profiling.py]
 
 It prints a table: for each setting the mean relative distance of the logits over the prompt's last position and the
 decode steps after it. With `--plant` every engine is then made wrong in three ways, one after the other, and each must

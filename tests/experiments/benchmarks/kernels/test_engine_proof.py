@@ -11,7 +11,7 @@ from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.common.cuda_graphs import Reruns
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.interface import StagedModel
-from experiments.benchmarks.engine_proof import found, planted, proved
+from experiments.benchmarks.kernels.engine_proof import found, planted, proved
 from tests.conftest import save_tiny, tiny_config
 from tests.models.hf.test_graphed_stages import SETTINGS, inputs_of, read
 from tests.models.molmoe.executions import eager_and_graph

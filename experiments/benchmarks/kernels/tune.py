@@ -1,6 +1,6 @@
 """The tile sizes that are fastest on the card of this machine, as a row of `tuning.TUNINGS`, ready to paste.
 
-    python -m experiments.benchmarks.tune
+    python -m experiments.benchmarks.kernels.tune
 
 Random weights at MolmoE-1B's widths in bfloat16, on a GPU. Each kernel of a decode step, and each grouped GEMM of a
 prompt's experts, runs with each candidate in turn, once in each block, so that weights come from memory; the candidate
@@ -10,7 +10,7 @@ is the default's.
 
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,34 +18,27 @@ import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.triton.tuning import (
     Card,
     ProductTile,
     ReadTile,
     Tuning,
-    tiles_for,
     tuning_of,
 )
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.benchmarks.molmoe_1b import (
-    MAX_SEQ_LEN,
-    ROWS,
-    TOP_K,
-    built,
-    filled_kv_cache,
-    launches_of,
-    microseconds,
-)
+from experiments.benchmarks.kernels.launches import TOP_K, Part, built, filled_kv_cache, microseconds, over_blocks
 
 # Series of each candidate, and the blocks of the model: more weights than fit in any cache.
 ROUNDS, BLOCKS = 3, 4
 # Kernels of a decode step, and the steps that each can take.
 PARTS = {"qkv": (1, 2), "attention": (1,), "output": (1,), "gate_up": (1, 2), "down": (1,), "head": (1,)}
+# Grouped GEMMs of a prefill, and the names of their parts.
+PRODUCTS = {"prefill_gate_up": "gate and up", "prefill_down": "down"}
 T = TypeVar("T")
+Run = Callable[[], torch.Tensor]
 
 
 def read_tiles(part: str) -> list[ReadTile]:
@@ -74,12 +67,12 @@ def row_with(row: Tuning, part: str, tile: ReadTile | ProductTile) -> Tuning:
     return replace(row, **changed)
 
 
-def row_text(card: Card, tuned: Tuning) -> str:
+def row_text(card: Card, row: Tuning) -> str:
     """A line of `TUNINGS`."""
-    return f'    "{card.name.removeprefix("NVIDIA ")}": {tuned!r},'
+    return f'    "{card.name.removeprefix("NVIDIA ")}": {row!r},'
 
 
-def timed(candidates: Sequence[T], run_with: Callable[[T], Callable[[], torch.Tensor]], kv_cache: KVCache) -> T:
+def timed(candidates: Sequence[T], run_with: Callable[[T], Run], kv_cache: KVCache) -> T:
     """The fastest of those that fit the card."""
     from triton.errors import TritonError
 
@@ -94,59 +87,27 @@ def timed(candidates: Sequence[T], run_with: Callable[[T], Callable[[], torch.Te
     return fastest(found)
 
 
-def tuned_step(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tuning:
-    """The row with the fastest tile of each kernel of a decode step."""
-    from experiment_core_utils.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
+def tuned(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tuning:
+    """The row with the fastest tile of each kernel of a decode step, and of the grouped GEMMs of a prefill."""
+    from experiments.benchmarks.kernels.decode_parts import decode_parts
+    from experiments.benchmarks.kernels.prefill_parts import decoder_parts
+
+    def on_every_block(parts: Iterable[Part], name: str) -> Run:
+        part = next(each for each in parts if each.name == name)
+        return over_blocks(part.run, len(decoder.blocks), kv_cache.next_tokens)
 
     for part in PARTS:
 
-        def run_with(candidate: ReadTile, part: str = part, row: Tuning = row) -> Callable[[], torch.Tensor]:
-            tiles = tiles_for(decoder, TOP_K, MAX_SEQ_LEN, row_with(row, part, candidate))
-            buffers = StepBuffers.allocate(decoder, 1, MAX_SEQ_LEN, tiles)
-            step = DecodeStep(decoder, kv_cache, buffers, tiles, Card.of(decoder.device).is_hopper)
-            step.launch(EngineKnobs(TOP_K, (0, 1)))
-            launch = launches_of(step, buffers, TOP_K)[part]
+        def step_with(tile: ReadTile, part: str = part, row: Tuning = row) -> Run:
+            return on_every_block(decode_parts(decoder, TOP_K, kv_cache, row_with(row, part, tile)), part)
 
-            def every_block() -> torch.Tensor:
-                for index, block in enumerate(decoder.blocks):
-                    launch(block, index)
-                return buffers.stream
+        row = row_with(row, part, timed(read_tiles(part), step_with, kv_cache))
+    for part, name in PRODUCTS.items():
 
-            return every_block
+        def prefill_with(tile: ProductTile, name: str = name) -> Run:
+            return on_every_block(decoder_parts(decoder, tile), name)
 
-        row = row_with(row, part, timed(read_tiles(part), run_with, kv_cache))
-    return row
-
-
-def tuned_prefill(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tuning:
-    """The row with the fastest tiles of the grouped GEMMs."""
-    from experiment_core_utils.engines.gpu.triton.grouped_gemm import align_blocks, grouped_gemm
-
-    like: dict[str, Any] = {"dtype": decoder.dtype, "device": decoder.device}
-    hidden = torch.randn(ROWS, decoder.width, **like)
-    activated = torch.randn(ROWS * TOP_K, decoder.expert_width, **like)
-    rows = torch.empty(ROWS * TOP_K, decoder.width, **like)
-    chances = torch.rand(ROWS, decoder.num_experts, device=decoder.device)
-    topk_ids = chances.topk(TOP_K, dim=1).indices.to(torch.int32)
-    for name, gated, given, output in (
-        ("prefill_gate_up", True, hidden, activated.clone()),
-        ("prefill_down", False, activated, rows),
-    ):
-
-        def run_with(
-            tile: ProductTile, gated: bool = gated, given: torch.Tensor = given, output: torch.Tensor = output
-        ) -> Callable[[], torch.Tensor]:
-            order, row_blocks = align_blocks(topk_ids, decoder.num_experts, tile.row_block)
-
-            def every_block() -> torch.Tensor:
-                for block in decoder.blocks:
-                    weight = block.gate_up if gated else block.down
-                    grouped_gemm(given, weight, output, order, row_blocks, TOP_K, gated, tile)
-                return output
-
-            return every_block
-
-        row = row_with(row, name, timed(product_tiles(Card.of(decoder.device)), run_with, kv_cache))
+        row = row_with(row, part, timed(product_tiles(Card.of(decoder.device)), prefill_with, kv_cache))
     return row
 
 
@@ -158,10 +119,9 @@ def main() -> int:
             "error: tile sizes are measured on a GPU, and this machine has none; run this where one is", file=sys.stderr
         )
         return 2
-    decoder = built(BLOCKS, 10, torch.bfloat16).fused_decoder()
+    decoder = built(BLOCKS).fused_decoder()
     card, kv_cache = Card.of(decoder.device), filled_kv_cache(decoder, 1)
-    row = tuned_step(decoder, tuning_of(card.name), kv_cache)
-    print(row_text(card, tuned_prefill(decoder, row, kv_cache)))
+    print(row_text(card, tuned(decoder, tuning_of(card.name), kv_cache)))
     return 0
 
 

@@ -9,7 +9,7 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.engines.gpu.triton import tuning
 from experiment_core_utils.engines.gpu.triton.tuning import TUNINGS, Card, ReadTile
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.benchmarks.tune import PARTS, fastest, main, product_tiles, read_tiles, row_text
+from experiments.benchmarks.kernels.tune import PARTS, fastest, main, product_tiles, read_tiles, row_text
 
 HOPPER, AMPERE = Card("NVIDIA H200", 9, 227 * 1024), Card("NVIDIA A100-SXM4-80GB", 8, 163 * 1024)
 

@@ -1,0 +1,112 @@
+"""Every part of a decoder block and of a vision tower block on a GPU.
+
+Importing this module needs Triton.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from experiment_core_utils.engines.gpu.triton.grouped_gemm import align_blocks, grouped_gemm
+from experiment_core_utils.engines.gpu.triton.norms import apply_rope_and_store, combine_norm, norm
+from experiment_core_utils.engines.gpu.triton.prefill_forward import rotary_table
+from experiment_core_utils.engines.gpu.triton.routing import route
+from experiment_core_utils.engines.gpu.triton.tuning import ProductTile, prefill_tiles_for
+from experiment_core_utils.engines.gpu.triton.vision_ops import add_norm, quick_gelu_in_place
+from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.weights import DecoderWeights, VisionWeights
+from experiments.benchmarks.kernels.launches import POSITIONS, ROWS, TOP_K, Part
+
+
+def attention_parts(
+    given: Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]], causal: bool, flops: float
+) -> Iterator[Part]:
+    """The rows of attention, by each kernel that a GPU has for bfloat16."""
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+
+        def attend(i: int, backend: SDPBackend = backend) -> torch.Tensor:
+            with sdpa_kernel(backend):
+                queries, keys, values = given(i)
+                return scaled_dot_product_attention(queries, keys, values, is_causal=causal)
+
+        yield Part(f"attention, {backend.name}", attend, flops)
+
+
+def decoder_parts(decoder: DecoderWeights, tile: ProductTile | None = None) -> Iterator[Part]:
+    """The rows of everything that a block runs.
+
+    Args:
+        tile: of the experts' products; None takes this card's.
+    """
+    width, inner, experts = decoder.width, decoder.expert_width, decoder.num_experts
+    blocks, eps = decoder.blocks, decoder.norm_eps
+    hidden = torch.randn(ROWS, width, device=decoder.device, dtype=decoder.dtype)
+    length = torch.tensor([POSITIONS], device=decoder.device)
+    kv_cache = KVCache.allocate(decoder, ROWS)
+    rotary = rotary_table(decoder.inverse_frequencies, ROWS)
+    block = blocks[0]
+    normed = norm(hidden, block.ffn_norm, length, eps)
+    tiles = prefill_tiles_for(width, inner, hidden) if tile is None else (tile, tile)
+    topk_ids = torch.empty(ROWS, TOP_K, dtype=torch.int32, device=decoder.device)
+    topk_weights, others = route(normed, block.router, length, topk_ids, False), torch.empty_like(topk_ids)
+    packed = linear(normed, block.qkv)
+    keys, values = kv_cache.keys[:, 0], kv_cache.values[:, 0]
+    heads = decoder.num_heads
+    queries = apply_rope_and_store(packed, block.query_norm, block.key_norm, *rotary, keys[0], values[0], heads, eps)
+    keys[1:], values[1:] = keys[0], values[0]
+    sorted_rows = torch.randn(ROWS * TOP_K, inner, device=decoder.device, dtype=decoder.dtype)
+    rows = torch.randn(ROWS * TOP_K, width, device=decoder.device, dtype=decoder.dtype)
+
+    yield Part("qkv product", lambda i: linear(normed, blocks[i].qkv), 2.0 * ROWS * width * block.qkv.shape[0])
+    yield Part(
+        "norms, rotary, store",
+        lambda i: apply_rope_and_store(
+            packed, block.query_norm, block.key_norm, *rotary, keys[i], values[i], heads, eps
+        ),
+    )
+    rotated_queries = queries.transpose(0, 1)[None]
+    yield from attention_parts(lambda i: (rotated_queries, keys[i][None], values[i][None]), True, 2.0 * ROWS**2 * width)
+    yield Part(
+        "output product", lambda i: torch.addmm(hidden, normed, blocks[i].output.t()), 2.0 * ROWS * width**2
+    )
+    yield Part("norm", lambda i: norm(hidden, blocks[i].ffn_norm, length, eps))
+    yield Part("router", lambda i: route(normed, blocks[i].router, length, others, False))
+    yield Part("plan", lambda i: align_blocks(topk_ids, experts, tiles[0].row_block))
+    choices = float(POSITIONS * TOP_K)
+    order, row_blocks = align_blocks(topk_ids, experts, tiles[0].row_block)
+    yield Part(
+        "gate and up",
+        lambda i: grouped_gemm(normed, blocks[i].gate_up, sorted_rows, order, row_blocks, TOP_K, True, tiles[0]),
+        4.0 * choices * width * inner,
+    )
+    yield Part(
+        "down",
+        lambda i: grouped_gemm(sorted_rows, blocks[i].down, rows, order, row_blocks, TOP_K, False, tiles[1]),
+        2.0 * choices * width * inner,
+    )
+    yield Part(
+        "combine and norm", lambda i: combine_norm(hidden, rows, topk_weights, length, blocks[i].input_norm, eps)
+    )
+
+
+def vision_parts(vision: VisionWeights, crops: int) -> Iterator[Part]:
+    """The rows of everything that a block of the tower runs, and attention by each kernel."""
+    blocks, heads = vision.blocks, vision.num_heads
+    tokens, width = vision.positions.shape
+    rows = crops * tokens
+    states = torch.randn(rows, width, device=vision.device, dtype=vision.dtype)
+    wide = torch.randn(rows, blocks[0].inner.shape[0], device=vision.device, dtype=vision.dtype)
+    packed = linear(states, blocks[0].qkv, blocks[0].qkv_bias).view(crops, tokens, 3, heads, width // heads)
+    queries, keys, values = packed.permute(2, 0, 3, 1, 4)
+    yield Part("qkv product", lambda i: linear(states, blocks[i].qkv, blocks[i].qkv_bias), 6.0 * rows * width**2)
+    yield from attention_parts(lambda i: (queries, keys, values), False, 4.0 * crops * tokens**2 * width)
+    yield Part(
+        "output product", lambda i: linear(states, blocks[i].output, blocks[i].output_bias), 2.0 * rows * width**2
+    )
+    yield Part("sum and norm", lambda i: add_norm(states, states, blocks[i].first_norm))
+    products = 2.0 * rows * width * wide.shape[1]
+    yield Part("inner product", lambda i: linear(states, blocks[i].inner, blocks[i].inner_bias), products)
+    yield Part("quick-GELU", lambda i: quick_gelu_in_place(wide))
+    yield Part("outer product", lambda i: linear(wide, blocks[i].outer, blocks[i].outer_bias), products)

@@ -1,0 +1,97 @@
+"""The ways to run a stage that the harness compares; each is a staged model over the same random weights."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from experiment_core_utils.engines.gpu.decode import GraphedDecode
+from experiment_core_utils.engines.gpu.prefill import GraphedPrefill
+from experiment_core_utils.engines.gpu.vision import GraphedVision
+from experiment_core_utils.engines.reference.decoder import ReferenceDecode, ReferencePrefill
+from experiment_core_utils.engines.reference.vision import ReferenceVision
+from experiment_core_utils.engines.runner import EngineStages
+from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool, Reruns
+from experiment_core_utils.models.interface import (
+    CPU_BLOCKS,
+    CPU_STEP,
+    CUDA_GRAPH,
+    MODULES,
+    REFERENCE,
+    STAGES,
+    StagedModel,
+)
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.benchmarks.molmoe_1b import embedded_processor, staged_model
+
+
+def _reference(stages: EngineStages) -> dict[str, Any]:
+    return {
+        "prefill": ReferencePrefill(stages.decoder),
+        "decode": ReferenceDecode(stages.decoder),
+        "vision": ReferenceVision(stages.model.fused_vision_modules()),
+        "ways": dict.fromkeys(STAGES, REFERENCE),
+    }
+
+
+def _launched(stages: EngineStages) -> dict[str, Any]:
+    pool = CudaGraphPool(graph_capturer=Reruns())
+    prefill, vision = GraphedPrefill(stages.decoder, pool), GraphedVision(stages.model.fused_vision(), pool)
+    return {"prefill": prefill, "decode": _without_pdl(stages, pool)["decode"], "vision": vision}
+
+
+def _without_pdl(stages: EngineStages, pool: CudaGraphPool | None = None) -> dict[str, Any]:
+    decode = GraphedDecode(stages.decoder, pool)
+    decode._use_pdl = False
+    return {"decode": decode}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run all stages; `change` gives other engines in place of those that are chosen."""
+
+    what: str
+    ways: frozenset[str]  #: names of what may run the stage, so that nothing else is measured in its place
+    change: Callable[[EngineStages], dict[str, Any]] | None = None
+    is_rerun: bool = False  #: work of graphs is launched again, as it was before its capture
+
+
+VARIANTS: Mapping[str, Variant] = {
+    "modules": Variant("the model's modules", frozenset({MODULES})),
+    "graph": Variant("CUDA graphs, of engines where they serve the model, else of modules", frozenset({CUDA_GRAPH})),
+    "no_pdl": Variant("engines' graphs whose decode kernels do not overlap", frozenset({CUDA_GRAPH}), _without_pdl),
+    "launched": Variant("the graphs' work, launched kernel by kernel", frozenset({CUDA_GRAPH}), _launched, True),
+    "cpu": Variant("C++ kernels", frozenset({CPU_BLOCKS, CPU_STEP})),
+    "reference": Variant("plain torch on fused weights", frozenset({REFERENCE}), _reference),
+}
+
+
+def staged_variant(name: str, model: PreTrainedModel, stage: str, max_seq_len: int) -> tuple[StagedModel, str]:
+    """The model run in that way, and the name of what runs the stage; answers do not end.
+
+    Args:
+        max_seq_len: tokens of the request, for which engines make room once.
+
+    Raises:
+        ConfigurationError: the stage does not run in that way here.
+    """
+    variant = VARIANTS[name]
+    capturer = Reruns() if variant.is_rerun else None
+    staged: Any = staged_model(model, embedded_processor(), "eager" if name == "modules" else "graph", capturer)
+    staged.eos_token_ids = frozenset()
+    stages: EngineStages | None = getattr(staged, "_engine_stages", None)
+    described = staged.describe()
+    ways = described["execution_stages"]
+    if stages is not None and variant.change is not None:
+        # Later room would take other engines.
+        stages.reserve(max_seq_len)
+        stages.engines = replace(stages.engines, **variant.change(stages))
+        ways = stages.engines.ways
+    is_own = stages is not None or variant.change is None or variant.is_rerun
+    if not is_own or ways[stage] not in variant.ways:
+        reason = described["execution_reason"] or "no engine serves this model"
+        raise ConfigurationError(
+            f"--variant {name} does not run here: the {stage} runs by {ways[stage]} ({reason}); give other variants"
+        )
+    return staged, "launched one by one" if variant.is_rerun else ways[stage]
