@@ -195,7 +195,13 @@ def load_staged_model(
     dtype = choose_dtype(config.precision, device)
     if source.hf is not None:
         load_options = LoadOptions(
-            dtype, device, config.attn_implementation, config.experts_implementation, RequestedQuantisation.of(config)
+            dtype,
+            device,
+            config.attn_implementation,
+            config.experts_implementation,
+            RequestedQuantisation.of(config),
+            config.device_map,
+            config.tensor_parallel or 1,
         )
         model = load_hf_model(source.hf, load_options, config.random_weights)
         made = loose_tensors(model)

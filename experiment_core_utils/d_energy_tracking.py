@@ -345,7 +345,13 @@ def with_estimate(using: Instruments, library: CodecarbonLibrary | None = None) 
 
 
 def meters_of(
-    mode: EnergyMode, device: Device, local_rank: int, seed: int, given: StageMeasurement | None
+    mode: EnergyMode,
+    device: Device,
+    local_rank: int,
+    seed: int,
+    given: StageMeasurement | None,
+    *,
+    is_spread: bool = False,
 ) -> StageMeasurement | None:
     """What this process measures energy with; None where it is not requested.
 
@@ -353,13 +359,14 @@ def meters_of(
 
     Args:
         given: replaces what is found on the machine.
+        is_spread: whether the model may be on all GPUs of this process, all of which are measured then.
 
     Raises:
         EnergyRefused: energy is required and there is nothing to measure it with; an estimate is not enough.
     """
     if mode == "off":
         return None
-    using = given.using if given is not None else _instruments(device, local_rank)
+    using = given.using if given is not None else _instruments(device, local_rank, is_spread)
     if mode == "required":
         _require_any(using)
     if given is not None:
@@ -375,8 +382,9 @@ def _require_any(using: Instruments) -> None:
         raise EnergyRefused(f"--energy required: {error}; use --energy optional to run without it") from error
 
 
-def _instruments(device: Device, local_rank: int) -> Instruments:
-    return find_instruments(uuids_of([choose_device(device, local_rank)]), HostClock())
+def _instruments(device: Device, local_rank: int, is_spread: bool = False) -> Instruments:
+    own = choose_device(device, local_rank)
+    return find_instruments(uuids_of(visible_gpus() if is_spread and own.type == "cuda" else [own]), HostClock())
 
 
 def energy_of_pass(

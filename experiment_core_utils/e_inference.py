@@ -27,7 +27,7 @@ from experiment_core_utils.models.common.text_generation import (
     results_of_records,
     text_ends,
 )
-from experiment_core_utils.models.interface import Runnable
+from experiment_core_utils.models.interface import Runnable, devices_of
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise
 from experiment_core_utils.primitives.device import new_marks, release_cached_memory, synchronize
@@ -252,8 +252,9 @@ def run_staged(model: Runnable, inputs: Mapping[str, Any], max_new_tokens: int) 
     Args:
         inputs: tensors on the model's device.
     """
-    synchronize(model.device)
-    marks = new_marks(model.device)
+    devices = devices_of(model)
+    synchronize(*devices)
+    marks = new_marks(*devices)
     generated = model.generate_timed(inputs, max_new_tokens, marks)
     return staged_run(generated, marks.seconds(), model.ends.up_to_end(generated.token_ids)[1])
 

@@ -68,7 +68,10 @@ from experiment_core_utils.sweep.requests import first_final_prompt
 from experiment_core_utils.sweep.run import (
     ProfilingRun,
     context_of,
+    crew_of,
     failure_where_no_sample_ran,
+    follow_run,
+    leading,
     load_bench,
     provenance_of_run,
 )
@@ -124,12 +127,17 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     if config.machine.tracker is not None:
         check_tracker(config.machine.tracker)
     check_table_format(config.machine.format)
-    accelerator = setup_distributed(config.machine)
-    requested = requested_run(config)
-    check_and_make_folder(requested, energy)
-    fingerprint = agreed_fingerprint(requested, accelerator)
-    ledger = Ledger(folder, fingerprint)
+    crew = crew_of(config)
+    if crew is not None and crew.rank:
+        follow_run(config, crew)
+        return RunReport(None, False, (), {}, (), folder, None)
     with ExitStack() as stack:
+        stack.enter_context(leading(crew))
+        accelerator = setup_distributed(config.machine)
+        requested = requested_run(config)
+        check_and_make_folder(requested, energy)
+        fingerprint = agreed_fingerprint(requested, accelerator)
+        ledger = Ledger(folder, fingerprint)
         locks: list[RunLock] = []  # of the main process alone
         broadcast_from_main(lambda: locks.append(stack.enter_context(only_run_in(folder / PARTS_FOLDER))), accelerator)
         watch = None if locks else MainProcessWatch(folder / PARTS_FOLDER / LOCK_NAME, config.machine.worker_timeout)
@@ -195,11 +203,14 @@ def loaded_run(
     marker = f"{ledger.fingerprint} {experiment_id}"
     check_folder_is_shared(config.machine.output_dir / PARTS_FOLDER, marker, within_s, accelerator)
 
-    mode = config.measuring.energy
+    mode, local_rank = config.measuring.energy, accelerator.local_process_index
+    is_spread = config.model.device_map is not None or config.model.tensor_parallel is not None
 
     def find_meters() -> StageMeasurement | None:
         return all_or_raise(
-            lambda: meters_of(mode, config.machine.device, accelerator.local_process_index, config.task.seed, energy),
+            lambda: meters_of(
+                mode, config.machine.device, local_rank, config.task.seed, energy, is_spread=is_spread
+            ),
             accelerator,
         )
 

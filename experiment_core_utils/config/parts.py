@@ -198,6 +198,16 @@ class ModelConfig(Part):
     quantization: Literal["none", "4bit", "8bit"] = Field(
         default="none", description="quantise the weights by bitsandbytes while loading, for models of transformers"
     )
+    device_map: Literal["auto"] | None = Field(
+        default=None,
+        description="auto: spread the model over this process's GPUs and, where they are full, the host's memory, for "
+        "models of transformers (default: one device)",
+    )
+    tensor_parallel: Annotated[int, Field(ge=2, le=MOST_TIMES), Metavar("N")] | None = Field(
+        default=None,
+        description="processes that share one model, each with a part of its weights, launched by torchrun "
+        "--nproc-per-node=N, for models of transformers (default: each process has the whole model)",
+    )
     execution: ExecutionMode = Field(
         default="auto",
         description="eager: the model's modules; graph: CUDA graphs (on the CPU: compiled kernels), where the model "
@@ -208,6 +218,15 @@ class ModelConfig(Part):
         default=None,
         description="experts of transformers, such as grouped_mm or eager (default: the model's)",
     )
+
+    @model_validator(mode="after")
+    def _check_devices(self) -> Self:
+        if self.device_map is not None and self.tensor_parallel is not None:
+            raise ConfigurationError(
+                f"--device_map {self.device_map} and --tensor_parallel {self.tensor_parallel} are two ways to spread "
+                "one model; drop one"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -68,6 +68,14 @@ class ProfilingConfig(Part):
         return given if isinstance(given, GridConfig) else knob_config().model_validate(given)
 
     @model_validator(mode="after")
+    def _check_in_step(self) -> Self:
+        if self.model.tensor_parallel is not None and self.measuring.sample_timeout is not None:
+            raise ConfigurationError(
+                "--sample_timeout stops one process in the middle of a step that all of --tensor_parallel make; drop it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_search(self) -> Self:
         for name in ("until_precision", "num_latency_samples"):
             if self.search.pareto_search and getattr(self.measuring, name) is not None:

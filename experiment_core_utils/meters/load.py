@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -14,6 +15,7 @@ from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.primitives.clock import Clock, HostClock, Repeating
 from experiment_core_utils.primitives.device import allocator_bytes, gpu_uuid, resident_bytes, used_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.primitives.in_step import crew_of_process
 from experiment_core_utils.records.compute import LoadSample, LoadTrace
 from experiment_core_utils.records.settings import ConditionsReading, CpuReading, GpuReading, When
 
@@ -29,12 +31,19 @@ def cpu_times_s() -> tuple[float, float]:
 
 
 def own_cpu_s() -> float:
-    """CPU seconds of this process and its descendants, such as those that prepare requests, ended ones that were waited
-    for among them.
+    """CPU seconds of this process, of those that share its model, and of its descendants, such as those that prepare
+    requests, ended ones that were waited for among them.
     """
     own = psutil.Process(os.getpid())
     # This process last: the time of one that ends meanwhile has moved to the process that waited for it.
-    return sum(map(_with_ended_children_s, [*own.children(recursive=True), own]))
+    return sum(map(_with_ended_children_s, [*_sharing_model(), *own.children(recursive=True), own]))
+
+
+def _sharing_model() -> Iterator[psutil.Process]:
+    crew = crew_of_process()
+    for pid in () if crew is None else crew.pids:
+        with suppress(psutil.NoSuchProcess):
+            yield psutil.Process(pid)
 
 
 def _with_ended_children_s(process: psutil.Process) -> float:

@@ -21,7 +21,7 @@ from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.meters.windows import WARM_AGAIN_S, WARM_UP_S, WindowGoal, energy_of_act, idle_power
 from experiment_core_utils.models.common.greedy import generate_greedily
-from experiment_core_utils.models.interface import Stages
+from experiment_core_utils.models.interface import Stages, devices_of
 from experiment_core_utils.primitives.device import NoMarks, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest
@@ -176,13 +176,13 @@ class StagedRequest:
     def vision(self) -> None:
         """Crops on the device -> features ready."""
         self._model.encode_image(self._inputs)
-        synchronize(self._model.device)
+        synchronize(*devices_of(self._model))
 
     @torch.inference_mode()
     def prefill(self) -> None:
         """Features and prompt on the device -> first token on the host."""
         self._prefilled()
-        synchronize(self._model.device)
+        synchronize(*devices_of(self._model))
 
     @torch.inference_mode()
     def decode(self) -> None:
@@ -193,12 +193,12 @@ class StagedRequest:
                 token = self._model.decode_step(token, self._state).argmax(dim=-1, keepdim=True)
                 int(token)
         self._rewind(self._state, steps)
-        synchronize(self._model.device)
+        synchronize(*devices_of(self._model))
 
     def whole(self) -> None:
         """Request handed over -> last token."""
         generate_greedily(self._model, self._inputs, self._max_new_tokens, NoMarks())
-        synchronize(self._model.device)
+        synchronize(*devices_of(self._model))
 
     def _prefilled(self) -> tuple[torch.Tensor, Any]:
         logits, state = self._model.prefill(self._inputs, self._features)

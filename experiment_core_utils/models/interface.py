@@ -241,6 +241,20 @@ class Switchable(Protocol):
         """
 
 
+@runtime_checkable
+class Spread(Protocol):
+    """A model that may compute on several devices."""
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All of them, the one that requests are sent to first."""
+
+
+def devices_of(model: Runnable | Stages) -> tuple[torch.device, ...]:
+    """The devices that a model computes on, the one that requests are sent to first."""
+    return model.devices if isinstance(model, Spread) else (model.device,)
+
+
 class StagedModel(Runnable, Stepwise, Inspectable, Switchable, Protocol):
     """A model in this process, whose vision, prefill and decode can be called one by one; it may have several ways to
     run them.

@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import torch
+
+from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
 from experiment_core_utils.records.provenance import FinalPrompt
@@ -32,6 +35,13 @@ class PlannedRequests(Protocol):
     no_formula: str | None  #: why there are no operations and no memory; None where there are
     weight_elements: int  #: of the whole model
     num_samples: int  #: that were looked at
+
+    def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:
+        """The line that says that the model may not fit the device; none where it fits.
+
+        Raises:
+            ConfigurationError: it cannot fit, or cannot be spread over several devices as requested.
+        """
 
     def final_prompt(self, setting: Setting) -> FinalPrompt | None:
         """What the model is given of the first sample that can be used; None where none can."""

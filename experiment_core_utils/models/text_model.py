@@ -20,7 +20,6 @@ from experiment_core_utils.models.common.checkpoint_files import (
     refuse_files_not_finite,
     refuse_hub_code,
     refuse_own_code,
-    refuse_too_large,
     weights_stamp,
 )
 from experiment_core_utils.models.common.gguf_files import (
@@ -30,6 +29,7 @@ from experiment_core_utils.models.common.gguf_files import (
     source_of,
     tokenizer_in,
 )
+from experiment_core_utils.models.common.placement import OFFLOADED, refuse_device_map, refuse_offload
 from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.common.quantisation import (
     own_method,
@@ -38,6 +38,7 @@ from experiment_core_utils.models.common.quantisation import (
     transformers_config,
 )
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
+from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes, Room, check_memory
 from experiment_core_utils.models.molmoe.checkpoint.published import (
     PUBLISHED_MODEL_TYPE,
     config_from_published,
@@ -45,8 +46,8 @@ from experiment_core_utils.models.molmoe.checkpoint.published import (
     published_language_tensors,
 )
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
-from experiment_core_utils.primitives.device import choose_device, choose_dtype
-from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, OutOfMemory
+from experiment_core_utils.primitives.device import choose_device, choose_dtype, visible_gpus
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.files import is_gguf
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
@@ -95,7 +96,7 @@ def validate_loadable(config: TextConfig) -> LanguageModelSource:
         ImpossibleCombination: the values do not go together.
     """
     device = device_of(config)
-    _validate_device_map(config, device)
+    refuse_device_map(config.device_map, device, "device_map auto")
     source = find_language_model(config)
     refuse_quantised_again(source.folder, config.quantization_config.quantization or config.fp_precision == "float8")
     refuse_impossible(config, source.quant_method, device)
@@ -104,18 +105,6 @@ def validate_loadable(config: TextConfig) -> LanguageModelSource:
     load_tokenizer(config, source)
     _validate_architecture(config, source, device)
     return source
-
-
-def _validate_device_map(config: TextConfig, device: torch.device) -> None:
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if config.device_map is None:
-        return
-    if device.type != "cuda":
-        raise ConfigurationError("device_map auto shards a model over GPUs, and this process has none; drop it")
-    if launched > 1:
-        raise ImpossibleCombination(
-            f"device_map auto gives all GPUs to one process, and {launched} were launched; launch one"
-        )
 
 
 def find_language_model(config: TextConfig) -> LanguageModelSource:
@@ -226,10 +215,11 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
         "device_map": config.device_map or {"": device},
     }
     given = {name: value for name, value in options.items() if value is not None}
-    if options["quantization_config"] is None and source.quant_method is None and config.device_map is None:
-        elements = _skeleton(config, source, dtype).num_parameters()
-        refuse_too_large(elements * dtype.itemsize, source.name, device)
+    if source.quant_method is None:
+        _check_memory(config, source, None)
     folder = _with_weights(config, source)
+    if source.quant_method is not None:
+        _check_memory(config, source, sum(size for _, size, _ in weights_stamp(folder)))
     if options["quantization_config"] is not None:
         refuse_files_not_finite(folder)
     if source.is_published_molmoe:
@@ -242,8 +232,38 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
             trust_remote_code=config.trust_remote_code,
             **loading_options(folder) | ({"use_safetensors": None} if config.allow_pickled_weights else {}) | given,
         )
-    _refuse_offload(model)
+    # Times of parts on the host or the disk would not be the GPUs'.
+    refuse_offload(model, OFFLOADED, "on the GPUs")
     return model.eval()
+
+
+# What to give where a model does not fit.
+_FLAGS = {
+    "bfloat16": "fp_precision: bfloat16",
+    "float8": "fp_precision: float8",
+    "device_map": "device_map: auto",
+    "8bit": "quantization_config: {quantization: true, load_in_8bit: true}",
+    "4bit": "quantization_config: {quantization: true, load_in_4bit: true}",
+}
+
+
+def _check_memory(config: TextConfig, source: LanguageModelSource, stored_bytes: int | None) -> None:
+    device, requested = device_of(config), config.quantization_config
+    dtype = choose_dtype(config.fp_precision, device)
+    width = "4bit" if requested.load_in_4bit else "8bit" if requested.load_in_8bit else "none"
+    gpus = visible_gpus() if device.type == "cuda" else []
+    loading = Loading(
+        source.name,
+        source.config,
+        dtype,
+        device,
+        Room.of(device) if config.device_map is None else Room.of(*gpus),
+        "float8" if config.fp_precision == "float8" else width,
+        spread_room=partial(Room.of, *gpus) if len(gpus) > 1 and config.device_map is None else None,
+        rows=config.batch_size or 1,
+        tokens=config.max_input_tokens + config.max_output_tokens,
+    )
+    check_memory(ModelSizes.of(_skeleton(config, source, dtype), stored_bytes), loading, _FLAGS)
 
 
 def _load_published(source: LanguageModelSource, folder: Path, dtype: torch.dtype, **options: Any) -> Any:
@@ -258,12 +278,3 @@ def _with_weights(config: TextConfig, source: LanguageModelSource) -> Path:
     folder = download(source.name, patterns, HINT, revision=source.revision, ignored=IGNORED_FILES)
     _validate_weight_files(config, source)
     return folder
-
-
-def _refuse_offload(model: PreTrainedModel) -> None:
-    """Raises OutOfMemory where accelerate put parts on the host or the disk, whose times would not be the GPUs'."""
-    off = [name for name, place in vars(model).get("hf_device_map", {}).items() if place in ("cpu", "disk")]
-    if off:
-        raise OutOfMemory(
-            f"the model does not fit on the GPUs: {len(off)} of its parts were left, for example {off[0]}"
-        )

@@ -49,12 +49,20 @@ class HostMarks:
 
 
 class CudaMarks:
-    """Marks by CUDA events on the current stream, read after the run: setting one does not wait for the GPU."""
+    """Marks by CUDA events on the current stream, read after the run: setting one does not wait for the GPU.
 
-    def __init__(self) -> None:
+    Args:
+        others: further GPUs that the run uses; a mark is reached when they, too, have done all work queued before it.
+    """
+
+    def __init__(self, others: Sequence[torch.device] = ()) -> None:
         self._events: list[torch.cuda.Event] = []
+        self._others = others
 
     def mark(self) -> None:
+        for other in self._others:
+            # The stream of the marks waits for the other GPU, the host for none of them.
+            torch.cuda.current_stream().wait_event(torch.cuda.current_stream(other).record_event())
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._events.append(event)
@@ -85,15 +93,16 @@ class NoMarks:
         return []
 
 
-def new_marks(device: torch.device) -> Marks:
-    """Marks for work on `device`."""
-    return CudaMarks() if device.type == "cuda" else HostMarks()
+def new_marks(device: torch.device, *others: torch.device) -> Marks:
+    """Marks for work that begins on `device` and uses `others`, too."""
+    return CudaMarks([each for each in others if each.type == "cuda"]) if device.type == "cuda" else HostMarks()
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait until `device` has done all work given to it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def synchronize(*devices: torch.device) -> None:
+    """Wait until the devices have done all work given to them."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
 
 class TokenCopies:
@@ -143,6 +152,16 @@ def available_memory_bytes() -> int:
     available = int(psutil.virtual_memory().available)
     limit, used = (_number_in(CGROUP / name) for name in ("memory.max", "memory.current"))
     return available if limit is None or used is None else max(min(available, limit - used), 0)
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that is free for new work: of the GPU, with what this process's allocator has in reserve, or of the
+    host.
+    """
+    if device.type != "cuda":
+        return available_memory_bytes()
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def most_memory_bytes(device: torch.device) -> int:
@@ -214,15 +233,15 @@ def resident_bytes() -> int:
 
 
 class MemoryWindow:
-    """Peak memory between `with` and its end; the high-water mark is reset at the opening."""
+    """Peak memory between `with` and its end, of several GPUs the sum; high-water marks are reset at the opening."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, *devices: torch.device) -> None:
+        self._gpus = [each for each in devices if each.type == "cuda"]
         self.reading: MemoryReading | None = None
 
     def __enter__(self) -> "MemoryWindow":
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        for gpu in self._gpus:
+            torch.cuda.reset_peak_memory_stats(gpu)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -231,8 +250,10 @@ class MemoryWindow:
     def read(self) -> MemoryReading:
         """The window so far."""
         rss = resident_bytes()
-        if self._device.type == "cuda":
-            peak, reserved = torch.cuda.max_memory_allocated(self._device), torch.cuda.max_memory_reserved(self._device)
+        if self._gpus:
+            peak, reserved = (
+                sum(map(most, self._gpus)) for most in (torch.cuda.max_memory_allocated, torch.cuda.max_memory_reserved)
+            )
             return MemoryReading(peak, reserved, rss, None)
         return MemoryReading(None, None, rss, "no CUDA device: torch keeps no high-water mark on the CPU")
 

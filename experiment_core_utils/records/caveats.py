@@ -93,6 +93,14 @@ Caveat.KINDS = {
         "note",
         "{num_processes} processes share the CPU cores: times are not those of one process alone".format_map,
     ),
+    "offloaded_weights": CaveatKind(
+        "warning",
+        lambda found: (
+            f"offloaded: {found['num_parts']} of {found['num_all']} parts of the model are copied to their device for "
+            "each use; times are mostly those of copies"
+        ),
+        "use more or larger GPUs, or --quantization 4bit, before reading times as the model's",
+    ),
     "pictures_not_shown": CaveatKind(
         "warning",
         lambda found: "pictures: a text model answered the questions without their pictures",

@@ -131,6 +131,8 @@ class Variables(Record):
     precision: Any = None  #: `--precision`; what came of `auto` is `model.dtype`
     execution: Any = None  #: `--execution`; what is used is `model.execution`
     quantization: Any = None  #: `--quantization`; what is used is `model.quantisation`
+    device_map: Any = None  #: `--device_map`; what came of it is `model.device_map`; None if not given
+    tensor_parallel: Any = None  #: `--tensor_parallel`; None if not given
     #: `--num_threads`; what came of it, or of `OMP_NUM_THREADS`, is `hardware.torch_threads`; None if not given
     num_threads: Any = None
     batch_size: Any = None  #: 1: of measured samples

@@ -6,6 +6,7 @@ Facts are gathered here (config of the model, pictures of a few samples, earlier
 follows from them is computed in `estimate.py`.
 """
 
+import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from experiment_core_utils.primitives.device import (
     matmul_flops_per_second,
     set_cpu_threads,
 )
-from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES
+from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, ConfigurationError
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import FinalPrompt, Provenance
 from experiment_core_utils.records.result_files import RESULT_FILES
@@ -89,6 +90,8 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     Raises:
         ConfigurationError: what would also stop the run, or none of the samples can be read.
     """
+    if config.model.tensor_parallel is not None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigurationError("--dry_run with --tensor_parallel plans in one process; leave torchrun out")
     requested = requested_run(config)
     source, task, drawn = requested.source, requested.task, requested.drawn
     accelerator = setup_distributed(config.machine)
@@ -124,6 +127,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         size_sentence(size),
         *plan_table(estimates),
         plan_total(estimates),
+        *[f"warning: {line}" for line in planned.memory_lines(config.model, device)],
         *source_sentences(estimates, earlier, output_tokens, matmul_rate, planned.no_formula),
         f"tokens: prompts of the first {planned.num_samples} samples that can be read",
         *([] if config.model.random_weights else decoding_sentences(source)),

@@ -9,7 +9,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.load import ConditionsMeter, conditions_meter, load_sampler
 from experiment_core_utils.meters.stability import PrecisionGoal
 from experiment_core_utils.meters.stages import StageMeasurement
-from experiment_core_utils.models.interface import Switchable
+from experiment_core_utils.models.interface import Switchable, devices_of
 from experiment_core_utils.primitives.device import MemoryWindow, out_of_memory_named
 from experiment_core_utils.primitives.errors import (
     GenerationFailed,
@@ -246,7 +246,7 @@ class ShardMeasurer:
         if not left:
             return
         self.bench.model.apply(each.setting)
-        with MemoryWindow(self.bench.model.device) as window:
+        with MemoryWindow(*devices_of(self.bench.model)) as window:
             for outcomes in self._answerer.outcomes(each.setting, left):
                 each.note_memory(window.read())
                 for outcome in outcomes:

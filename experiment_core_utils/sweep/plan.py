@@ -39,6 +39,7 @@ from experiment_core_utils.models.common.checkpoint_files import model_digest, w
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads
+from experiment_core_utils.primitives.device import visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
 from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
 from experiment_core_utils.primitives.texts import and_more, short_digest
@@ -513,6 +514,10 @@ def _later_parts(config: ProfilingConfig, choice: BlockChoice, stop: Sequence[st
         yield "energy", measuring.energy
     if model.quantization != "none":
         yield "quantization", model.quantization
+    if model.device_map is not None:
+        yield "device_map", model.device_map, len(visible_gpus())
+    if model.tensor_parallel is not None:
+        yield "tensor_parallel", model.tensor_parallel
     if config.machine.num_threads is None and threads is not None:
         yield "OMP_NUM_THREADS", threads
     if model.execution != "eager":

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from experiment_core_utils.config.parts import ProfilerMode
 from experiment_core_utils.models.common.greedy import generate_greedily
-from experiment_core_utils.models.interface import Component, Stages
+from experiment_core_utils.models.interface import Component, Stages, devices_of
 from experiment_core_utils.primitives.device import NoMarks, synchronize
 from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
 
@@ -103,10 +103,10 @@ class TorchProfiles:
 
 def profiled_run(model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, mode: ProfilerMode) -> profile:
     """One run of the request under the profiler, with ranges of its components; the device is idle at both ends."""
-    synchronize(model.device)
+    synchronize(*devices_of(model))
     with component_ranges(model.components()), new_profiler(model.device, mode) as profiler:
         generate_greedily(stages_in_ranges(model), inputs, max_new_tokens, NoMarks())
-        synchronize(model.device)
+        synchronize(*devices_of(model))
     return profiler
 
 

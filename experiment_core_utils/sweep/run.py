@@ -1,22 +1,30 @@
 """A knob run before its first setting: its place, its model with the requests, and what holds for all results."""
 
+import atexit
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.b_model_loader import load_staged_model
+from experiment_core_utils.a_distributed import leave_process_group
+from experiment_core_utils.b_model_loader import find_requested_model, load_staged_model
 from experiment_core_utils.c_prompt_processing import choose_latency_ids, picture_caveats
+from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.meters.stages import StageMeasurement
+from experiment_core_utils.models.common.placement import placement_caveats
 from experiment_core_utils.models.common.preferences import decoding_caveats
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.tensor_parallel import END, LOAD, LeadingModel, follow
 from experiment_core_utils.models.interface import Inspectable, Runnable, Stepwise
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
+from experiment_core_utils.primitives.in_step import Crew, join_crew
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.progress import announced
 from experiment_core_utils.records.caveats import caveat_fields
@@ -42,6 +50,44 @@ from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import few_samples_caveats, shards_of
 
 
+def crew_of(config: ProfilingConfig) -> Crew | None:
+    """The processes that share one model, met; None where each process has its own. A collective call.
+
+    Raises:
+        ConfigurationError: another number of processes was launched.
+    """
+    size = config.model.tensor_parallel
+    if size is None:
+        return None
+    device = choose_device(config.machine.device, int(os.environ.get("LOCAL_RANK", "0")))
+    launcher = f"launch torchrun --nproc-per-node={size} -m knob_profiler profile"
+    return join_crew(size, device, config.machine.worker_timeout, launcher)
+
+
+def follow_run(config: ProfilingConfig, crew: Crew) -> None:
+    """Load the model when the first process does, and make its calls until the run ends."""
+    atexit.register(leave_process_group)
+    if crew.hear() != LOAD:
+        return
+    source, device = find_requested_model(config), choose_device(config.machine.device, crew.rank)
+    set_cpu_threads(config.machine.num_threads, crew.size)
+    model = load_staged_model(config.model, source, device)
+    assert isinstance(model, TransformersModel)
+    follow(model, crew)
+
+
+@contextmanager
+def leading(crew: Crew | None) -> Iterator[None]:
+    """A context at whose end the others, if there are any, end too."""
+    try:
+        yield
+    finally:
+        if crew is not None:
+            # One that is lost has ended, and the run's own error says more.
+            with suppress(WorkerLost):
+                crew.tell(END)
+
+
 def context_of(requested: RequestedRun, accelerator: Accelerator, ledger: Ledger, experiment_id: str) -> RunContext:
     """The place of this process in the run."""
     shards = shards_of(requested.sample_ids, accelerator.num_processes)
@@ -58,11 +104,17 @@ def load_bench(
     """Load the model and make it ready as `bench_of` does. A collective call."""
     config = requested.config
     device = choose_device(config.machine.device, accelerator.local_process_index)
-    set_cpu_threads(config.machine.num_threads, processes_here)
+    crew = crew_of(config)
+    set_cpu_threads(config.machine.num_threads, processes_here if crew is None else crew.size)
+    if crew is not None:
+        crew.tell(LOAD)
     with announced(f"loading {requested.source.name} on {device}", shown=context.is_main):
-        model = load_staged_model(
+        model: Runnable = load_staged_model(
             config.model, requested.source, device, is_profiled=config.measuring.profiler is not None
         )
+    if crew is not None:
+        assert isinstance(model, TransformersModel)
+        model = LeadingModel(model, crew)
     return bench_of(model, requested, context, accelerator, processes_here, settings)
 
 
@@ -187,6 +239,7 @@ def provenance_of_run(
     choice = chosen_blocks(config, source)
     caveats = [
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
+        *placement_caveats(described.get("device_map")),
         *decoding_caveats(described.get("decoding", {}).get("left_out", {})),
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),
         *batching_caveats(len(requested.drawn), num_timed(config, len(requested.drawn)), described["dtype"]),

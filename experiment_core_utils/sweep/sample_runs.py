@@ -15,7 +15,7 @@ from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.meters.load import LoadSampler
 from experiment_core_utils.meters.stability import PrecisionGoal, needs_another_run, warm_up_of
 from experiment_core_utils.models.common.finite_logits import failure_named
-from experiment_core_utils.models.interface import Runnable, Stepwise
+from experiment_core_utils.models.interface import Runnable, Stepwise, devices_of
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import (
     MemoryWindow,
@@ -214,7 +214,7 @@ class SettingAtWork:
     @contextmanager
     def memory_window(self, model: Runnable) -> Iterator[None]:
         """A context in which memory is measured for the setting."""
-        with MemoryWindow(model.device) as window:
+        with MemoryWindow(*devices_of(model)) as window:
             yield
         if window.reading is not None:
             self.note_memory(window.reading)
@@ -326,7 +326,7 @@ class SampleRunner:
         model, started_s = self.bench.model, self._clock.now_s()
         with time_limit(self.config.sample_timeout):
             inputs = model.to_device(request.inputs)
-            synchronize(model.device)
+            synchronize(*devices_of(model))
             transfer_s = self._clock.now_s() - started_s
             model.apply(each.setting)
             model.warm_up(inputs, self.bench.max_new_tokens)
@@ -393,7 +393,7 @@ class SampleRunner:
         done = outcome if isinstance(outcome, MeasuredSample) else None
         if outcome.sample_id in each.shard.finished or (failed is not None and not self.is_last_attempt):
             return
-        memory = each.memory or MemoryWindow(self.bench.model.device).read()
+        memory = each.memory or MemoryWindow(*devices_of(self.bench.model)).read()
         finished = FinishedSample(done, failed, memory)
         each.journal.append(finished)
         each.shard.add(finished)

@@ -135,6 +135,46 @@ def test_on_a_gpu_earlier_work_is_waited_for_before_the_first_mark(monkeypatch: 
     assert (run.vision_s, run.prefill_s, run.decode_s, run.total_s) == (0.25, 0.25, 0.25, 0.75)
 
 
+def test_a_mark_of_a_model_on_two_gpus_waits_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work that the second GPU was given belongs to the stage before the mark; the host waits for neither."""
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    model = ScriptedModel(device=first)
+    model.devices = (first, second)  # type: ignore[attr-defined]
+
+    class Stream:
+        def __init__(self, device: object = "first") -> None:
+            self.device = device
+
+        def record_event(self) -> str:
+            return f"{self.device} so far"
+
+        def wait_event(self, event: str) -> None:
+            model.calls.append(f"{self.device} after {event}")
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            model.calls.append("|")
+
+        def synchronize(self) -> None:
+            model.calls.append("wait for the last mark")
+
+        def elapsed_time(self, _later: object) -> float:
+            return 250.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: model.calls.append(f"wait for {device}"))
+    run_staged(model, TEXT, 1)
+    mark = ["first after cuda:1 so far", "|"]
+    assert model.calls == [
+        "wait for cuda:0", "wait for cuda:1", *mark, "encode_image", "prefill None", *mark,
+        "wait for the last mark",
+    ]  # fmt: skip
+
+
 def test_each_stage_gets_its_own_time_and_the_stages_add_up() -> None:
     model = ScriptedModel(script=(1, 2, 3, EOS), vision_s=0.06, prefill_s=0.04, decode_s=0.01)
     run = run_staged(model, PICTURE, 16)

@@ -15,6 +15,8 @@ from experiment_core_utils.primitives.device import (
     NoMarks,
     choose_device,
     choose_dtype,
+    free_memory_bytes,
+    most_memory_bytes,
     new_marks,
     out_of_memory_named,
     release_cached_memory,
@@ -56,8 +58,14 @@ def test_no_marks_measure_nothing() -> None:
 
 def test_the_cpu_is_marked_by_the_host() -> None:
     assert isinstance(new_marks(CPU), HostMarks)
-    synchronize(CPU)
+    # Work on a CPU is finished when a call returns, wherever else it went on.
+    assert isinstance(new_marks(CPU, CPU), HostMarks)
+    synchronize(CPU, CPU)
     release_cached_memory(CPU)
+
+
+def test_what_is_free_is_a_part_of_what_there_is() -> None:
+    assert 0 < free_memory_bytes(CPU) <= most_memory_bytes(CPU)
 
 
 def test_a_window_on_the_cpu_has_no_peak_and_says_why() -> None:

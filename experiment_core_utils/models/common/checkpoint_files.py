@@ -18,7 +18,6 @@ from transformers.utils import is_kernels_available
 
 from experiment_core_utils.models.common.gguf_files import check_gguf, keep_origin
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
-from experiment_core_utils.primitives.device import most_memory_bytes
 from experiment_core_utils.primitives.errors import ConfigurationError, HubUnreachable, first_line
 from experiment_core_utils.primitives.files import is_gguf, read_json, refuse_unreadable
 from experiment_core_utils.primitives.texts import first_of
@@ -298,16 +297,6 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     # A sum reads the weights once and keeps nothing; only one that overflows needs a look at each number.
     total = wide.sum(dtype=torch.float64 if wide.dtype == torch.float64 else torch.float32)
     return bool(total.isfinite()) or bool(wide.isfinite().all())
-
-
-def refuse_too_large(num_bytes: int, name: str, device: torch.device) -> None:
-    """Raises ConfigurationError for weights that do not fit into the whole memory, even if all of it were free."""
-    most = most_memory_bytes(device)
-    if num_bytes > most:
-        raise ConfigurationError(
-            f"{name} needs {num_bytes / 2**30:.4g} GiB for its weights, and all memory of this "
-            f"{'GPU' if device.type == 'cuda' else 'machine'} is {most / 2**30:.4g} GiB; give a smaller model"
-        )
 
 
 def refuse_misfit(found: Mapping[str, Any], folder: Path) -> None:

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from experiment_core_utils.models.common.finite_logits import refuse_not_finite
+from experiment_core_utils.models.common.placement import is_offloaded
 from experiment_core_utils.models.common.private_apis import (
     attention_implementation,
     experts_implementation,
@@ -176,6 +177,10 @@ def modules_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 @contextmanager
 def judging(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """`modules_in` the precision above `dtype`; raises EngineRefused where the modules cannot compute in it."""
+    if is_offloaded(model):
+        raise EngineRefused(
+            "whether it is right cannot be judged: weights that come to their device for each use stay as they are"
+        )
     try:
         with modules_in(model, higher_precision(dtype)):
             yield

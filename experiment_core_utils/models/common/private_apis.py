@@ -60,6 +60,16 @@ def decode_kernels_switch(model: "PreTrainedModel") -> Any:
     return getattr(model, "_optimize_model_for_decode", None)
 
 
+def undivided_classes(model: "PreTrainedModel") -> list[str]:
+    """Names of the classes whose modules stay on one device."""
+    return list(model._no_split_modules or ())
+
+
+def arguments_left_in_place(model: "PreTrainedModel") -> Any:
+    """Names of the arguments, such as the cache, that are not sent from device to device."""
+    return model._skip_keys_device_placement
+
+
 def owns_experts(part: "PreTrainedModel") -> bool:
     """Whether the part has experts whose implementation can be chosen."""
     return bool(part._can_set_experts_implementation())

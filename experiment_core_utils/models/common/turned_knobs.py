@@ -101,16 +101,17 @@ class TurnedKnobs:
             ConfigurationError: a value that cannot be; what was in force stays so.
         """
         with self.restored_afterwards() as before:
-            self._put(setting.values)
+            self.put(setting.values)
             return before.pop_all()
 
     def restored_afterwards(self) -> ExitStack:
         """A context at whose end what is in force now is in force again."""
         before = ExitStack()
-        before.callback(self._put, self.in_force)
+        before.callback(self.put, self.in_force)
         return before
 
-    def _put(self, values: Mapping[str, Any]) -> None:
+    def put(self, values: Mapping[str, Any]) -> None:
+        """Put values in force, by the knob's name, until others are."""
         self._applied.close()
         self.on_modules = {}
         for knob in all_knobs():

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, engine_refused, refused_without_memory
 from experiment_core_utils.models.common.greedy import AsyncStages
+from experiment_core_utils.models.common.placement import spread_reason
 from experiment_core_utils.models.common.preferences import KEPT
 from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
@@ -216,9 +217,8 @@ def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) ->
     if stages.preferences.change_logits:
         applied = ", ".join(name for name in KEPT if name in stages.preferences.kept)
         return f"the checkpoint prefers {applied}, applied between the logits and the choice of a token in a graph"
-    devices = sorted({str(weight.device) for weight in model.parameters()})
-    if len(devices) > 1:
-        return f"its weights are on several devices ({', '.join(devices)})"
+    if (reason := spread_reason(model)) is not None:
+        return reason
     if vision_entry(model) is not None and not stages.can_encode_alone:
         return "its pictures are encoded inside the prefill"
     return cache_unsupported_reason(model)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -19,17 +20,25 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.distributed import DistributedConfig
 
 from experiment_core_utils.knobs.interface import KnobLimits, unsupported_knobs
 from experiment_core_utils.models.common.checkpoint_files import (
     loaded_weights,
     refuse_files_not_finite,
     refuse_own_code,
-    refuse_too_large,
     refuse_without_weights,
+    weights_stamp,
 )
 from experiment_core_utils.models.common.describe import computing_dtype, implementations, quantisation_in_force
 from experiment_core_utils.models.common.gguf_files import config_in, loading_options, refuse_quantised_again, source_of
+from experiment_core_utils.models.common.placement import (
+    devices_of,
+    is_offloaded,
+    refuse_device_map,
+    refuse_offload,
+    spread_over,
+)
 from experiment_core_utils.models.common.private_apis import owns_experts
 from experiment_core_utils.models.common.quantisation import (
     QuantisationOptions,
@@ -39,13 +48,16 @@ from experiment_core_utils.models.common.quantisation import (
     transformers_config,
 )
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
+from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes, Room, check_memory
 from experiment_core_utils.models.hf.generate import loose_tensors, stages_unsupported_reason
 from experiment_core_utils.models.hf.knobs.adapters import adapters_of
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.processor import load_hf_processor
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions, HFRequests
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
+from experiment_core_utils.primitives.device import visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import is_gguf
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,9 @@ class LoadOptions:
     attn_implementation: str | None
     experts_implementation: str | None
     quantisation: QuantisationOptions
+    #: see `ModelConfig.device_map`; or the device of each part, as accelerate takes it
+    device_map: str | Mapping[str, Any] | None = None
+    tensor_parallel: int = 1  #: processes that share the weights, all of which load the model at the same time
 
 
 def find_hf_model(name: str, folder: Path, raw: Mapping[str, Any], chat: ChatOptions = DEFAULT_CHAT) -> HFSource:
@@ -168,8 +183,8 @@ def refuse_as_loaded(
         if quantisation_in_force(model) is not None:
             facts.append("quantised")
         raise ConfigurationError(
-            f"{source.name}, loaded on {model.device.type} ({', '.join(dict.fromkeys(facts))}), cannot run a prompt: "
-            f"{knobs.failure}; give another --precision, --quantization or --experts_implementation"
+            f"{source.name}, loaded on {devices_of(model)[0].type} ({', '.join(dict.fromkeys(facts))}), cannot run a "
+            f"prompt: {knobs.failure}; give another --precision, --quantization or --experts_implementation"
         )
 
 
@@ -181,6 +196,10 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
             requested quantisation is not available.
         OutOfMemory: it does not fit the device.
     """
+    if load_options.tensor_parallel > 1:
+        refuse_sharing(source, load_options, random_weights)
+    if load_options.device_map == "auto":
+        refuse_device_map("auto", load_options.device, "--device_map auto")
     if random_weights:
         return _random(source, load_options)
     refuse_without_weights(source.folder, source.name)
@@ -197,26 +216,64 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
         options["attn_implementation"] = load_options.attn_implementation
     # A quantised checkpoint says itself what it is multiplied in.
     keeps_own = source.quant_method is not None and load_options.quantisation.fp_precision == "auto"
-    if quantised_by is None and source.quant_method is None:
-        refuse_too_large(_weight_bytes(source, load_options), source.name, load_options.device)
+    device, requested = load_options.device, load_options.quantisation.quantization_config
+    width = "4bit" if requested.load_in_4bit else "8bit" if requested.load_in_8bit else "none"
+    shards = load_options.tensor_parallel
+    check_memory(*memory_of(source, load_options.dtype, device, width, load_options.device_map, shards), FLAGS)
     model = loaded_weights(
         source.folder,
         partial(source.auto_class.from_pretrained, **source_of(source.folder)),
         dtype="auto" if keeps_own else load_options.dtype,
-        device_map={"": load_options.device},
+        **_placement(load_options),
         trust_remote_code=False,
         **options,
     )
+    refuse_offload(model, ("disk",), "on the GPUs and the host together")
+    if is_offloaded(model) and quantised_by is None:
+        # Of weights that are not on their device, the check of a loaded model sees nothing.
+        refuse_files_not_finite(source.folder)
     return _with_experts(model, load_options).eval()
+
+
+def _placement(load_options: LoadOptions) -> dict[str, Any]:
+    """Where `from_pretrained` puts the weights."""
+    if load_options.tensor_parallel > 1:
+        return {"distributed_config": DistributedConfig(tp_size=load_options.tensor_parallel)}
+    return {"device_map": load_options.device_map or {"": load_options.device}}
+
+
+def refuse_sharing(source: HFSource, load_options: LoadOptions, random_weights: bool) -> None:
+    """Raises ConfigurationError for a model whose weights processes cannot share as requested."""
+    size, requested = load_options.tensor_parallel, load_options.quantisation
+    reasons = {
+        f"it needs {size} processes; launch torchrun --nproc-per-node={size} -m knob_profiler profile": (
+            not distributed.is_initialized()
+        ),
+        "random weights are made by each process as a whole; drop --random_weights": random_weights,
+        "quantised weights are not cut into parts; drop --quantization": requested.quantization_config.quantization,
+        f"its weights are quantised already ({source.quant_method}) and are not cut into parts; give others": (
+            source.quant_method is not None
+        ),
+        "a GGUF file is not cut into parts; give a folder with safetensors": is_gguf(source.folder),
+        "on the CPU of a machine with GPUs transformers would take these; set CUDA_VISIBLE_DEVICES=": (
+            load_options.device.type == "cpu" and torch.cuda.is_available()
+        ),
+    }
+    reason = next((reason for reason, is_so in reasons.items() if is_so), None)
+    if reason is not None:
+        raise ConfigurationError(f"--tensor_parallel {size}: {reason}")
 
 
 def _random(source: HFSource, load_options: LoadOptions) -> PreTrainedModel:
     if load_options.quantisation.quantization_config.quantization:
         raise ConfigurationError("--random_weights cannot be quantised: they are made in memory; drop --quantization")
-    refuse_too_large(_weight_bytes(source, load_options), source.name, load_options.device)
+    requested = memory_of(source, load_options.dtype, load_options.device, device_map=load_options.device_map)
+    check_memory(*requested, FLAGS_OF_RANDOM)
     options = {"dtype": load_options.dtype, "attn_implementation": load_options.attn_implementation}
-    model = random_model(source.name, source.auto_class, source.config, load_options.device, **options)
-    return _with_experts(model, load_options).eval()
+    spread = load_options.device_map
+    device = load_options.device if spread is None else torch.device("cpu")
+    model = _with_experts(random_model(source.name, source.auto_class, source.config, device, **options), load_options)
+    return model.eval() if spread is None else spread_over(model.eval(), spread)
 
 
 def random_model(name: str, auto_class: Any, config: PreTrainedConfig, device: torch.device, **options: Any) -> Any:
@@ -230,8 +287,40 @@ def random_model(name: str, auto_class: Any, config: PreTrainedConfig, device: t
         return auto_class.from_config(copy.deepcopy(config), trust_remote_code=False, **options)
 
 
-def _weight_bytes(source: HFSource, load_options: LoadOptions) -> int:
-    return int(skeleton_of(source).num_parameters()) * load_options.dtype.itemsize
+# What to give where a model does not fit; random weights cannot be quantised.
+FLAGS_OF_RANDOM = {"bfloat16": "--precision bfloat16", "device_map": "--device_map auto"}
+FLAGS = {**FLAGS_OF_RANDOM, "8bit": "--quantization 8bit", "4bit": "--quantization 4bit"}
+
+
+def memory_of(
+    source: HFSource,
+    dtype: torch.dtype,
+    device: torch.device,
+    width: str = "none",
+    device_map: object = None,
+    shards: int = 1,
+) -> tuple[ModelSizes, Loading]:
+    """The sizes of a model, and how it is to be loaded, for `memory_lines`.
+
+    Args:
+        width: `--quantization`.
+        shards: processes that share the weights, on GPUs each with memory of its own.
+    """
+    stored = None if source.quant_method is None else sum(size for _, size, _ in weights_stamp(source.folder))
+    is_on_gpu = device.type == "cuda"
+    everywhere = partial(Room.of, *visible_gpus(), torch.device("cpu"))
+    loading = Loading(
+        source.name,
+        source.config,
+        dtype,
+        device,
+        Room.of(device) if device_map is None or not is_on_gpu else everywhere(),
+        width,
+        # Without a GPU there is nothing to spread a model over.
+        everywhere if is_on_gpu and device_map is None and shards == 1 else None,
+        shards if is_on_gpu else 1,
+    )
+    return ModelSizes.of(skeleton_of(source), stored), loading
 
 
 def _with_experts(model: Any, load_options: LoadOptions) -> Any:

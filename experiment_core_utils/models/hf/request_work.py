@@ -3,12 +3,18 @@
 import statistics
 from collections.abc import Sequence
 
+import torch
+
+from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
+from experiment_core_utils.models.common.placement import refuse_device_map
 from experiment_core_utils.models.costs.architecture import UnknownArchitecture, architecture_of
 from experiment_core_utils.models.costs.memory import cache_elements
-from experiment_core_utils.models.hf.loader import HFSource, skeleton_of
+from experiment_core_utils.models.costs.memory_check import memory_lines
+from experiment_core_utils.models.hf.loader import FLAGS, FLAGS_OF_RANDOM, HFSource, memory_of, skeleton_of
 from experiment_core_utils.models.request_work import RequestWork, mean_flops, of_first_samples
+from experiment_core_utils.primitives.device import choose_dtype
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.records.provenance import FinalPrompt
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape
@@ -25,6 +31,7 @@ class TransformersWork:
         found = architecture_of(source.config)
         #: why there are no operations and no memory; None where there are
         self.no_formula = found.reason if isinstance(found, UnknownArchitecture) else None
+        self._source = source
         self._architecture = None if isinstance(found, UnknownArchitecture) else found
         self._task = task
         self._limit = limit
@@ -33,6 +40,15 @@ class TransformersWork:
         self.num_samples = len(self._samples)
         self._shapes: dict[CropRange | None, tuple[list[RequestShape], str | None]] = {}
         self.weight_elements = sum(parameter.numel() for parameter in skeleton_of(source).parameters())
+
+    def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:
+        """See `PlannedRequests.memory_lines`."""
+        dtype = choose_dtype(config.precision, device)
+        refuse_device_map(config.device_map, device, "--device_map auto")
+        flags = FLAGS_OF_RANDOM if config.random_weights else FLAGS
+        shards = config.tensor_parallel or 1
+        found = memory_of(self._source, dtype, device, config.quantization, config.device_map, shards)
+        return memory_lines(*found, flags)
 
     def final_prompt(self, setting: Setting) -> FinalPrompt | None:
         """What the model is given of the first sample that can be used; None where none can."""

@@ -13,10 +13,10 @@ from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.models.common.checkpoint_files import (
     loaded_weights,
     refuse_not_finite,
-    refuse_too_large,
     refuse_without_weights,
 )
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
+from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes, Room, check_memory
 from experiment_core_utils.models.hf.loader import random_model
 from experiment_core_utils.models.molmoe import (
     MolmoeConfig,
@@ -94,7 +94,8 @@ def load_molmoe(
     Raises:
         ConfigurationError: no weights, weights that do not fit the config, or an implementation that is not known.
     """
-    refuse_too_large(parameter_count(source.config) * dtype.itemsize, source.name, device)
+    refuse_several_devices(config)
+    check_memory(*memory_of(source, dtype, device), FLAGS)
     if config.random_weights:
         model = random_model(source.name, AutoModelForImageTextToText, source.config, device, dtype=dtype)
     elif source.is_published_layout:
@@ -108,6 +109,26 @@ def load_molmoe(
     _choose_implementations(model, config)
     model = model.to(device).eval()
     return MolmoeStagedModel(source.name, model, load_processor(source), config.execution, eager_reason)
+
+
+# What to give where a MolmoE does not fit.
+FLAGS = {"bfloat16": "--precision bfloat16"}
+
+
+def memory_of(source: MolmoeSource, dtype: torch.dtype, device: torch.device) -> tuple[ModelSizes, Loading]:
+    """The sizes of a MolmoE, and how it is to be loaded, for `memory_lines`."""
+    sizes = ModelSizes(parameter_count(source.config))
+    return sizes, Loading(source.name, source.config, dtype, device, Room.of(device))
+
+
+def refuse_several_devices(config: ModelConfig) -> None:
+    """Raises ConfigurationError where MolmoE is to be spread over several devices."""
+    for flag, given in (("--device_map", config.device_map), ("--tensor_parallel", config.tensor_parallel)):
+        if given is not None:
+            raise ConfigurationError(
+                f"{flag} {given} is for models of transformers; the engines of MolmoE have fused weights on one "
+                "device; drop it"
+            )
 
 
 def _choose_implementations(model: MolmoeForConditionalGeneration, config: ModelConfig) -> None:

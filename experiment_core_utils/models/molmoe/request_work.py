@@ -4,6 +4,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
+from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import experts_of
@@ -11,13 +14,22 @@ from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.decoder import BlockShape
 from experiment_core_utils.models.costs.memory import cache_elements
+from experiment_core_utils.models.costs.memory_check import memory_lines
 from experiment_core_utils.models.hf.requests import check_prompt
 from experiment_core_utils.models.hf.tilings import Tiling, tilings_within
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.models.molmoe.costs import activation_elements, parameter_count
-from experiment_core_utils.models.molmoe.loader import MolmoeSource, load_processor, molmoe_limits
+from experiment_core_utils.models.molmoe.loader import (
+    FLAGS,
+    MolmoeSource,
+    load_processor,
+    memory_of,
+    molmoe_limits,
+    refuse_several_devices,
+)
 from experiment_core_utils.models.molmoe.processing_molmoe import refuse_several_pictures
 from experiment_core_utils.models.request_work import RequestWork, mean_flops, of_first_samples
+from experiment_core_utils.primitives.device import choose_dtype
 from experiment_core_utils.records.provenance import FinalPrompt
 from experiment_core_utils.records.requests import RequestShape, RequestSize
 from experiment_core_utils.tasks.interface import Sample, Task
@@ -44,6 +56,11 @@ class MolmoeWork:
         self.shapes = of_first_samples(task, sample_ids, lambda sample: self._shape(task, sample))
         self.num_samples = len(self.shapes)
         self._first = of_first_samples(task, sample_ids, lambda sample: (sample, task.prompt(sample)), 1)[0]
+
+    def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:
+        """See `PlannedRequests.memory_lines`."""
+        refuse_several_devices(config)
+        return memory_lines(*memory_of(self._source, choose_dtype(config.precision, device), device), FLAGS)
 
     def final_prompt(self, setting: Setting) -> FinalPrompt:
         """What the model is given of the first sample that can be read."""

@@ -21,7 +21,7 @@ from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import HFSource, find_hf_model, skeleton_of
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
-from experiment_core_utils.sweep.dry_run import untried_sentences
+from experiment_core_utils.sweep.dry_run import describe_plan, untried_sentences
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama
 
@@ -144,6 +144,26 @@ def test_no_weights_is_one_line_with_the_way_out(folder_of: Written, tmp_path: P
     assert first.dtype == torch.bfloat16 and not first.training
 
 
+def test_what_no_memory_has_is_refused_before_a_weight_is_made(folder_of: Written, tmp_path: Path) -> None:
+    """A matrix of a feed-forward part has 2^40 numbers, and there are three in each of 3 blocks: 40 TB in float32."""
+    shutil.copytree(folder_of("llama"), tmp_path, ignore=shutil.ignore_patterns("*.safetensors"), dirs_exist_ok=True)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | {"hidden_size": 2**20, "intermediate_size": 2**20}))
+    what = r"needs [\d.e+]+ GB in float32, cpu has [\d.e+]+ GB free; use a smaller model$"
+    with pytest.raises(ConfigurationError, match=what):
+        loaded(tmp_path, "--random_weights")
+    with pytest.raises(ConfigurationError, match=what):
+        describe_plan(requested(tmp_path, "--random_weights", "--num_samples", "2"))
+
+
+@pytest.mark.parametrize("more", [(), ("--random_weights",)])
+def test_without_a_gpu_there_is_nothing_to_spread_a_model_over(folder_of: Written, more: tuple[str, ...]) -> None:
+    flags = ("--device_map", "auto", *more)
+    for refused in (loaded, lambda *given: describe_plan(requested(*given))):
+        with pytest.raises(ConfigurationError, match="^--device_map auto shards a model over GPUs, and this"):
+            refused(folder_of("llama"), *flags)
+
+
 def test_weights_that_do_not_fit_the_config_are_refused(folder_of: Written, tmp_path: Path) -> None:
     shutil.copytree(folder_of("olmoe"), tmp_path, dirs_exist_ok=True)
     content = json.loads((tmp_path / "config.json").read_text())
@@ -221,6 +241,13 @@ def test_molmoe_is_not_quantised(tiny_checkpoint: Path) -> None:
     config = requested(tiny_checkpoint).replaced(quantization="8bit")
     with pytest.raises(ConfigurationError, match="--quantization 8bit is for models of transformers; MolmoE runs in"):
         load_staged_model(config.model, find_model(str(tiny_checkpoint)), CPU)
+
+
+def test_molmoe_stays_on_one_device(tiny_checkpoint: Path) -> None:
+    config, source = requested(tiny_checkpoint, "--device_map", "auto"), find_model(str(tiny_checkpoint))
+    for refused in (lambda: load_staged_model(config.model, source, CPU), lambda: describe_plan(config)):
+        with pytest.raises(ConfigurationError, match="--device_map auto is for models of transformers; .*; drop it"):
+            refused()
 
 
 def test_a_model_that_reads_pictures_by_cross_attention_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ FINGERPRINTED = {
     "precision": ["--precision", "bfloat16"],
     "execution": ["--execution", "eager"],
     "quantization": ["--quantization", "8bit"],
+    "device_map": ["--device_map", "auto"],
+    "tensor_parallel": ["--tensor_parallel", "2"],
     "num_threads": ["--num_threads", "1"],
     "pareto_search": ["--pareto_search"],
     "random_weights": ["--random_weights"],

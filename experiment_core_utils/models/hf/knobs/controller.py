@@ -21,6 +21,7 @@ from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
 from experiment_core_utils.knobs.interface import unsupported_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
+from experiment_core_utils.models.common.placement import device_of
 from experiment_core_utils.models.common.turned_knobs import KnobAdapter
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.counters import count_flops, has_packed_weights
@@ -185,13 +186,13 @@ class DecoderKnobs:
 
     def _prefill(self) -> None:
         decoder = self._model.get_decoder()
-        device = decoder.get_input_embeddings().weight.device
+        device = device_of(decoder.get_input_embeddings())
         with torch.inference_mode():
             decoder(input_ids=torch.ones(1, _TRIAL_TOKENS, dtype=torch.long, device=device))
 
     @property
     def _has_no_values(self) -> bool:
-        return bool(self._model.get_decoder().get_input_embeddings().weight.is_meta)
+        return device_of(self._model.get_decoder().get_input_embeddings()).type == "meta"
 
     def _failure(self, run: Callable[[], object]) -> str | None:
         try:
