@@ -11,24 +11,26 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class DecoderDescription:
-    """Blocks of pre-norm RMSNorm, attention with q/k norms over the whole width and plain RoPE, and routed experts of
-    SwiGLU.
+    """Blocks of RMSNorm, attention with shared or unshared keys, rotary positions, and SwiGLU: dense, or of experts
+    chosen by softmax. What a block has of this is seen by its weights (`BlockWeights`).
     """
 
     width: int  #: H, of the states between blocks
     num_heads: int  #: query heads
     num_kv_heads: int
     head_width: int  #: D
-    num_experts: int  #: E, of each block
-    expert_width: int  #: I, between the two products of an expert
+    num_experts: int  #: E, of each block with experts; 1 without such
+    expert_width: int  #: I, between the two products of an expert; of a dense block where there are no experts
     head_rows: int  #: V, logits of the output head
     norm_eps: float
-    default_top_k: int  #: experts per token of block 0, whatever the setting
+    default_top_k: int  #: experts per token of the first block with experts, whatever the setting
     normalise_top_k: bool  #: whether the chosen experts' weights are made to sum to 1
 
 
 class EngineKnobs(NamedTuple):
-    """The decoder's part of a setting: experts per token of every block but block 0, and the active blocks."""
+    """The decoder's part of a setting: experts per token of every block with experts but the first, and the active
+    blocks.
+    """
 
     top_k: int
     blocks: tuple[int, ...]

@@ -75,16 +75,20 @@ def engine_stages(
         stages = EngineStages(model)
     except ConfigurationError as error:
         return None, modules_run(str(error))
-    ways, reasons = stages.engines.ways, stages.engines.reasons
-    by_reason: dict[str, list[str]] = {}
-    for stage, reason in reasons.items():
-        by_reason.setdefault(reason, []).append(stage)
-    message = "; ".join(f"{', '.join(named)}: {reason}" for reason, named in by_reason.items())
+    ways, message = stages.engines.ways, reasons_named(stages.engines.reasons)
     if requested == "auto" and any(way in PLAIN and stage not in stages.engines.large for stage, way in ways.items()):
         return None, modules_run(message)
     mode = {CUDA_GRAPH: "graph", REFERENCE: "reference"}.get(ways["decode"], "cpu")
     untuned = untuned_reason(torch.cuda.get_device_name(stages.decoder.device)) if stages.is_graphed else None
     return stages, Executed(mode, message or None, ways, untuned)
+
+
+def reasons_named(reasons: Mapping[StageName, str]) -> str:
+    """The reasons of stages in one line, each once with its stages."""
+    by_reason: dict[str, list[str]] = {}
+    for stage, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(stage)
+    return "; ".join(f"{', '.join(named)}: {reason}" for reason, named in by_reason.items())
 
 
 class EngineStages:

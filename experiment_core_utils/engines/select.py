@@ -64,27 +64,26 @@ def choose_engines(model: EngineModel, decoder: DecoderWeights, most_copied_byte
     """The fastest engine of each stage that takes this model on its device.
 
     Args:
-        most_copied_bytes: of a tower's or a decoder's weights that a CPU's kernels may copy.
+        most_copied_bytes: of a tower's weights that a CPU's kernels may copy.
 
     Raises:
         ConfigurationError: on a GPU, decode steps cannot be captured; without that little is won over the modules.
     """
-    chosen = decoder_engines(decoder, most_copied_bytes)
+    chosen = decoder_engines(decoder)
     vision, way, reason, is_large = _vision_engine(model, most_copied_bytes)
     reasons = dict(chosen.reasons) if reason is None else {**chosen.reasons, "vision": reason}
-    large = chosen.large | (frozenset[StageName]({"vision"}) if is_large else frozenset())
+    large: frozenset[StageName] = frozenset({"vision"} if is_large else ())
     return replace(chosen, vision=vision, ways={"vision": way, **chosen.ways}, reasons=reasons, large=large)
 
 
-def decoder_engines(decoder: DecoderWeights, most_copied_bytes: int = MOST_BYTES) -> Engines:
+def decoder_engines(decoder: DecoderWeights) -> Engines:
     """Engines without the vision stage; see `choose_engines`."""
     if decoder.device.type != "cuda":
-        prefill, way, why, is_large = _cpu_prefill(decoder, most_copied_bytes)
+        prefill, way, why = _cpu_prefill(decoder)
         steps, way_steps, why_steps = _cpu_decode(decoder)
         ways: dict[StageName, str] = {"prefill": way, "decode": way_steps}
         reasons: dict[StageName, str] = {"prefill": why, "decode": why_steps}
-        large: frozenset[StageName] = frozenset({"prefill"} if is_large else ())
-        return Engines(prefill, ReferencePausedPrefill(decoder, prefill), steps, ways, reasons, large=large)
+        return Engines(prefill, ReferencePausedPrefill(decoder, prefill), steps, ways, reasons)
     # Not those of engines before: a graph's name is an address, which a new store can have again.
     graphs = CudaGraphPool(MOST_GRAPHS)
     decode = GraphedDecode(decoder, graphs)
@@ -120,14 +119,12 @@ def _vision_engine(model: EngineModel, most_copied_bytes: int) -> tuple[VisionEn
         return None, MODULES, str(error), False
 
 
-def _cpu_prefill(decoder: DecoderWeights, most_copied_bytes: int) -> tuple[ReferencePrefill, str, str, bool]:
-    """The engine, its name, why it is not a CUDA graph, and whether the weights are too large to copy."""
+def _cpu_prefill(decoder: DecoderWeights) -> tuple[ReferencePrefill, str, str]:
+    """The engine, its name, and why it is not a CUDA graph."""
     try:
-        refuse_other_places(decoder.device, decoder.dtype)
-        refuse_large((each for block in decoder.blocks for each in vars(block).values()), most_copied_bytes)
-        return CpuPrefill(decoder), CPU_BLOCKS, NO_GRAPHS, False
+        return CpuPrefill(decoder), CPU_BLOCKS, NO_GRAPHS
     except ConfigurationError as error:
-        return ReferencePrefill(decoder), REFERENCE, OWN_KERNELS.format(error), isinstance(error, TooLarge)
+        return ReferencePrefill(decoder), REFERENCE, OWN_KERNELS.format(error)
 
 
 def _cpu_decode(decoder: DecoderWeights) -> tuple[ReferenceDecode, str, str]:

@@ -6,6 +6,7 @@ twice.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -47,20 +48,44 @@ def fused_rows(layers: list[nn.Linear], name: str = "weight") -> torch.Tensor:
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """One decoder block: H wide, Q query and KV key heads of width D, E experts of width I.
+    """One decoder block: H wide, Q query and KV key heads of width D, E experts of width I; of a dense block E is 1.
 
-    All tensors are contiguous, on one device, in one dtype.
+    All tensors are contiguous, on one device, in one dtype. Those that a block has not are None; `Any` is such a tensor
+    that every block of MolmoE has, for which the kernels of a GPU are made.
     """
 
-    input_norm: torch.Tensor  # [H]
+    input_norm: Any  # [H], before attention
     qkv: torch.Tensor  # [(Q + 2 * KV) * D, H], rows: queries, keys, values
-    query_norm: torch.Tensor  # [Q * D], one norm over the whole width
-    key_norm: torch.Tensor  # [KV * D]
+    query_norm: Any  # [Q * D], one norm over the whole width, or [D], one of each head alone
+    key_norm: Any  # [KV * D] or [D]
     output: torch.Tensor  # [H, Q * D]
-    ffn_norm: torch.Tensor  # [H]
-    router: torch.Tensor  # [E, H]
+    ffn_norm: Any  # [H], before the experts
+    router: Any  # [E, H]; None in a dense block, whose one expert has weight 1
     gate_up: torch.Tensor  # [E, 2 * I, H], rows: gate, up
     down: torch.Tensor  # [E, H, I]
+    qkv_bias: torch.Tensor | None = None  # [(Q + 2 * KV) * D]
+    shared_gate_up: torch.Tensor | None = None  # [2 * J, H], of an expert that every token uses
+    shared_down: torch.Tensor | None = None  # [H, J]
+    shared_gate: torch.Tensor | None = None  # [1, H]; its sigmoid is the weight of the shared expert, else 1
+    post_attention_norm: torch.Tensor | None = None  # [H], of what attention adds to the states
+    post_ffn_norm: torch.Tensor | None = None  # [H], of what the experts add
+    has_rope: bool = True
+    window: int | None = None  # positions that one sees, itself the last of them; None for all before it
+
+    @property
+    def num_experts(self) -> int:
+        """E of this block."""
+        return int(self.gate_up.shape[0])
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The weights that the block has, by name."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+
+
+UNUSUAL_PARTS = "the kernels are for blocks like MolmoE's; these differ in {}"
+# Of each block of MolmoE.
+_USUAL_PARTS = {"input_norm", "qkv", "query_norm", "key_norm", "output", "ffn_norm", "router", "gate_up", "down"}
 
 
 @dataclass(frozen=True)
@@ -71,7 +96,8 @@ class DecoderWeights(DecoderDescription):
     embedding: torch.Tensor  # [V_in, H]
     final_norm: torch.Tensor  # [H]
     head: torch.Tensor  # [V, H]
-    inverse_frequencies: torch.Tensor  # [D / 2] float32; angle = position * frequency, no further scaling
+    inverse_frequencies: torch.Tensor  # [D / 2] float32; angle = position * frequency
+    rotary_scale: float = 1.0  # of cosines and sines (yarn)
 
     @property
     def device(self) -> torch.device:
@@ -82,6 +108,31 @@ class DecoderWeights(DecoderDescription):
     def dtype(self) -> torch.dtype:
         """Dtype of the weights."""
         return self.head.dtype
+
+    @cached_property
+    def routed_blocks(self) -> tuple[int, ...]:
+        """The blocks with experts."""
+        return tuple(index for index, block in enumerate(self.blocks) if block.router is not None)
+
+    def experts_of(self, index: int, top_k: int) -> int:
+        """Experts per token of a block at a setting's top-k: the model's own in the first block with experts, 1 in a
+        dense one.
+        """
+        if self.blocks[index].router is None:
+            return 1
+        return self.default_top_k if index == self.routed_blocks[0] else top_k
+
+    @property
+    def unusual_part(self) -> str | None:
+        """What some block has more or less than those of MolmoE; None where all have their form."""
+        whole = self.num_heads * self.head_width, self.num_kv_heads * self.head_width
+        for block in self.blocks:
+            others = sorted(block.tensors.keys() ^ _USUAL_PARTS)
+            if others or block.window is not None or not block.has_rope:
+                return ", ".join(others) or ("has_rope" if block.window is None else "window")
+            if (block.query_norm.shape[0], block.key_norm.shape[0]) != whole:
+                return "norms of each head"
+        return None if self.rotary_scale == 1 else "rotary_scale"
 
     @classmethod
     def of(cls, description: DecoderDescription, **tensors: Any) -> "DecoderWeights":
@@ -97,13 +148,17 @@ class DecoderWeights(DecoderDescription):
 
     def _sizes(self) -> Iterator[tuple[str, torch.Tensor, tuple[int, ...]]]:
         """The tensors that the sizes are of, with their names and the shapes that the sizes say."""
-        width, experts, inner = self.width, self.num_experts, self.expert_width
-        queries, rows = self.num_heads * self.head_width, (self.num_heads + 2 * self.num_kv_heads) * self.head_width
+        width, queries = self.width, self.num_heads * self.head_width
+        rows = (self.num_heads + 2 * self.num_kv_heads) * self.head_width
         yield "the head", self.head, (self.head_rows, width)
         for place, block in enumerate(self.blocks):
             yield f"qkv of block {place}", block.qkv, (rows, width)
             yield f"output of block {place}", block.output, (width, queries)
-            yield f"router of block {place}", block.router, (experts, width)
+            experts, inner = self.num_experts, self.expert_width
+            if block.router is None:
+                experts, inner = 1, int(block.down.shape[2])
+            else:
+                yield f"router of block {place}", block.router, (experts, width)
             yield f"gate_up of block {place}", block.gate_up, (experts, 2 * inner, width)
             yield f"down of block {place}", block.down, (experts, width, inner)
 

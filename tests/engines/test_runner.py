@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,10 @@ def half_the_weights_lost(model: MolmoeStagedModel, stage: str) -> None:
     if stage == "vision":
         engines.vision._kernels[0].joint.weights[0].zero_()
     elif stage == "prefill":
-        engines.prefill._kernels[0].joint.weights[0].zero_()
+        kernels = engines.prefill._kernels
+        lost = kernels[0].block.qkv.clone()
+        lost[::2] = 0
+        kernels[0] = replace(kernels[0], block=replace(kernels[0].block, qkv=lost))
     else:
         step = engines.decode.step
 

@@ -54,10 +54,10 @@ class KnobFamily:
         """A random model, in evaluation mode; skips where this version of transformers has no such family."""
         config = self.make(tuple(kept), top_k or self.top_k or 0)
         model = build(config)
-        return _enlarge_norms(model)
+        return enlarge_norms(model)
 
 
-def _enlarge_norms(model: nn.Module) -> nn.Module:
+def enlarge_norms(model: nn.Module) -> nn.Module:
     """Random scales of norms too, so that a norm of the wrong block is seen."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

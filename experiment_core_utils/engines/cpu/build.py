@@ -216,9 +216,20 @@ def fields(kind: Any, *names: str) -> tuple[tuple[str, Any], ...]:
     return tuple((name, kind) for name in names)
 
 
-def pointers(*tensors: torch.Tensor) -> list[int]:
-    """For a call; valid as long as the tensors live."""
-    return [tensor.data_ptr() for tensor in tensors]
+def pointers(*tensors: torch.Tensor | None) -> list[int | None]:
+    """For a call, null for None; valid as long as the tensors live."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+class HeadNorm(ctypes.Structure):
+    """The struct of rows.h."""
+
+    _fields_ = (*fields(POINTER, "weights"), *fields(INT64, "width"))
+
+    @classmethod
+    def of(cls, weights: torch.Tensor | None) -> "HeadNorm":
+        """For a call; valid as long as the weights live."""
+        return cls(None, 0) if weights is None else cls(weights.data_ptr(), len(weights))
 
 
 def refuse_others(name: str, given: torch.Tensor, *size: int) -> None:

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from experiment_core_utils.engines.cpu.build import INT64, POINTER, fields, pointers
 from experiment_core_utils.primitives.errors import ConfigurationError
 
-# Panels are a second copy of the weights: no more than this for a tower or a decoder. Where products are large, torch's
-# own come near to what the processor can do.
+# Panels are a second copy of the weights: no more than this for a tower.
 MOST_BYTES = 1 << 30
 
 
@@ -44,17 +43,6 @@ def panels_of(weight: torch.Tensor, bias: torch.Tensor | None, tile: int) -> Pan
         padded_bias[:columns] = bias
     panels = F.pad(weight, (0, 0, 0, fill)).view(-1, tile, weight.shape[1]).transpose(1, 2).contiguous()
     return Panels(panels, padded_bias, columns)
-
-
-def paired_panels(gate_up: torch.Tensor, tile: int) -> torch.Tensor:
-    """Panels [E, I / lanes rounded up, K, tile] of gates and ups [E, 2 * I, K]: half of a panel gates, half their
-    ups.
-    """
-    lanes = tile // 2
-    experts, rows, inner = gate_up.shape
-    halves = F.pad(gate_up.view(experts, 2, rows // 2, inner), (0, 0, 0, -(rows // 2) % lanes))
-    grouped = halves.view(experts, 2, -1, lanes, inner).transpose(1, 2)
-    return grouped.flatten(2, 3).transpose(2, 3).contiguous()
 
 
 def refuse_other_places(device: torch.device, dtype: torch.dtype) -> None:

@@ -21,7 +21,7 @@ from experiment_core_utils.engines.gpu.triton.tuning import (
     tuning_at,
 )
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.weights import DecoderWeights
+from experiment_core_utils.engines.weights import UNUSUAL_PARTS, DecoderWeights
 from experiment_core_utils.models.common.cuda_graphs import WARM_UPS, CudaGraphPool
 from experiment_core_utils.models.common.triton_build import built, vendor_unsupported_reason
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -49,6 +49,8 @@ def shape_unsupported_reason(decoder: DecoderWeights) -> str | None:
     widest = max(decoder.width, decoder.num_heads * width, decoder.expert_width)
     if widest > MOST_WIDTH:
         return f"the kernels take rows of up to {MOST_WIDTH} values, not {widest}"
+    if (part := decoder.unusual_part) is not None:
+        return UNUSUAL_PARTS.format(part)
     return None
 
 

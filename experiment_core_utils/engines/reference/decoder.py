@@ -1,11 +1,11 @@
 """The reference engines of the prefill, decode step and paused prefill: plain torch in few operations.
 
 No module is called and no cache class made, because these take most of the time where tensors are small. The arithmetic
-is that of transformers' OLMoE, except for the order of a few float32 roundings. Operations grow with top-k and with the
-active blocks: experts that no token chose are not computed.
+is that of transformers' blocks of the same form, except for the order of a few float32 roundings. Operations grow with
+top-k and with the active blocks: experts that no token chose are not computed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,10 +42,16 @@ class RotaryTable:
     def of(cls, decoder: DecoderWeights, positions: int) -> "RotaryTable":
         """The table of so many positions, with angles in float32, as transformers computes them."""
         steps = torch.arange(positions, dtype=torch.float32, device=decoder.device)
-        angles = torch.outer(steps, decoder.inverse_frequencies)
-        cosine, sine = angles.cos(), angles.sin()
-        factors = torch.cat([cosine, cosine], dim=1), torch.cat([-sine, sine], dim=1)
-        return cls(*(factor[:, None].to(decoder.dtype) for factor in factors))
+        angles = torch.outer(steps, decoder.inverse_frequencies).repeat(1, 2)
+        scale = decoder.rotary_scale
+        return cls.given((angles.cos() * scale).to(decoder.dtype), (angles.sin() * scale).to(decoder.dtype))
+
+    @classmethod
+    def given(cls, cosines: torch.Tensor, sines: torch.Tensor) -> "RotaryTable":
+        """The table of cosines and sines [T, D], both halves of D alike, as transformers hands them to a block."""
+        sign = torch.ones_like(sines[:1])
+        sign[:, : sines.shape[1] // 2] = -1
+        return cls(cosines[:, None].contiguous(), (sines * sign)[:, None])
 
     def rows(self, which: slice | torch.Tensor) -> "RotaryTable":
         """The factors of some positions."""
@@ -82,8 +88,20 @@ class _Reference:
             self._rotary = RotaryTable.of(self._decoder, positions)
         return self._rotary
 
-    def _normed(self, states: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMS norm of states [T, W]."""
+    def _rotary_of_next(self, kv_cache: KVCache) -> RotaryTable:
+        """The factors of each request's next token."""
+        positions = kv_cache.lengths
+        if kv_cache.rotary_offsets is not None:
+            positions = [sum(each) for each in zip(positions, kv_cache.rotary_offsets, strict=True)]
+        table = self._rotary_for(max(kv_cache.max_seq_len, max(positions) + 1))
+        if len(positions) == 1:
+            return table.rows(slice(positions[0], positions[0] + 1))
+        return table.rows(torch.tensor(positions, device=self._decoder.device))
+
+    def _normed(self, states: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """RMS norm of states [T, W]; the states themselves without a weight."""
+        if weight is None:
+            return states
         if len(states) > FEW_ROWS or states.dtype != torch.float32:
             return F.rms_norm(states, weight.shape, weight, self._decoder.norm_eps)
         # One operation for the mean square, where `rms_norm` on the CPU makes eight in all.
@@ -96,25 +114,37 @@ class _Reference:
         """Queries [A, Q, D] of the last A rows of [T, H], keys and values [KV, T, D], normed and with rotary
         positions.
         """
-        width, kv_width = len(block.query_norm), len(block.key_norm)
+        decoder, bias = self._decoder, block.qkv_bias
+        width, kv_width = decoder.num_heads * decoder.head_width, decoder.num_kv_heads * decoder.head_width
         normed, query_rotary = self._normed(states, block.input_norm), rotary
         if num_queries == len(states):
-            queries, keys, values = F.linear(normed, block.qkv).split([width, kv_width, kv_width], dim=1)
+            queries, keys, values = F.linear(normed, block.qkv, bias).split([width, kv_width, kv_width], dim=1)
         else:
-            queries = F.linear(normed[-num_queries:], block.qkv[:width])
-            keys, values = F.linear(normed, block.qkv[width:]).split([kv_width, kv_width], dim=1)
+            biases = (None, None) if bias is None else (bias[:width], bias[width:])
+            queries = F.linear(normed[-num_queries:], block.qkv[:width], biases[0])
+            keys, values = F.linear(normed, block.qkv[width:], biases[1]).split([kv_width, kv_width], dim=1)
             query_rotary = rotary.rows(slice(-num_queries, None))
+        queries, keys = self._heads(queries, block.query_norm), self._heads(keys, block.key_norm)
+        if block.has_rope:
+            queries, keys = query_rotary.applied(queries), rotary.applied(keys)
+        return queries, keys, self._heads(values, None)
+
+    def _heads(self, flat: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        """Heads [T, N, D] of [T, N * D], normed over the whole width or each alone, as the norm is long."""
         heads = (-1, self._decoder.head_width)
-        return (
-            query_rotary.applied(self._normed(queries, block.query_norm).unflatten(1, heads)),
-            rotary.applied(self._normed(keys, block.key_norm).unflatten(1, heads)),
-            values.unflatten(1, heads),
-        )
+        if norm is None or len(norm) == flat.shape[1]:
+            return self._normed(flat, norm).unflatten(1, heads)
+        return F.rms_norm(flat.unflatten(1, heads), norm.shape, norm, self._decoder.norm_eps)
 
     def _attended(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None, causal: bool
     ) -> torch.Tensor:
         """Attention of [B, Q, T', D] over [B, KV, T, D] -> [B * T', Q * D]."""
+        if queries.shape[2] == 1:
+            # The heads that share a key look at it together, as if they were positions.
+            together = queries.view(*keys.shape[:2], -1, queries.shape[3])
+            attended = F.scaled_dot_product_attention(together, keys, values, attn_mask=mask)
+            return attended.reshape(len(queries), -1)
         shares_heads = self._decoder.num_heads != self._decoder.num_kv_heads
         attended = F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=shares_heads
@@ -124,16 +154,32 @@ class _Reference:
     def _finished(self, index: int, states: torch.Tensor, attended: torch.Tensor, top_k: int) -> torch.Tensor:
         """States after the block, from those after its attention: both residual sums and the mixture of experts."""
         block = self._decoder.blocks[index]
-        states = torch.addmm(states, attended, block.output.t())
+        if block.post_attention_norm is None:
+            states = torch.addmm(states, attended, block.output.t())
+        else:
+            states = states + self._normed(F.linear(attended, block.output), block.post_attention_norm)
         normed = self._normed(states, block.ffn_norm)
-        weights, topk_ids = self._routed(block, normed, top_k if index else self._decoder.default_top_k)
-        self._topk_ids[index] = topk_ids
-        mixture = _of_one_row if len(normed) == 1 else _grouped
-        return states + mixture(block, normed, weights, topk_ids)
+        return states + self._normed(self._mixed(index, normed, top_k), block.post_ffn_norm)
 
-    def _routed(self, block: BlockWeights, normed: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _mixed(self, index: int, normed: torch.Tensor, top_k: int) -> torch.Tensor:
+        """What a block's experts, or its dense layers, make of normed states [T, H]."""
+        block = self._decoder.blocks[index]
+        if block.router is None:
+            mixed = _swiglu(normed, block.gate_up[0], block.down[0])
+        else:
+            weights, topk_ids = self._routed(block.router, normed, self._decoder.experts_of(index, top_k))
+            self._topk_ids[index] = topk_ids
+            mixed = (_of_one_row if len(normed) == 1 else _grouped)(block, normed, weights, topk_ids)
+        if block.shared_gate_up is None or block.shared_down is None:
+            return mixed
+        shared = _swiglu(normed, block.shared_gate_up, block.shared_down)
+        if block.shared_gate is not None:
+            shared = shared * F.linear(normed, block.shared_gate).sigmoid()
+        return mixed + shared
+
+    def _routed(self, router: torch.Tensor, normed: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights [T, k] and experts [T, k] of normed states."""
-        topk_weights = torch.softmax(F.linear(normed, block.router), dim=-1, dtype=torch.float32)
+        topk_weights = torch.softmax(F.linear(normed, router), dim=-1, dtype=torch.float32)
         weights, topk_ids = topk_weights.topk(top_k, dim=-1)
         if self._decoder.normalise_top_k:
             weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -145,6 +191,10 @@ class _Reference:
 
 class ReferencePrefill(_Reference, PrefillEngine):
     """A `PrefillEngine` that runs anywhere and needs nothing prepared but the rotary factors."""
+
+    def __init__(self, decoder: DecoderWeights) -> None:
+        super().__init__(decoder)
+        self._mask, self._mask_of = torch.ones(0, 0, dtype=torch.bool), (0, 0)
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         self._rotary_for(kv_cache.max_seq_len)
@@ -164,6 +214,19 @@ class ReferencePrefill(_Reference, PrefillEngine):
         """
         return self._logits(self.through(states, knobs, kv_cache, request, ran, last_alone=True))
 
+    @torch.inference_mode()
+    def last_state(
+        self,
+        embeddings: torch.Tensor,
+        knobs: EngineKnobs,
+        kv_cache: KVCache,
+        rotary: RotaryTable | None = None,
+        added: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
+        """The state [1, H] that `prefill` multiplies with the head; see `through`."""
+        states = self.through(embeddings, knobs, kv_cache, last_alone=True, rotary=rotary, added=added)
+        return self._normed(states, self._decoder.final_norm)
+
     def through(
         self,
         states: torch.Tensor,
@@ -172,10 +235,17 @@ class ReferencePrefill(_Reference, PrefillEngine):
         request: int = 0,
         ran: int = 0,
         last_alone: bool = False,
+        rotary: RotaryTable | None = None,
+        added: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
-        """States [T, H] after the blocks of `suffix_logits`; with `last_alone` [1, H] of the last position."""
+        """States [T, H] after the blocks of `suffix_logits`; with `last_alone` [1, H] of the last position.
+
+        Args:
+            rotary: of the T positions; None for those of positions 0 to T - 1.
+            added: states [T, H] to add after each of the first blocks that run.
+        """
         tokens = len(states)
-        rotary = self._rotary_for(kv_cache.max_seq_len).rows(slice(tokens))
+        rotary = self._rotary_for(kv_cache.max_seq_len).rows(slice(tokens)) if rotary is None else rotary
         if not ran:
             self._topk_ids = {}
         for row, index in enumerate(knobs.blocks[ran:], ran):
@@ -183,6 +253,8 @@ class ReferencePrefill(_Reference, PrefillEngine):
             # After the last block only the last position is read.
             num_queries = 1 if last_alone and row == len(knobs.blocks) - 1 else tokens
             states = self._block(index, states, kept, rotary, knobs.top_k, num_queries)
+            if row < len(added):
+                states = states + added[row][-num_queries:]
         return states[-1:] if last_alone else states
 
     @torch.inference_mode()
@@ -199,8 +271,10 @@ class ReferencePrefill(_Reference, PrefillEngine):
             shared: tokens of the prompt before them, whose keys and values are in the first `blocks` blocks.
 
         Raises:
-            ConfigurationError: the KV cache is too short.
+            ConfigurationError: the KV cache is too short, or a block has a window.
         """
+        if any(block.window is not None for block in self._decoder.blocks[:blocks]):
+            raise ConfigurationError("blocks with a sliding window cannot take up a prompt; run it as a whole")
         last, end = shared + len(text), shared + len(text) + len(rows)
         if end > kv_cache.max_seq_len:
             raise ConfigurationError(
@@ -237,9 +311,24 @@ class ReferencePrefill(_Reference, PrefillEngine):
         for cache, own in zip(kept, new, strict=True):
             cache[:, -len(states) :] = own
         # Read back from the KV cache, where a head's rows are neighbours.
+        keys, values = kept
+        window = self._decoder.blocks[index].window
+        if window is not None and seen is None and window < len(states):
+            if num_queries == 1:
+                keys, values = keys[:, -window:], values[:, -window:]
+            else:
+                seen = self._window_mask(len(states), window)
         is_causal = seen is None and num_queries > 1
-        attended = self._attended(queries[None], kept[0][None], kept[1][None], seen, is_causal)
+        attended = self._attended(queries[None], keys[None], values[None], seen, is_causal)
         return self._finished(index, states[-num_queries:], attended, top_k)
+
+
+    def _window_mask(self, tokens: int, window: int) -> torch.Tensor:
+        """The mask [T, T] of positions that see themselves and the window - 1 before them; kept for the next block."""
+        if self._mask_of != (tokens, window):
+            seen = torch.ones(tokens, tokens, dtype=torch.bool, device=self._decoder.device)
+            self._mask, self._mask_of = seen.tril_().triu_(1 - window), (tokens, window)
+        return self._mask
 
 
 class ReferenceDecode(_Reference, DecodeEngine):
@@ -254,14 +343,16 @@ class ReferenceDecode(_Reference, DecodeEngine):
     @torch.inference_mode()
     def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
         places = _Places(kv_cache)
-        rotary = self._rotary_for(kv_cache.max_seq_len).rows(places.positions)
+        rotary = self._rotary_of_next(kv_cache)
         states = F.embedding(kv_cache.next_tokens, self._decoder.embedding)
         self._topk_ids = {}
         for row, index in enumerate(knobs.blocks):
-            queries, keys, values = self._projected(self._decoder.blocks[index], states, rotary, len(states))
-            used_keys = places.written(kv_cache.keys[row], keys)
-            used_values = places.written(kv_cache.values[row], values)
-            attended = self._attended(queries[:, :, None], used_keys, used_values, places.mask, causal=False)
+            block = self._decoder.blocks[index]
+            queries, keys, values = self._projected(block, states, rotary, len(states))
+            used_keys = places.written(kv_cache.keys[row], keys, block.window)
+            used_values = places.written(kv_cache.values[row], values, block.window)
+            mask = places.mask(block.window)
+            attended = self._attended(queries[:, :, None], used_keys, used_values, mask, causal=False)
             states = self._finished(index, states, attended, knobs.top_k)
         logits = self._logits(states)
         kv_cache.put_likeliest(logits)
@@ -275,24 +366,44 @@ class _Places:
     def __init__(self, kv_cache: KVCache) -> None:
         lengths = kv_cache.lengths
         self._end = max(lengths) + 1
-        self._is_alone = len(lengths) == 1
-        self.positions: slice | torch.Tensor = slice(lengths[0], lengths[0] + 1)
-        self.mask: torch.Tensor | None = None
-        if self._is_alone:
-            return
-        device = kv_cache.keys.device
-        self.positions = torch.tensor(lengths, device=device)
-        self._requests = torch.arange(len(lengths), device=device)
-        if min(lengths) != max(lengths):
-            self.mask = (torch.arange(self._end, device=device) <= self.positions[:, None])[:, None, None]
+        self._is_alone, self._are_alike = len(lengths) == 1, min(lengths) == max(lengths)
+        self._masks: dict[int | None, torch.Tensor] = {}
+        if not self._is_alone:
+            device = kv_cache.keys.device
+            self._positions = torch.tensor(lengths, device=device)
+            self._requests = torch.arange(len(lengths), device=device)
 
-    def written(self, max_seq_len: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """Write `new` [B, KV, D] into [B, KV, T, D]; returns the positions in use, the new one among them."""
+    def _first(self, window: int | None) -> int:
+        """The first position that is looked at, where all requests see the same ones."""
+        return max(0, self._end - window) if window is not None and self._are_alike else 0
+
+    def mask(self, window: int | None) -> torch.Tensor | None:
+        """What each request sees of the positions that `written` gives, [B, 1, 1, T]; None where that is all."""
+        if self._are_alike:
+            return None
+        if window not in self._masks:
+            places = torch.arange(self._end, device=self._positions.device)
+            seen = places <= self._positions[:, None]
+            if window is not None:
+                seen &= places > self._positions[:, None] - window
+            self._masks[window] = seen[:, None, None]
+        return self._masks[window]
+
+    def written(self, max_seq_len: torch.Tensor, new: torch.Tensor, window: int | None) -> torch.Tensor:
+        """Write `new` [B, KV, D] into [B, KV, T, D]; returns the positions in use, the new one among them, from the
+        first one on that is in the window.
+        """
         if self._is_alone:
             max_seq_len[:, :, self._end - 1] = new
         else:
-            max_seq_len[self._requests, :, self.positions] = new
-        return max_seq_len[:, :, : self._end]
+            max_seq_len[self._requests, :, self._positions] = new
+        return max_seq_len[:, :, self._first(window) : self._end]
+
+
+def _swiglu(normed: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    """A dense layer of normed states [T, H] -> [T, H]."""
+    gate, up = F.linear(normed, gate_up).chunk(2, dim=1)
+    return F.linear(F.silu(gate).mul_(up), down)
 
 
 def _of_one_row(
@@ -312,7 +423,7 @@ def _of_one_row(
 
 def _grouped(block: BlockWeights, normed: torch.Tensor, weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
     """Experts of many rows [T, H] -> [T, H]: rows sorted by expert, one product an expert, weighted sums back."""
-    order, counts, places = _by_expert(topk_ids, len(block.router))
+    order, counts, places = _by_expert(topk_ids, block.num_experts)
     given = normed.index_select(0, order // topk_ids.shape[1])
     hidden = given.new_empty(len(order), block.gate_up.shape[1])
     _products_by_expert(given, block.gate_up, counts, hidden)

@@ -1,9 +1,9 @@
 """The staged interface of transformers models.
 
 In eager runs, times come from marks inside the model's own `generate()`; the three stages by themselves, which energy
-windows and profiles need, do the same steps. In graphed runs (`graphed_stages`), times come from the stages. A new
-family needs code only where it differs from the others: how its number of vision tokens is set (`vision_tokens`), and
-the formulas of its operations (`costs`).
+windows and profiles need, do the same steps. In graphed runs (`graphed_stages`), and on a CPU in those by engines
+(`engine_stages`), times come from the stages. A new family needs code only where it differs from the others: how its
+number of vision tokens is set (`vision_tokens`), and the formulas of its operations (`costs`).
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -15,6 +15,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.engines.runner import reasons_named
+from experiment_core_utils.engines.select import OWN_KERNELS
 from experiment_core_utils.knobs.interface import unsupported_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange
@@ -41,7 +43,7 @@ from experiment_core_utils.models.common.engine_proof import (
 )
 from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.gguf_files import quantised_file_of
-from experiment_core_utils.models.common.greedy import generate_async
+from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.placement import devices_of
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
@@ -49,16 +51,23 @@ from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.batch import answer_together, follow_together
+from experiment_core_utils.models.hf.engine_stages import EngineParts
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, generate_timed, greedy_config
-from experiment_core_utils.models.hf.graphed_stages import AsyncRequests, GraphedGeneration, graphs_unsupported_reason
+from experiment_core_utils.models.hf.graphed_stages import (
+    AsyncRequests,
+    GraphedGeneration,
+    GraphParts,
+    engines_unsupported_reason,
+    graphs_unsupported_reason,
+)
 from experiment_core_utils.models.hf.knobs.adapters import adapters_of
 from experiment_core_utils.models.hf.knobs.block_inputs import BlockInputs, inputs_seen, layer_kind, other_inputs
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
-from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, Component
+from experiment_core_utils.models.interface import MODULES, Component
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
-from experiment_core_utils.primitives.errors import EngineRefused, KnobDidNotAct
+from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused, KnobDidNotAct
 from experiment_core_utils.records.requests import (
     FollowedAnswer,
     KnobProof,
@@ -83,7 +92,7 @@ class TransformersModel(HasEnds):
         model: on its device, in its dtype, in evaluation mode. Its generation config is replaced by a greedy one.
         requests: of the same checkpoint.
         execution: as requested; `describe` and each setting's proof show how it runs.
-        graph_capturer: makes the replays; None for CUDA graphs.
+        graph_capturer: makes the replays; None for CUDA graphs, and on the CPU for engines.
         eager_reason: why `auto` leaves the modules in place, whatever can be graphed; None where it may choose.
     """
 
@@ -135,12 +144,24 @@ class TransformersModel(HasEnds):
         if requested == "eager":
             return None, None
         if graph_capturer is None and self.device.type != "cuda":
-            return None, NO_GRAPHS
+            try:
+                return self._engines(takes_plain=requested == "graph"), None
+            except ConfigurationError as error:
+                return None, NO_GRAPHS + ", and " + str(error).removeprefix(OWN_KERNELS.format(""))
         unsupported_reason = graphs_unsupported_reason(self.model, self._stages)
         if unsupported_reason is not None:
             return None, unsupported_reason
         capturer = graph_capturer or CudaGraphs(self.device)
-        return GraphedGeneration(self.model, self._stages, capturer, self.num_experts), None
+        graphs = GraphParts(self.model, capturer, self.num_experts)
+        return GraphedGeneration(self.device, self._stages, graphs), None
+
+    def _engines(self, takes_plain: bool) -> GraphedGeneration:
+        """The stages by engines; raises ConfigurationError, with the reason, where they cannot run the model."""
+        reason = engines_unsupported_reason(self.model, self._stages)
+        if reason is not None:
+            raise ConfigurationError(reason)
+        parts = EngineParts(self.model, lambda: self.knobs.in_force, takes_plain)
+        return GraphedGeneration(self.device, self._stages, parts)
 
     @property
     def active_setting(self) -> tuple[int | None, tuple[int, ...]]:
@@ -200,9 +221,13 @@ class TransformersModel(HasEnds):
             self._graphed.warm_up(self._graph_key, inputs, max_new_tokens)
 
     def _refuse_in_graphs(self) -> None:
-        """Raises EngineRefused where graphs run the model and cannot run what is in force."""
-        reason = self.turned_knobs.engines_unsupported_reason
-        if self._graphed is not None and reason is not None:
+        """Raises EngineRefused where graphs or engines run the model and cannot run what is in force."""
+        if self._graphed is None:
+            return
+        reason, on_modules = self.turned_knobs.engines_unsupported_reason, self.turned_knobs.on_modules
+        if on_modules and isinstance(self._graphed.parts, EngineParts):
+            reason = f"{', '.join(on_modules)} acts on modules, which engines do not run"
+        if reason is not None:
             raise engine_refused(reason)
 
     @property
@@ -269,6 +294,8 @@ class TransformersModel(HasEnds):
             with self._visual_tokens.shortening(inputs["input_ids"]):
                 return generate_timed(self.model, inputs, max_new_tokens, marks, self.preferences, self.ends)
         self.warm_up(inputs, max_new_tokens)
+        if self._graphed.parts.waits:
+            return generate_greedily(self, inputs, max_new_tokens, marks)
         requests = AsyncRequests(self._graphed, self._stages, self._graph_key)
         return generate_async(requests, inputs, max_new_tokens, self.ends, marks)
 
@@ -328,6 +355,7 @@ class TransformersModel(HasEnds):
         refuse_not_finite(logits, after)
         found = self._visual_tokens.places_in(inputs["input_ids"])
         errors = None if self._graphed is None else self._errors_at_setting(self._graphed, inputs, features)
+        by_engines = self._graphed is not None and isinstance(self._graphed.parts, EngineParts)
         return KnobProof(
             experts_per_token=tuple(experts.get(block) for block in blocks),
             blocks_run=blocks,
@@ -338,8 +366,8 @@ class TransformersModel(HasEnds):
             execution_stages=self._execution_stages(),
             engine_error=None if errors is None else errors.engine,
             modules_error=None if errors is None else errors.modules,
-            experts_implementation=ran.names,
-            experts_implementation_decode=ran_decode.names,
+            experts_implementation=None if by_engines else ran.names,
+            experts_implementation_decode=None if by_engines else ran_decode.names,
             prefill_tokens=tokens,
             prompt_tokens=inputs["input_ids"].shape[1],
             vision_tokens=len(found.places[0]),
@@ -403,29 +431,28 @@ class TransformersModel(HasEnds):
             for token in tokens:
                 with passes.next():
                     logits.append(self._stages.decode_step(token, after))
-            filled = [layer for layer in after.cache.layers if layer.is_initialized]
+            # A layer with a window has forgotten what is before it.
+            filled = [layer for layer in after.cache.layers if layer.is_initialized and not layer.is_sliding]
             return Computed(logits, [(layer.keys[0], layer.values[0]) for layer in filled])
 
-        names = "graphed prefill", "graphed decode step"
         computed = Computed(found, graphed.decode_at(setting).cached)
         prompt_tokens = graphed.decode_at(setting).length - PROOF_STEPS
         run = EngineRun(computed, prompt_tokens, experts if any(experts) else ())
         try:
-            return judged_by_modules(names, run, self.model, repeat, self.num_experts, found[0].dtype)
+            return judged_by_modules(graphed.parts.names, run, self.model, repeat, self.num_experts, found[0].dtype)
         except EngineRefused as error:
             raise engine_refused(str(error)) from error
 
     @property
     def _mode(self) -> str:
-        return "eager" if self._graphed is None else "graph"
+        return "eager" if self._graphed is None else self._graphed.parts.mode
 
     @property
     def _execution_reason(self) -> str | None:
         """Why it does not run wholly as requested; None where it does."""
         if self._graphed is None:
             return self._unsupported_reason
-        reason = self._graphed.prefill_unsupported_reason
-        return None if reason is None else f"prefill: {reason}"
+        return reasons_named(self._graphed.reasons) or None
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """See `StagedModel.count_flops`; by formula, None for a family without known formulas."""
@@ -493,5 +520,4 @@ class TransformersModel(HasEnds):
         """How each stage runs; a prefill that cannot be graphed shows only when a setting is tried."""
         if self._graphed is None:
             return dict.fromkeys(("vision", "prefill", "decode"), MODULES)
-        is_graphed = self._graphed.prefill_unsupported_reason is None
-        return {"vision": MODULES, "prefill": CUDA_GRAPH if is_graphed else MODULES, "decode": CUDA_GRAPH}
+        return {**self._graphed.ways}

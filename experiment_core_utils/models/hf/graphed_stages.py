@@ -5,9 +5,10 @@ There is one request at a time: a state can be decoded from until another reques
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -20,8 +21,10 @@ from experiment_core_utils.models.common.request_slot import PrefilledRequest, R
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode, cache_unsupported_reason
+from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
+from experiment_core_utils.records.requests import StageName
 
 # The length of a cache is a multiple of this, so that requests of similar length use the same graph.
 SLOT_STEP = 256
@@ -31,12 +34,74 @@ MOST_SETTINGS = 8
 SAMPLES_WITHOUT_MEMORY = 8
 
 
+class FixedDecode(Protocol):
+    """The decode steps of a setting on a cache of fixed size; see `FixedCacheDecode`, which is one."""
+
+    @property
+    def max_seq_len(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def chosen_experts(self) -> tuple[torch.Tensor, ...]: ...
+    @property
+    def cached(self) -> list[tuple[torch.Tensor, torch.Tensor]]: ...
+    @property
+    def checked_token(self) -> torch.Tensor: ...
+    def begin(self, state: GenerationState, logits: torch.Tensor) -> None: ...
+    def step(self) -> torch.Tensor: ...
+    def put_token(self, token: torch.Tensor) -> None: ...
+    def rewind(self, steps: int) -> None: ...
+
+
+class DecoderInPlace(Protocol):
+    """What runs a prompt in place of the decoder's modules; see `GraphedDecoder`, which is one."""
+
+    @property
+    def chosen_experts(self) -> tuple[torch.Tensor, ...]: ...
+    def has_graphs(self, names: Iterable[Hashable]) -> bool: ...
+    def in_place(self, captures_new: bool = False) -> AbstractContextManager[Sequence[Hashable]]: ...
+
+
+class StageParts(Protocol):
+    """Makes what runs the stages of the setting in force."""
+
+    ways: Mapping[StageName, str]  #: the name of what runs each stage where it is not refused
+    reasons: Mapping[StageName, str]  #: why a stage that has one is not a CUDA graph
+    mode: str  #: as `Executed.mode`
+    waits: bool  #: whether a step has run when the call returns, so that steps need not be launched ahead
+    names: tuple[str, str]  #: of prefill and decode step, for messages
+
+    def new_decode(self, max_seq_len: int) -> FixedDecode: ...
+    def new_prefill(self) -> DecoderInPlace: ...
+
+
+class GraphParts(StageParts):
+    """CUDA graphs of the modules.
+
+    Args:
+        num_experts: that routers choose from; None without experts.
+    """
+
+    ways: Mapping[StageName, str] = {"vision": MODULES, "prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}
+    reasons: Mapping[StageName, str] = {}
+    mode, waits, names = "graph", False, ("graphed prefill", "graphed decode step")
+
+    def __init__(self, model: PreTrainedModel, graph_capturer: GraphCapturer, num_experts: int | None) -> None:
+        self._model, self.graph_capturer, self._num_experts = model, graph_capturer, num_experts
+
+    def new_decode(self, max_seq_len: int) -> FixedCacheDecode:
+        return FixedCacheDecode(self._model, max_seq_len, self.graph_capturer, self._num_experts)
+
+    def new_prefill(self) -> GraphedDecoder:
+        return GraphedDecoder(self._model, self.graph_capturer, self._num_experts)
+
+
 @dataclass
 class _Graphed:
     """The graphs of one setting."""
 
-    decode: FixedCacheDecode
-    prefill: GraphedDecoder
+    decode: FixedDecode
+    prefill: DecoderInPlace
     #: shapes of inputs that were warmed up, and the names of the graphs for each
     warmed_up: dict[Hashable, tuple[Hashable, ...]] = field(default_factory=dict)
 
@@ -47,33 +112,41 @@ class _Graphed:
 
 
 class GraphedGeneration:
-    """The graphed stages of one model; the caller names the `setting` in force.
+    """The graphed stages of one model, or those of an engine; the caller names the `setting` in force.
 
     Attributes:
         prefill_unsupported_reason: why the modules run the prefills of all settings; None where these are graphed.
         is_fixed: whether a prefill that cannot be graphed is refused and no longer decides for all settings.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, stages: GenerateStages, graph_capturer: GraphCapturer, num_experts: int | None
-    ) -> None:
-        self._model: Any = model
-        self.device: torch.device = model.device
+    def __init__(self, device: torch.device, stages: GenerateStages, parts: StageParts) -> None:
+        self.device = device
         self._stages = stages
-        self._graph_capturer = graph_capturer
-        self._num_experts = num_experts
+        self.parts = parts
         self._graphed_settings: OrderedDict[Hashable, _Graphed] = OrderedDict()
-        self.prefill_unsupported_reason: str | None = None
+        is_refused = parts.ways["prefill"] == MODULES
+        self.prefill_unsupported_reason: str | None = parts.reasons["prefill"] if is_refused else None
         self.is_fixed = False
         self._slot = RequestSlot[Hashable]("the cache of fixed size")
         self._most_settings = MOST_SETTINGS
         self._had_memory = True
 
-    def decode_at(self, setting: Hashable) -> FixedCacheDecode:
+    @property
+    def ways(self) -> dict[StageName, str]:
+        """The name of what runs each stage."""
+        return {**self.parts.ways, **({} if self.prefill_unsupported_reason is None else {"prefill": MODULES})}
+
+    @property
+    def reasons(self) -> dict[StageName, str]:
+        """Why stages do not run as requested."""
+        of_prefill = self.prefill_unsupported_reason
+        return {**self.parts.reasons, **({} if of_prefill is None else {"prefill": of_prefill})}
+
+    def decode_at(self, setting: Hashable) -> FixedDecode:
         """The decode steps of a setting that is ready."""
         return self._graphed_settings[setting].decode
 
-    def prefill_at(self, setting: Hashable) -> GraphedDecoder:
+    def prefill_at(self, setting: Hashable) -> DecoderInPlace:
         """The prefills of a setting that is ready."""
         return self._graphed_settings[setting].prefill
 
@@ -128,16 +201,13 @@ class GraphedGeneration:
         graphed = self._graphed_settings.get(setting)
         if graphed is None or graphed.decode.max_seq_len < max_seq_len:
             slots = -(-max_seq_len // SLOT_STEP) * SLOT_STEP
-            decode = FixedCacheDecode(self._model, slots, self._graph_capturer, self._num_experts)
-            graphed = _Graphed(decode, self._new_prefill() if graphed is None else graphed.prefill)
+            decode = self.parts.new_decode(slots)
+            graphed = _Graphed(decode, self.parts.new_prefill() if graphed is None else graphed.prefill)
             self._graphed_settings[setting] = graphed
         self._graphed_settings.move_to_end(setting)
         while len(self._graphed_settings) > self._most_settings:
             self._graphed_settings.popitem(last=False)
         return graphed
-
-    def _new_prefill(self) -> GraphedDecoder:
-        return GraphedDecoder(self._model, self._graph_capturer, self._num_experts)
 
     def _capture(self, graphed: _Graphed, inputs: Mapping[str, Any]) -> None:
         """Run one pass over the prompt, and another only where it turns out that prefills cannot be graphed."""
@@ -152,7 +222,7 @@ class GraphedGeneration:
                 if self.is_fixed:
                     raise ConfigurationError(f"the prefill, graphed at other settings: {error}") from error
                 self.prefill_unsupported_reason = str(error)
-                graphed.prefill = self._new_prefill()
+                graphed.prefill = self.parts.new_prefill()
         if self.prefill_unsupported_reason is not None:
             logits, state = self._stages.prefill(inputs, features)
         with self._stages.decoding():
@@ -196,7 +266,7 @@ class GraphedGeneration:
         decode.rewind(steps)
         state.length -= steps
 
-    def _resumed(self, state: PrefilledRequest[Hashable]) -> FixedCacheDecode:
+    def _resumed(self, state: PrefilledRequest[Hashable]) -> FixedDecode:
         self._slot.resume(state)
         decode = self._graphed_settings[state.setting].decode
         if decode.length != state.length:
@@ -214,6 +284,11 @@ def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) ->
 
     What shows only when it is tried is not checked; `GraphedGeneration.warm_up` raises it.
     """
+    return engines_unsupported_reason(model, stages) or cache_unsupported_reason(model)
+
+
+def engines_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) -> str | None:
+    """The reason why neither graphs nor engines can run a model, whatever its blocks are; None where they may."""
     if stages.preferences.change_logits:
         applied = ", ".join(name for name in KEPT if name in stages.preferences.kept)
         return f"the checkpoint prefers {applied}, applied between the logits and the choice of a token in a graph"
@@ -221,7 +296,7 @@ def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) ->
         return reason
     if vision_entry(model) is not None and not stages.can_encode_alone:
         return "its pictures are encoded inside the prefill"
-    return cache_unsupported_reason(model)
+    return None
 
 
 class AsyncRequests(AsyncStages):

@@ -117,7 +117,7 @@ def _fuse_weights(block: Any) -> BlockWeights:
     own = {name: attrgetter(place)(block).detach() for name, place in _OWN_WEIGHTS.items()}
     fused = BlockWeights(qkv=fused_rows(_fused(block.self_attn)), **own)
     # A tensor that came out of a file need not be contiguous; a copy of it would take the memory twice.
-    for name, weight in vars(fused).items():
+    for name, weight in fused.tensors.items():
         if not weight.is_contiguous():
             raise ConfigurationError(f"the decoder cannot be fused: its {name} weights are not contiguous")
     return fused

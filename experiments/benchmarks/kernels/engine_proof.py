@@ -178,7 +178,7 @@ class _LateDecode:
 @contextmanager
 def _graphs_with_fault(model: Any, fault: Fault, inputs: Mapping[str, Any]) -> Iterator[StagedModel]:
     """The model with graphs of its own, captured while its modules had the fault."""
-    right = model._graphed._graph_capturer
+    right = model._graphed.parts.graph_capturer
     capturer = _Faulty(right if isinstance(right, Reruns) else CudaGraphs(model.device), fault)
     # What knobs there are is found out at the model's own setting.
     model.knobs.apply(None, range(model.num_total_blocks))

@@ -9,13 +9,17 @@ from tests.engines.cpu_compiler import needs_compiler
 from tests.same_floats import assert_same_floats
 
 
-def reference(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool) -> torch.Tensor:
+def reference(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool, window: int | None = None
+) -> torch.Tensor:
     """[B, N, T, D] -> [B, T, N * D] by the definition, in double precision."""
     sharing = queries.shape[1] // keys.shape[1]
     keys, values = (each.double().repeat_interleave(sharing, dim=1) for each in (keys, values))
     scores = queries.double() @ keys.transpose(2, 3) / queries.shape[3] ** 0.5
     if causal:
         scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), float("-inf"))
+    if window is not None:
+        scores = scores.masked_fill(torch.ones_like(scores).tril(-window).bool(), float("-inf"))
     return (scores.softmax(dim=-1) @ values).transpose(1, 2).flatten(2)
 
 
@@ -27,6 +31,26 @@ def test_a_query_of_zeros_takes_the_mean_of_what_it_sees() -> None:
     attention = cpu_attention(32)
     torch.testing.assert_close(attention(queries, keys, values, True)[0, :, 5], torch.tensor([1.0, 2.0, 4.0]))
     torch.testing.assert_close(attention(queries, keys, values, False)[0, :, 31], torch.tensor([4.0, 4.0, 4.0]))
+
+
+@needs_compiler
+def test_a_query_sees_a_window_of_the_keys_before_it() -> None:
+    """Values 1, 3, 8 and a window of 2: token 2 sees the mean of 3 and 8."""
+    values = torch.tensor([1.0, 3.0, 8.0])[None, None, :, None].repeat(1, 1, 1, 32)
+    queries, keys = torch.zeros(1, 1, 3, 32), torch.randn(1, 1, 3, 32)
+    attention = cpu_attention(32)
+    torch.testing.assert_close(attention(queries, keys, values, True, 2)[0, :, 5], torch.tensor([1.0, 2.0, 5.5]))
+    torch.testing.assert_close(attention(queries, keys, values, True, 1)[0, :, 5], torch.tensor([1.0, 3.0, 8.0]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("window", [1, 7, 32, 33, 200, 401])
+def test_windows_begin_anywhere_in_a_tile(window: int) -> None:
+    """Scores reach about 10; what a row before the window left behind would show."""
+    torch.manual_seed(window)
+    queries, keys, values = (torch.randn(2, 401, 3, 4, 32) * 1.5).permute(2, 0, 3, 1, 4)
+    found = cpu_attention(32)(queries, keys, values, True, window)
+    torch.testing.assert_close(found.double(), reference(queries, keys, values, True, window), rtol=1e-5, atol=1e-5)
 
 
 @needs_compiler
@@ -80,6 +104,9 @@ def test_it_refuses_what_it_would_read_wrongly() -> None:
         attention(torch.zeros(1, 1, 32, 4).transpose(2, 3), given, given, False)
     with pytest.raises(ValueError, match="as many keys as queries"):
         attention(given[:, :, :1], given, given, False)
+    for causal, window in ((False, 2), (True, 0)):
+        with pytest.raises(ValueError, match=f"a window of {window} is not possible; give 1 or more, with causal"):
+            attention(given, given, given, causal, window)
 
 
 def test_why_it_cannot_be_had_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""Steps by one compiled call give the reference engine's logits, tokens, keys and values, and note the same experts."""
+"""Steps by one compiled call give the reference engine's logits, tokens, keys and values, and note the same experts; of
+blocks of other forms, those of float64.
+"""
 
 from dataclasses import replace
 
@@ -11,6 +13,7 @@ from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferenceDecode
 from experiment_core_utils.engines.select import decoder_engines
 from experiment_core_utils.engines.weights import DecoderWeights
+from tests.engines.cpu.block_forms import FORMS, decoder_of_form, in_float64
 from tests.engines.cpu.test_prefill import decoder_of
 from tests.engines.cpu_compiler import needs_compiler
 from tests.same_floats import assert_same_floats
@@ -52,6 +55,29 @@ def test_steps_are_those_of_the_reference_engine(
     assert kv_caches[0].device_lengths.tolist() == [length + 3]
     for mine, theirs in ((kv_caches[0].keys, kv_caches[1].keys), (kv_caches[0].values, kv_caches[1].values)):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_steps_take_every_form_of_a_block(form: str) -> None:
+    """From an empty store, which needs no prefill; more steps than a window is wide, and one block left out."""
+    decoder, steps = decoder_of_form(form), 14
+    engine = CpuDecode(decoder)
+    for knobs in (EngineKnobs(2, (0, 1, 2)), EngineKnobs(4, (0, 2))):
+        kv_cache = KVCache.allocate(decoder, steps, blocks=len(knobs.blocks))
+        kv_cache.set_lengths([0])
+        tokens, logits, topk_ids = [], [], []
+        for _ in range(steps):
+            tokens.append(kv_cache.next_tokens.clone())
+            logits.append(engine.step(knobs, kv_cache))
+            topk_ids.append(engine.topk_expert_ids)
+            kv_cache.note_step()
+        expected = in_float64(decoder, decoder.embedding[torch.cat(tokens)], knobs)
+        assert_same_floats(torch.cat(logits), expected.logits)
+        assert_same_floats(kv_cache.keys[:, 0], expected.keys)
+        assert_same_floats(kv_cache.values[:, 0], expected.values)
+        assert topk_ids[-1].keys() == expected.topk_ids.keys()
+        for block, ids in expected.topk_ids.items():
+            assert torch.equal(torch.cat([step[block] for step in topk_ids]), ids)
 
 
 def test_several_requests_run_by_the_reference_engine() -> None:

@@ -1,4 +1,6 @@
-"""The prefill with compiled kernels gives the reference engine's logits, keys and values, and the same experts."""
+"""The prefill with compiled kernels gives the reference engine's logits, keys and values, and the same experts; of
+blocks of other forms, those of float64.
+"""
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.conftest import tiny_config
+from tests.engines.cpu.block_forms import FORMS, WIDTH, decoder_of_form, in_float64
 from tests.engines.cpu_compiler import needs_compiler
 from tests.same_floats import assert_same_floats
 
@@ -56,6 +59,45 @@ def test_it_does_what_the_reference_engine_does(kv_heads: int, normalised: bool,
 
 
 @needs_compiler
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("tokens", [1, 103])
+def test_prompts_take_every_form_of_a_block(form: str, tokens: int) -> None:
+    """Of one token, and of more than one span; the last block for all of them, and for the last token alone."""
+    decoder, knobs = decoder_of_form(form), EngineKnobs(2, (0, 1, 2))
+    engine, kv_cache = CpuPrefill(decoder), KVCache.allocate(decoder, tokens + 3)
+    embeddings = torch.randn(tokens, WIDTH)
+    engine.warm_up(knobs, kv_cache, tokens)
+    found, expected = engine.through(embeddings, knobs, kv_cache), in_float64(decoder, embeddings, knobs)
+    assert_same_floats(found, expected.states)
+    assert_same_floats(kv_cache.keys[:, 0, :, :tokens], expected.keys)
+    assert_same_floats(kv_cache.values[:, 0, :, :tokens], expected.values)
+    assert engine.topk_expert_ids.keys() == expected.topk_ids.keys()
+    for block, ids in expected.topk_ids.items():
+        assert torch.equal(engine.topk_expert_ids[block], ids)
+    kv_cache.keys.fill_(torch.nan)
+    assert_same_floats(engine.prefill(embeddings, knobs, kv_cache), expected.logits[-1:])
+    assert_same_floats(kv_cache.keys[:, 0, :, :tokens], expected.keys)
+    assert engine.topk_expert_ids.keys() == expected.topk_ids.keys()
+    for block, ids in expected.topk_ids.items():
+        assert torch.equal(engine.topk_expert_ids[block], ids[-1:] if block == 2 else ids)
+
+
+@needs_compiler
+@pytest.mark.parametrize("tokens", [5, 220, 380])
+def test_threads_share_tokens_or_columns(tokens: int) -> None:
+    """Columns of one span and of two, and spans of tokens; logits are those of one thread."""
+    decoder, knobs, logits = decoder_of_form("gated_shared"), EngineKnobs(2, (0, 1, 2)), []
+    embeddings, before = torch.randn(tokens, WIDTH), torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            logits.append(CpuPrefill(decoder).prefill(embeddings, knobs, KVCache.allocate(decoder, tokens)))
+    finally:
+        torch.set_num_threads(before)
+    assert_same_floats(*logits)
+
+
+@needs_compiler
 def test_a_prompt_without_a_slot_for_the_row_behind_it_writes_nothing() -> None:
     decoder, knobs = decoder_of(), EngineKnobs(4, (0, 1))
     split, kv_cache = ReferencePausedPrefill(decoder, CpuPrefill(decoder)), KVCache.allocate(decoder, 64)
@@ -84,21 +126,6 @@ def test_it_runs_on_the_cpu_where_it_can() -> None:
     engines = decoder_engines(decoder_of())
     assert isinstance(engines.prefill, CpuPrefill)
     assert engines.reasons["prefill"] == "there are no CUDA graphs on the CPU"
-
-
-@needs_compiler
-def test_products_are_torchs_where_copies_of_the_weights_would_be_large() -> None:
-    decoder = decoder_of()
-    wanted = sum(4 * weight.numel() for block in decoder.blocks for weight in vars(block).values())
-    assert isinstance(decoder_engines(decoder, wanted).prefill, CpuPrefill)
-    engines = decoder_engines(decoder, wanted - 1)
-    assert type(engines.prefill) is ReferencePrefill and engines.large == {"prefill"}
-    assert engines.reasons["prefill"] == (
-        "there are no CUDA graphs on the CPU, and kernels are torch's own: "
-        f"a second copy of the weights would take {wanted} bytes, of {wanted - 1} allowed"
-    )
-    low = fuse_decoder_weights(MolmoeForConditionalGeneration(tiny_config()).eval().to(torch.bfloat16))
-    assert not decoder_engines(low, 0).large
 
 
 @needs_compiler

@@ -171,7 +171,7 @@ def test_the_expected_answer_is_the_assistants_where_there_are_turns(tmp_path: P
         folder = write_checkpoint("olmoe", tmp_path / family)
         if family == "chatml":
             (folder / "chat_template.jinja").write_text(CHATML)
-        config = parse_config(["--model_path", str(folder), "--device", "cpu", "--precision", "float32"])
+        config = parse_config(["--model_path", str(folder), "--device", "cpu", "--execution", "eager"])
         model = load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
         assert isinstance(model, TransformersModel)
         task = ShortTask("short", (6,))

@@ -43,7 +43,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     @cache
     def loaded(family: str) -> TransformersModel:
         folder = write_checkpoint(family, tmp_path_factory.mktemp(family))
-        config = parse_config(["--model_path", str(folder), "--device", "cpu"])
+        config = parse_config(["--model_path", str(folder), "--device", "cpu", "--execution", "eager"])
         model = load_staged_model(config.model, find_model(str(folder)), CPU)
         assert isinstance(model, TransformersModel)
         return model

@@ -18,7 +18,7 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.meters.stages import StagedRequest
-from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, GraphCapturer, Reruns
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, Reruns
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.primitives.device import NoMarks
@@ -62,9 +62,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return both
 
 
-def read(folder: Path) -> TransformersModel:
+def read(folder: Path, execution: ExecutionMode = "eager") -> TransformersModel:
     """Its answers do not end by themselves."""
-    config = parse_config(["--model_path", str(folder), "--device", "cpu"])
+    config = parse_config(["--model_path", str(folder), "--device", "cpu", "--execution", execution])
     model = load_staged_model(config.model, find_model(str(folder)), CPU)
     assert isinstance(model, TransformersModel)
     return endless(model)
@@ -341,12 +341,6 @@ def test_a_shape_whose_recording_was_let_go_is_made_again(loaded: Loaded) -> Non
     assert passes.new() == 0
     model.warm_up(prompts[0], NEW_TOKENS)
     assert passes.new() == 1
-
-
-def test_why_a_model_runs_eagerly_is_reported(loaded: Loaded) -> None:
-    _, model = loaded("llama")
-    requested = TransformersModel(model.name, model.model, model.requests, "graph")
-    assert (requested.describe()["execution"], requested.describe()["execution_reason"]) == ("eager", NO_GRAPHS)
 
 
 @pytest.mark.parametrize("family", ["llama", "llava"])

@@ -4,6 +4,7 @@
 // known before the exponentials are taken and nothing is scaled twice. Compiled with -DHEAD=... for one head width, a
 // multiple of 2 * LANES.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -58,14 +59,16 @@ static void score(const float* queries, const float* keys, int64_t seen, int64_t
     }
 }
 
-// Rows of scores become powers of two over their maximum, zeros behind what each has seen; factors: one over their sums.
+// Rows of scores become powers of two over their maximum, zeros before and behind what each has seen; factors: one over
+// their sums.
 // Lanes are joined for all rows at once: one row's chain of dependent steps would take as long as its exponentials.
-static void soften(float* scores, int64_t padded, const int64_t* seen, float* factors) {
+static void soften(float* scores, int64_t padded, const int64_t* unseen, const int64_t* seen, float* factors) {
     float most[ROWS][LANES], sums[ROWS][LANES], maxima[ROWS], totals[ROWS] = {};
     for (int row = 0; row < ROWS; row++) {
         float* own = scores + row * padded;
         const int64_t end = (seen[row] + LANES - 1) / LANES * LANES;
         for (int64_t token = seen[row]; token < end; token++) own[token] = -INFINITY;
+        for (int64_t token = 0; token < unseen[row]; token++) own[token] = -INFINITY;
         Lanes found = all(-INFINITY);
         for (int64_t token = 0; token < end; token += LANES) found = larger(found, lanes(own + token));
         lanes(most[row]) = found;
@@ -127,10 +130,11 @@ struct Space {
     }
 };
 
-// [B, N, T, HEAD] each, keys and values with N / `sharing` heads, anywhere by their strides.
+// [B, N, T, HEAD] each, keys and values with N / `sharing` heads, anywhere by their strides. With a window (0: none) a
+// causal query sees itself and the window - 1 keys before it.
 extern "C" void attend(const float* queries, const float* keys, const float* values, float* out, int64_t batch,
                        int64_t heads, int64_t sharing, int64_t tokens, Strides query, Strides key, Strides value,
-                       Strides mixed, int causal, int threads) {
+                       Strides mixed, int causal, int64_t window, int threads) {
     const int64_t spans = (tokens + SPAN - 1) / SPAN, items = batch * heads * spans;
     const int64_t padded = (tokens + TILE - 1) / TILE * TILE;
     // Exponentials are taken as powers of two.
@@ -155,21 +159,25 @@ extern "C" void attend(const float* queries, const float* keys, const float* val
             const int64_t first = item % spans * SPAN, last = first + SPAN < tokens ? first + SPAN : tokens;
             for (int64_t at = first; at < last; at += ROWS) {
                 const int rows = last - at < ROWS ? (int)(last - at) : ROWS;
-                const int64_t seen = causal ? at + rows : tokens;
+                // Keys that none of these rows sees, in whole tiles, are left out.
+                const int64_t left = window && at >= window ? (at + 1 - window) / TILE * TILE : 0;
+                const int64_t seen = (causal ? at + rows : tokens) - left;
                 std::memset(asked, 0, 4 * ROWS * HEAD);
                 for (int row = 0; row < rows; row++)
                     for (int d = 0; d < HEAD; d++)
                         asked[row * HEAD + d] = own[(at + row) * query.token + d] * scale;
-                score(asked, space.keys, seen, padded, scores);
+                score(asked, space.keys + left * HEAD, seen, padded, scores);
                 float factors[ROWS];
-                int64_t own_seen[ROWS];
-                for (int row = 0; row < ROWS; row++) own_seen[row] = causal && row < rows ? at + row + 1 : seen;
-                soften(scores, padded, own_seen, factors);
+                int64_t own_seen[ROWS], unseen[ROWS] = {};
+                for (int row = 0; row < ROWS; row++) own_seen[row] = causal && row < rows ? at + row + 1 - left : seen;
+                if (window)
+                    for (int row = 0; row < rows; row++) unseen[row] = std::max<int64_t>(0, own_seen[row] - window);
+                soften(scores, padded, unseen, own_seen, factors);
                 // Those of the block that a row does not see; its last vector is zero there already.
                 for (int row = 0; row < ROWS; row++)
                     for (int64_t token = own_seen[row]; token < seen; token++)
                         scores[row * padded + token] = 0.0f;
-                mix(scores, padded, space.values, seen, factors, to + at * mixed.token, mixed.token, rows);
+                mix(scores, padded, space.values + left * HEAD, seen, factors, to + at * mixed.token, mixed.token, rows);
             }
         }
     }

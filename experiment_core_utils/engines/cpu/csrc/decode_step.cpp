@@ -2,21 +2,32 @@
 //
 // Weights are read where they lie, once each: the time is that of their bytes. Threads share only what is large enough.
 
-#include <cstring>
+#include <algorithm>
 
 #include "lanes.h"
 #include "rows.h"
 
-// Of one block; its keys and values [KV, slots, D], and where the experts that it chooses are noted.
+// Gates and ups [E, 2 I, H] and downs [E, H, I] of experts.
+struct Experts {
+    const float *gate_up, *down;
+    int64_t inner;
+};
+
+// Of one block; its keys and values [KV, slots, D], and where the experts that it chooses are noted. Null: it has none
+// of that. Without a router its first expert has weight 1; without a window it sees all positions.
 struct DecodeBlock {
-    const float *input_norm, *qkv, *query_norm, *key_norm, *output, *ffn_norm, *router, *gate_up, *down;
+    const float *input_norm, *qkv, *qkv_bias;
+    HeadNorm query_norm, key_norm;
+    const float *output, *post_attention_norm, *ffn_norm, *router;
+    Experts routed, shared;
+    const float *shared_gate, *post_ffn_norm;
     float *keys, *values;
     int64_t* chosen;
-    int64_t top_k;
+    int64_t top_k, experts, window, has_rope;
 };
 
 struct DecodeSizes {
-    int64_t blocks, width, heads, shared, head_width, experts, inner, vocabulary, slots, position;
+    int64_t blocks, width, heads, shared, head_width, vocabulary, slots, position;
 };
 
 // Elements below which waking a thread costs more than it brings.
@@ -29,10 +40,12 @@ static inline float dot(const float* left, const float* right, int64_t count) {
     return sum;
 }
 
-// Weights [N, K] times x [K] -> out [N].
-static void apply(const float* weights, const float* x, float* out, int64_t rows, int64_t inner, int threads) {
+// Weights [N, K] times x [K], and a bias [N] (null: none) -> out [N].
+static void apply(const float* weights, const float* bias, const float* x, float* out, int64_t rows, int64_t inner,
+                  int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * inner >= LARGE)
-    for (int64_t row = 0; row < rows; row++) out[row] = dot(weights + row * inner, x, inner);
+    for (int64_t row = 0; row < rows; row++)
+        out[row] = dot(weights + row * inner, x, inner) + (bias ? bias[row] : 0.0f);
 }
 
 // One query [D] over the first `seen` of keys and values [., D] -> out [D].
@@ -58,39 +71,57 @@ static void attend_one(const float* query, const float* keys, const float* value
 }
 
 // Attention's sum of all heads of joint [(Q + 2 KV) * D], whose keys and values come into the store first.
-static void attend_heads(const DecodeBlock& block, const DecodeSizes& sizes, const float* joint, const float* cosine,
-                         const float* sine, float* queries, float* out, float eps, int threads) {
+static void attend_heads(const DecodeBlock& block, const DecodeSizes& sizes, float* joint, const Rotary& rotary,
+                         float* queries, float* out, float eps, int threads) {
     const int64_t width = sizes.head_width, head_step = sizes.slots * width, own = sizes.position * width;
-    turn(joint, block.query_norm, cosine, sine, queries, width, sizes.heads, width, eps);
+    turn(joint, block.query_norm, rotary, queries, width, sizes.heads, width, eps);
     joint += sizes.heads * width;
-    turn(joint, block.key_norm, cosine, sine, block.keys + own, head_step, sizes.shared, width, eps);
+    turn(joint, block.key_norm, rotary, block.keys + own, head_step, sizes.shared, width, eps);
     joint += sizes.shared * width;
     for (int64_t head = 0; head < sizes.shared; head++)
         std::memcpy(block.values + head * head_step + own, joint + head * width, 4 * width);
-    const int64_t seen = sizes.position + 1, sharing = sizes.heads / sizes.shared;
+    const int64_t all = sizes.position + 1, seen = block.window && block.window < all ? block.window : all;
+    const int64_t first = (all - seen) * width, sharing = sizes.heads / sizes.shared;
 #pragma omp parallel for num_threads(threads) if (2 * sizes.heads * seen * width >= LARGE)
     for (int64_t head = 0; head < sizes.heads; head++) {
         static thread_local Buffer buffer;
-        const int64_t at = head / sharing * head_step;
+        const int64_t at = head / sharing * head_step + first;
         attend_one(queries + head * width, block.keys + at, block.values + at, seen, width, buffer.of(seen + LANES),
                    out + head * width);
     }
 }
 
-// states [H] += the weighted sum of the experts of normed [H].
-static void mix_experts(const DecodeBlock& block, const DecodeSizes& sizes, const float* normed, const float* weights,
-                        float* hidden, float* states, int threads) {
-    const int64_t inner = sizes.inner, width = sizes.width, top_k = block.top_k;
+// out [H] += the weighted sum of the top_k chosen experts of normed [H].
+static void mix(const Experts& experts, const int64_t* chosen, const float* weights, int64_t top_k, const float* normed,
+                int64_t width, float* hidden, float* out, int threads) {
+    const int64_t inner = experts.inner;
 #pragma omp parallel for num_threads(threads) if (2 * top_k * inner * width >= LARGE)
     for (int64_t row = 0; row < top_k * inner; row++) {
-        const float* own = block.gate_up + (block.chosen[row / inner] * 2 * inner + row % inner) * width;
+        const float* own = experts.gate_up + (chosen[row / inner] * 2 * inner + row % inner) * width;
         const float gate = dot(own, normed, width), up = dot(own + inner * width, normed, width);
         hidden[row] = gate / (1.0f + std::exp(-gate)) * up * weights[row / inner];
     }
 #pragma omp parallel for num_threads(threads) if (top_k * inner * width >= LARGE)
     for (int64_t i = 0; i < width; i++)
         for (int64_t k = 0; k < top_k; k++)
-            states[i] += dot(block.down + (block.chosen[k] * width + i) * inner, hidden + k * inner, inner);
+            out[i] += dot(experts.down + (chosen[k] * width + i) * inner, hidden + k * inner, inner);
+}
+
+// made [H] = the experts of normed [H], chosen by the router, and the one that they share.
+static void feed_forward(const DecodeBlock& block, const float* normed, int64_t width, bool normalise, float* shares,
+                         float* weights, float* hidden, float* made, int threads) {
+    weights[0] = 1.0f;
+    block.chosen[0] = 0;
+    if (block.router) {
+        apply(block.router, nullptr, normed, shares, block.experts, width, threads);
+        choose(shares, block.experts, block.top_k, normalise, weights, block.chosen);
+    }
+    std::memset(made, 0, 4 * width);
+    mix(block.routed, block.chosen, weights, block.top_k, normed, width, hidden, made, threads);
+    if (!block.shared.gate_up) return;
+    const int64_t only = 0;
+    const float weight = block.shared_gate ? 1.0f / (1.0f + std::exp(-dot(block.shared_gate, normed, width))) : 1.0f;
+    mix(block.shared, &only, &weight, 1, normed, width, hidden, made, threads);
 }
 
 // A token at `position`, its state [H] (overwritten) and rotary factors [D] -> logits [V] of the next.
@@ -100,21 +131,26 @@ extern "C" void decode(const DecodeBlock* blocks, DecodeSizes sizes, float* stat
     static thread_local Buffer buffer;
     const int64_t width = sizes.width, asked = sizes.heads * sizes.head_width;
     const int64_t joined = asked + 2 * sizes.shared * sizes.head_width;
-    float* normed = buffer.of(2 * width + joined + 2 * asked + 2 * sizes.experts + sizes.experts * sizes.inner);
+    int64_t experts = 1, inner = 0;
+    for (int64_t row = 0; row < sizes.blocks; row++) {
+        experts = std::max(experts, blocks[row].experts);
+        inner = std::max({inner, blocks[row].top_k * blocks[row].routed.inner, blocks[row].shared.inner});
+    }
+    float* normed = buffer.of(2 * width + joined + 2 * asked + 2 * experts + inner);
     float *made = normed + width, *joint = made + width, *queries = joint + joined, *attended = queries + asked;
-    float *shares = attended + asked, *weights = shares + sizes.experts, *hidden = weights + sizes.experts;
+    float *shares = attended + asked, *weights = shares + experts, *hidden = weights + experts;
     for (int64_t row = 0; row < sizes.blocks; row++) {
         const DecodeBlock& block = blocks[row];
+        const Rotary rotary = {block.has_rope ? cosine : nullptr, sine};
         normed_row(states, block.input_norm, normed, width, eps);
-        apply(block.qkv, normed, joint, joined, width, threads);
-        attend_heads(block, sizes, joint, cosine, sine, queries, attended, eps, threads);
-        apply(block.output, attended, made, width, asked, threads);
-        for (int64_t i = 0; i < width; i++) states[i] += made[i];
+        apply(block.qkv, block.qkv_bias, normed, joint, joined, width, threads);
+        attend_heads(block, sizes, joint, rotary, queries, attended, eps, threads);
+        apply(block.output, nullptr, attended, made, width, asked, threads);
+        add_normed(made, block.post_attention_norm, states, width, eps);
         normed_row(states, block.ffn_norm, normed, width, eps);
-        apply(block.router, normed, shares, sizes.experts, width, threads);
-        choose(shares, sizes.experts, block.top_k, normalise, weights, block.chosen);
-        mix_experts(block, sizes, normed, weights, hidden, states, threads);
+        feed_forward(block, normed, width, normalise, shares, weights, hidden, made, threads);
+        add_normed(made, block.post_ffn_norm, states, width, eps);
     }
     normed_row(states, final_norm, normed, width, eps);
-    apply(head, normed, logits, sizes.vocabulary, width, threads);
+    apply(head, nullptr, normed, logits, sizes.vocabulary, width, threads);
 }

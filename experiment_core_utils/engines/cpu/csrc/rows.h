@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 static inline float inverse_root(const float* row, int64_t width, float eps) {
     float sum = 0.0f;
@@ -12,24 +13,52 @@ static inline float inverse_root(const float* row, int64_t width, float eps) {
     return 1.0f / std::sqrt(sum / width + eps);
 }
 
-// [W] over its root mean square, times the weights [W].
+// [W] over its root mean square, times the weights [W]; null weights: as it is. `out` may be the row.
 static inline void normed_row(const float* row, const float* weights, float* out, int64_t width, float eps) {
+    if (!weights) {
+        std::memmove(out, row, 4 * width);
+        return;
+    }
     const float factor = inverse_root(row, width, eps);
 #pragma omp simd
     for (int64_t i = 0; i < width; i++) out[i] = row[i] * factor * weights[i];
 }
 
-// Heads of one row [N * D], normed over the whole row and turned, to `out` [N, ., D], `step` elements from head to head.
-static void turn(const float* row, const float* weights, const float* cosine, const float* sine, float* out,
-                 int64_t step, int64_t heads, int64_t width, float eps) {
-    const float factor = inverse_root(row, heads * width, eps);
+// states [W] += the normed row [W], which is overwritten.
+static inline void add_normed(float* row, const float* weights, float* states, int64_t width, float eps) {
+    if (weights) normed_row(row, weights, row, width, eps);
+#pragma omp simd
+    for (int64_t i = 0; i < width; i++) states[i] += row[i];
+}
+
+// The norm of a row's queries or keys: as wide as one head or as all heads; null weights: none.
+struct HeadNorm {
+    const float* weights;
+    int64_t width;
+};
+
+// Rotary factors [D] of a row's position, the sines negative in the first half; null cosines: no rotary positions.
+struct Rotary {
+    const float *cosine, *sine;
+};
+
+// Heads of one row [N * D], normed in place and turned, to `out` [N, ., D], `step` elements from head to head.
+static void turn(float* row, const HeadNorm& norm, const Rotary& rotary, float* out, int64_t step, int64_t heads,
+                 int64_t width, float eps) {
+    if (norm.weights)
+        for (int64_t at = 0; at < heads * width; at += norm.width)
+            normed_row(row + at, norm.weights, row + at, norm.width, eps);
     const int64_t half = width / 2;
-    for (int64_t head = 0; head < heads; head++, row += width, weights += width, out += step) {
+    for (int64_t head = 0; head < heads; head++, row += width, out += step) {
+        if (!rotary.cosine) {
+            std::memcpy(out, row, 4 * width);
+            continue;
+        }
 #pragma omp simd
         for (int64_t i = 0; i < half; i++) {
-            const float low = row[i] * factor * weights[i], high = row[half + i] * factor * weights[half + i];
-            out[i] = low * cosine[i] + high * sine[i];
-            out[half + i] = high * cosine[half + i] + low * sine[half + i];
+            const float low = row[i], high = row[half + i];
+            out[i] = low * rotary.cosine[i] + high * rotary.sine[i];
+            out[half + i] = high * rotary.cosine[half + i] + low * rotary.sine[half + i];
         }
     }
 }

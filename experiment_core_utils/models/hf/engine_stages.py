@@ -1,0 +1,247 @@
+"""Prefill and decode of a transformers model by the engines of its decoder.
+
+The modules make embeddings, with the features of pictures at their places, and positions; the engine takes the place of
+the decoder's `forward`, and the modules' head makes the prompt's logits. Decode steps run in the engine alone.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import MoeModelOutputWithPast
+
+from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.reference.decoder import ReferencePrefill, RotaryTable
+from experiment_core_utils.engines.select import Engines, decoder_engines
+from experiment_core_utils.engines.weights import DecoderWeights
+from experiment_core_utils.models.hf.decoder_description import fused_decoder
+from experiment_core_utils.models.hf.generate import GenerationState
+from experiment_core_utils.models.hf.graphed_stages import StageParts
+from experiment_core_utils.models.hf.knobs.patches import replaced_method
+from experiment_core_utils.models.interface import MODULES, PLAIN, REFERENCE
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.records.requests import StageName
+
+# What a decoder is given that does not change what it computes, or that an engine computes with.
+_KNOWN = frozenset(
+    "input_ids inputs_embeds attention_mask position_ids past_key_values use_cache return_dict visual_pos_masks "
+    "deepstack_visual_embeds cache_position".split()
+)
+
+
+class EngineParts(StageParts):
+    """The engines of a model's decoder, with one KV cache for all settings.
+
+    Args:
+        model: in float32 on the CPU.
+        in_force: top-k (None for the model's own) and the active blocks.
+        takes_plain: whether plain torch may run decode steps, in which it gains little over the modules.
+
+    Raises:
+        ConfigurationError: its decoder is not of the form that engines compute, or no kernel runs it.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        in_force: Callable[[], tuple[int | None, tuple[int, ...]]],
+        takes_plain: bool = False,
+    ) -> None:
+        if model.device.type != "cpu" or model.dtype != torch.float32:
+            raise ConfigurationError(f"engines of this model are for float32 on the CPU, not {model.dtype}")
+        self.model: Any = model
+        self._in_force = in_force
+        self.decoder: DecoderWeights = fused_decoder(model)
+        self.engines: Engines = decoder_engines(self.decoder)
+        if self.engines.ways["decode"] in PLAIN and not takes_plain:
+            raise ConfigurationError(self.engines.reasons["decode"])
+        self.kv_cache = KVCache.allocate(self.decoder, max_seq_len=0)
+        self.ways: Mapping[StageName, str] = {"vision": MODULES, **self.engines.ways}
+        self.reasons: Mapping[StageName, str] = self.engines.reasons
+        self.mode, self.waits = "reference" if self.ways["decode"] == REFERENCE else "cpu", True
+        self.names = self._name("prefill"), self._name("decode")
+
+    def _name(self, stage: StageName) -> str:
+        return f"{self.ways[stage]} engine of the {stage}"
+
+    def _knobs(self) -> EngineKnobs:
+        top_k, blocks = self._in_force()
+        return EngineKnobs(self.decoder.default_top_k if top_k is None else top_k, blocks)
+
+    def of_routed(self, topk_ids: Mapping[int, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The ids of blocks with experts alone, in the order in which the blocks ran."""
+        routed = self.decoder.routed_blocks
+        return tuple(ids for index, ids in topk_ids.items() if index in routed)
+
+    def new_decode(self, max_seq_len: int) -> "EngineDecode":
+        if self.kv_cache.max_seq_len < max_seq_len:
+            self.kv_cache = KVCache.allocate(self.decoder, max_seq_len)
+        return EngineDecode(self, self._knobs())
+
+    def new_prefill(self) -> "EnginePrefill":
+        return EnginePrefill(self, self._knobs())
+
+
+class EnginePrefill:
+    """The prefill engine in the place of a decoder's `forward`, at one setting; see `DecoderInPlace`."""
+
+    def __init__(self, parts: EngineParts, knobs: EngineKnobs) -> None:
+        self._parts, self._knobs = parts, knobs
+        self._decoder: Any = parts.model.get_decoder()
+        engine = parts.engines.prefill
+        assert isinstance(engine, ReferencePrefill)
+        self._engine = engine
+
+    @property
+    def chosen_experts(self) -> tuple[torch.Tensor, ...]:
+        """Ids [T, k] of each block with experts that ran, of the last prompt."""
+        return self._parts.of_routed(self._engine.topk_expert_ids)
+
+    def has_graphs(self, names: Iterable[Hashable]) -> bool:
+        """True, since nothing has to be captured."""
+        return True
+
+    @contextmanager
+    def in_place(self, captures_new: bool = False) -> Iterator[Sequence[Hashable]]:
+        """A context in which the engine runs the decoder's prompts.
+
+        Raises:
+            ConfigurationError: the decoder is given something that no engine computes with.
+        """
+        with replaced_method(self._decoder, "forward", self._forward):
+            yield ()
+
+    def _forward(self, input_ids: Any = None, **given: Any) -> MoeModelOutputWithPast:
+        parts, mask = self._parts, given.get("attention_mask")
+        unknown = sorted(name for name, value in given.items() if name not in _KNOWN and value not in (None, False))
+        if unknown:
+            raise ConfigurationError(f"its decoder is given {', '.join(unknown)}, which engines do not know")
+        if mask is not None and not bool(torch.as_tensor(mask == 1).all()):
+            raise ConfigurationError("a prompt is padded or masked")
+        embeddings = given.get("inputs_embeds")
+        if embeddings is None:
+            embeddings = F.embedding(input_ids, parts.decoder.embedding)
+        self._engine.warm_up(self._knobs, parts.kv_cache, embeddings.shape[1])
+        state = self._engine.last_state(
+            embeddings[0].contiguous(),
+            self._knobs,
+            parts.kv_cache,
+            self._rotary(embeddings, given.get("position_ids")),
+            _added(embeddings, given.get("visual_pos_masks"), given.get("deepstack_visual_embeds")),
+        )
+        # The caller need not be in inference mode, in which the state was made.
+        cache = given.get("past_key_values")
+        return MoeModelOutputWithPast(last_hidden_state=state[None].clone(), past_key_values=cache)
+
+    def _rotary(self, embeddings: torch.Tensor, positions: torch.Tensor | None) -> RotaryTable | None:
+        """The factors of positions [1, T] or [3 or 4, 1, T], whose last three rows count; None for 0 to T - 1."""
+        if positions is None:
+            return None
+        rows = positions[None] if positions.dim() == 2 else positions[-3:]
+        if bool((rows == torch.arange(rows.shape[-1])).all()):
+            return None
+        cosines, sines = self._decoder.rotary_emb(embeddings, positions if positions.dim() == 2 else rows)
+        return RotaryTable.given(cosines[0], sines[0])
+
+
+def _added(embeddings: torch.Tensor, places: torch.Tensor | None, features: Any) -> list[torch.Tensor]:
+    """States [T, H] to add after each of the first blocks: features [N, H] at their places [1, T], else 0."""
+    if not features:
+        return []
+    if places is None:
+        raise ConfigurationError("its decoder is given features of pictures without places")
+    added = []
+    for of_block in features:
+        rows = torch.zeros_like(embeddings[0])
+        rows[places[0]] = of_block.to(rows.dtype)
+        added.append(rows)
+    return added
+
+
+class EngineDecode:
+    """The decode engine at one setting, on the KV cache of `parts`; see `FixedDecode`."""
+
+    def __init__(self, parts: EngineParts, knobs: EngineKnobs) -> None:
+        self._parts, self._knobs = parts, knobs
+
+    @property
+    def max_seq_len(self) -> int:
+        """Tokens that fit into the cache, prompt and answer together."""
+        return self._parts.kv_cache.max_seq_len
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        return self._parts.kv_cache.lengths[0]
+
+    @property
+    def chosen_experts(self) -> tuple[torch.Tensor, ...]:
+        """Ids [1, k] of each block with experts that ran, of the last step."""
+        return self._parts.of_routed(self._parts.engines.decode.topk_expert_ids)
+
+    @property
+    def cached(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Keys and values of each active block without a window, each [KV, tokens so far, D]."""
+        cache, length, blocks = self._parts.kv_cache, self.length, self._parts.decoder.blocks
+        return [
+            (cache.keys[row, 0, :, :length], cache.values[row, 0, :, :length])
+            for row, index in enumerate(self._knobs.blocks)
+            if blocks[index].window is None
+        ]
+
+    @property
+    def checked_token(self) -> torch.Tensor:
+        """The last token that was chosen [1], as `checked_tokens` gives it."""
+        return self._parts.kv_cache.checked_tokens
+
+    def begin(self, state: GenerationState, logits: torch.Tensor) -> None:
+        """Take over a request after its prefill, also after one by the modules, whose keys and values are copied.
+
+        Args:
+            logits: [1, V] of the prompt's last position.
+        """
+        ids, kwargs = state.steps[-1]
+        cache, tokens = self._parts.kv_cache, ids.shape[1]
+        self._parts.engines.decode.warm_up(self._knobs, cache)
+        if state.filled_layers:
+            self._take(state)
+        cache.set_lengths([tokens])
+        cache.put_likeliest(logits)
+        prepared = self._parts.model.prepare_inputs_for_generation(
+            torch.cat([ids, cache.next_tokens[None]], dim=-1), next_sequence_length=1, **kwargs
+        )
+        positions = prepared.get("position_ids")
+        offset = 0 if positions is None else int(positions.flatten()[-1]) - tokens
+        cache.rotary_offsets = [offset] if offset else None
+
+    def _take(self, state: GenerationState) -> None:
+        """Copy keys and values of the modules' prefill; a block with a window has kept its last positions alone."""
+        cache = self._parts.kv_cache
+        tokens = state.steps[-1][0].shape[1]
+        for row, layer in enumerate(layer for layer in state.cache.layers if layer.is_initialized):
+            first = tokens - layer.keys.shape[2]
+            cache.keys[row, 0, :, first:tokens] = layer.keys[0]
+            cache.values[row, 0, :, first:tokens] = layer.values[0]
+
+    def put_token(self, token: torch.Tensor) -> None:
+        """Replace the last token [1, 1], which is the likeliest one otherwise."""
+        self._parts.kv_cache.next_tokens.copy_(token.flatten())
+
+    def step(self) -> torch.Tensor:
+        """Logits [1, V] after the last token; the likeliest becomes the last token."""
+        cache = self._parts.kv_cache
+        if self.length == cache.max_seq_len:
+            raise ConfigurationError(
+                f"the cache has {cache.max_seq_len} slots and all are in use: make it ready for more"
+            )
+        logits = self._parts.engines.decode.step(self._knobs, cache)
+        cache.note_step()
+        return logits
+
+    def rewind(self, steps: int) -> None:
+        """Forget the last so many tokens of the cache; the caller must put the last token."""
+        self._parts.kv_cache.rewind(steps)
