@@ -36,8 +36,8 @@ from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
     PreparedRequest,
+    SpanName,
     StagedRun,
-    StageName,
     TimedTokens,
     TokenisedPrompts,
 )
@@ -263,18 +263,22 @@ def staged_run(generated: TimedTokens, seconds: Sequence[float], ended: bool) ->
     """Name the intervals between the marks; their sum is the total by construction."""
     spans = list(zip(generated.spans, seconds, strict=True))
 
-    def of(stage: StageName) -> list[float]:
+    def of(stage: SpanName) -> list[float]:
         return [span_s for name, span_s in spans if name == stage]
 
-    vision, inter_token_s = of("vision"), tuple(of("decode"))
+    def whole(stage: SpanName) -> float | None:
+        return sum(of(stage)) if stage in generated.spans else None
+
     return StagedRun(
         token_ids=generated.token_ids,
-        vision_s=sum(vision) if vision else None,
-        prefill_s=sum(of("prefill")),
-        decode_s=sum(inter_token_s) if inter_token_s else None,
+        vision_s=whole("vision"),
+        prefill_s=whole("prefill"),
+        decode_s=whole("decode"),
         total_s=sum(seconds),
-        inter_token_s=inter_token_s,
+        inter_token_s=tuple(of("decode")) if generated.is_by_token else (),
         ended=ended,
+        first_token_s=whole("first_token"),
+        prompt_tokens=generated.prompt_tokens,
     )
 
 
@@ -396,6 +400,8 @@ def sample_record(
     first = runs[0] if runs else answer
     assert first is not None
     shape = setting.shape(request.shape)
+    if runs and runs[0].prompt_tokens is not None:
+        shape = shape.counted_by_server(runs[0].prompt_tokens)
     prediction, scored = model.decode_text(first.token_ids), model.ends.answer(first.token_ids)
     return MeasuredSample(
         sample_id=sample.sample_id,

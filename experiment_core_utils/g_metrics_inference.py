@@ -42,7 +42,7 @@ SAMPLE_QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "vision_tokens": lambda sample: sample.shape.vision_tokens,
     "vision_tokens_diff": lambda sample: sample.shape.vision_tokens_difference,
     "pooled_image_features": lambda sample: sample.shape.actual.pooled_features if sample.shape.actual else None,
-    "prompt_tokens": lambda sample: sample.shape.prompt_tokens,
+    "prompt_tokens": lambda sample: sample.shape.known_prompt_tokens,
     "output_tokens": lambda sample: sample.output_tokens,
     "thinking_tokens": lambda sample: sample.thinking_tokens,
     "vision_flops": lambda sample: sample.flops.vision_flops if sample.flops else None,
@@ -98,6 +98,16 @@ def cut_caveats(ended: Sequence[bool], limit: int) -> list[Caveat]:
     if not ended or cut / len(ended) <= MOST_UNREADABLE:
         return []
     return [caveat("answers_cut", num_cut=cut, num_answers=len(ended), limit=limit)]
+
+
+def served_caveats(samples: Sequence[MeasuredSample]) -> list[Caveat]:
+    """The caveats of measured runs at a server that sent several tokens at once, or did not count them."""
+    runs = [run for sample in samples for run in sample.runs if run.first_token_s is not None]
+    found = {
+        "server_pieces": sum(len(run.token_ids) > 1 and not run.inter_token_s for run in runs),
+        "server_uncounted": sum(run.prompt_tokens is None for run in runs),
+    }
+    return [caveat(kind, num_runs=count, num_all=len(runs)) for kind, count in found.items() if count]
 
 
 def text_answer_caveats(results: InferenceResults, limit: int) -> list[Caveat]:

@@ -120,7 +120,9 @@ def vision_part(target: VisionTarget, samples: Sequence[MeasuredSample]) -> Visi
         selected_crops_mean=mean_of(numbers),
         selected_crops_distribution={str(number): count for number, count in sorted(Counter(numbers).items())},
         target_vision_tokens_mean=target.tokens or mean_of([each.pooled_features for each in geometries]),
-        actual_vision_tokens_mean=mean_of([sample.shape.vision_tokens for sample in samples]),
+        actual_vision_tokens_mean=mean_of(
+            [sample.shape.vision_tokens for sample in samples if sample.shape.vision_tokens is not None]
+        ),
         max_crops=None if limits is None else limits.max_crops,
     )
 
@@ -169,7 +171,7 @@ def request_part(sample: MeasuredSample, setting: Setting) -> SampleRequest:
         pooled_image_features=actual.pooled_features if actual else None,
         input_text_tokens=shape.text_tokens,
         image_marker_tokens=shape.image_marker_tokens,
-        prompt_tokens=shape.prompt_tokens,
+        prompt_tokens=shape.known_prompt_tokens,
         actual_num_crops=actual.crops_if_cut if actual else None,
         actual_tiling=listed(actual.tiling) if actual else None,
         actual_image_size=listed(actual.image_size) if actual else None,
@@ -258,7 +260,7 @@ def sample_metadata(sample: MeasuredSample) -> Metadata:
 
 def setting_result(
     setting: Setting,
-    num_total_blocks: int,
+    num_total_blocks: int | None,
     merged: MeasuredSetting,
     scores: Sequence[Score],
     summary: SettingSummary,
@@ -281,7 +283,7 @@ def setting_result(
     decoder = DecoderPart.of(
         decoder_knobs(setting),
         num_total_blocks=num_total_blocks,
-        active_block_indices=list(blocks_of(setting)),
+        active_block_indices=None if num_total_blocks is None else list(blocks_of(setting)),
     )
     typical = {f"{name}_typical": value for name, value in aggregate_stats(summary.typical).items()}
     stats = aggregate_stats(summary.distributions) | typical

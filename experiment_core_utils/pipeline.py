@@ -16,7 +16,13 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_unique_id, setup_distributed
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import meters_of
-from experiment_core_utils.g_metrics_inference import answer_caveats, cut_caveats, summarise, summarise_accuracy
+from experiment_core_utils.g_metrics_inference import (
+    answer_caveats,
+    cut_caveats,
+    served_caveats,
+    summarise,
+    summarise_accuracy,
+)
 from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.i_metrics_energy import AnsweredRequest, energy_caveats, energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, setting_result
@@ -205,8 +211,11 @@ def loaded_run(
 
     mode, local_rank = config.measuring.energy, accelerator.local_process_index
     is_spread = config.model.device_map is not None or config.model.tensor_parallel is not None
+    can_have_energy = requested.source.no_energy_reason is None
 
     def find_meters() -> StageMeasurement | None:
+        if not can_have_energy:
+            return None
         return all_or_raise(
             lambda: meters_of(
                 mode, config.machine.device, local_rank, config.task.seed, energy, is_spread=is_spread
@@ -381,7 +390,7 @@ def summarise_and_save(
     )
     caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
     caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
-    caveats += unseen_caveats(merged.proof)
+    caveats += unseen_caveats(merged.proof) + served_caveats(merged.samples)
     caveats += answer_caveats(accuracy, len(answers), summary.counts.share_one_token)
     caveats += cut_caveats([sample.ended for sample in merged.samples], bench.max_new_tokens)
     if config.search.pareto_search:

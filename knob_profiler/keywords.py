@@ -32,7 +32,9 @@ def flags_of(given: Mapping[str, Any]) -> dict[str, Any]:
     fields = {name: field for part in parts_of_flags().values() for name, field in part.model_fields.items()}
     found: dict[str, Any] = {}
     for name, value in given.items():
-        flag = FLAG_OF.get(name, name)
+        # Beside a server's address, the model is one of the server's.
+        is_served = name == "model" and given.get("endpoint") is not None
+        flag = name if is_served else FLAG_OF.get(name, name)
         if flag not in fields:
             raise ConfigurationError(
                 f"{name}: there is no such argument{_nearest(name, fields)}; every flag of knobprof profile is one, "

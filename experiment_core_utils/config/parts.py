@@ -7,7 +7,7 @@ types. What the fields of a part rule out together is checked in the part.
 import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from experiment_core_utils.config.served import ServedModel, served_models
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.strategies import LHS_CONFIGS, Strategy
 from experiment_core_utils.primitives.cpu_threads import environment_threads
@@ -190,6 +191,18 @@ class ModelConfig(Part):
         description="model folder, GGUF file, a folder with one model in it, or hub id (default: the model that comes "
         "with the project)",
     )
+    endpoint: Annotated[Listed[Text], Metavar("URL")] | None = Field(
+        default=None,
+        description="measure a model behind an OpenAI-compatible server in place of one here, such as "
+        "http://localhost:8000/v1; several, also as NAME=URL, are compared as values of the knob variant",
+    )
+    model: Annotated[Listed[Text], Metavar("NAME")] | None = Field(
+        default=None, description="what the server of --endpoint calls the model; one, or one for each URL"
+    )
+    concurrency: Count = Field(
+        default=1,
+        description="with --endpoint: requests at a time of samples that are only answered; timed ones go one by one",
+    )
     random_weights: bool = Field(
         default=False,
         description="use random weights; --model_path then needs only the config, tokenizer and processor",
@@ -226,6 +239,35 @@ class ModelConfig(Part):
                 f"--device_map {self.device_map} and --tensor_parallel {self.tensor_parallel} are two ways to spread "
                 "one model; drop one"
             )
+        return self
+
+    @cached_property
+    def served(self) -> tuple[ServedModel, ...]:
+        """The models at the servers of `--endpoint`; none without it."""
+        return () if self.endpoint is None else served_models(self.endpoint, self.model or ())
+
+    @model_validator(mode="after")
+    def _check_endpoint(self) -> Self:
+        if (self.endpoint is None) != (self.model is None):
+            raise ConfigurationError(
+                "--endpoint needs --model NAME, what its server calls the model"
+                if self.model is None
+                else "--model names a model of the server of --endpoint, which is not given; for a folder give "
+                "--model_path"
+            )
+        if self.endpoint is None and self.concurrency != 1:
+            raise ConfigurationError(
+                "--concurrency is of requests to --endpoint; for a model here give --accuracy_batch_size"
+            )
+        if self.endpoint is not None:
+            own = ("endpoint", "model", "concurrency")
+            others = {name: each for name, each in type(self).model_fields.items() if name not in own}
+            if given := [f"--{name}" for name, each in others.items() if getattr(self, name) != each.default]:
+                raise ConfigurationError(
+                    f"{', '.join(given)} cannot act with --endpoint: its server has loaded the model already; drop it"
+                )
+        # Made here, so that a wrong address is reported at once.
+        _ = self.served
         return self
 
     @model_validator(mode="before")

@@ -76,6 +76,12 @@ class ProfilingConfig(Part):
         return self
 
     @model_validator(mode="after")
+    def _check_endpoint(self) -> Self:
+        if self.model.endpoint is not None and "accuracy_batch_size" in self.measuring.model_fields_set:
+            raise ConfigurationError("--accuracy_batch_size cannot act with --endpoint; give --concurrency, or drop it")
+        return self
+
+    @model_validator(mode="after")
     def _check_search(self) -> Self:
         for name in ("until_precision", "num_latency_samples"):
             if self.search.pareto_search and getattr(self.measuring, name) is not None:
@@ -109,6 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
             "knobprof profile --num_samples 64                       # the model and task that come with the project",
             "knobprof profile --model_path MODEL --data_file my.jsonl --num_samples 500 --dry_run",
             "knobprof profile --model_path MODEL --tier_list low high --num_active_blocks_list 18 24 --energy optional",
+            "knobprof profile --endpoint q4=http://localhost:8000/v1 q8=http://localhost:8001/v1 --model NAME",
             "accelerate launch experiments/core_exp/acc_lat_profiling.py --model_path MODEL    # on several GPUs",
         ),
     )

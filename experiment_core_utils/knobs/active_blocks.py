@@ -92,9 +92,9 @@ class BlockCount(Knob[RunningBlocks]):
     name, title, plural, flags = "num_active_blocks", "blocks", "block counts", BlockFlags
     published = (name,)
 
-    def own(self, limits: KnobLimits) -> RunningBlocks:
-        """See `Knob.own`."""
-        return RunningBlocks.of(range(limits.num_total_blocks))
+    def own(self, limits: KnobLimits) -> RunningBlocks | None:
+        """See `Knob.own`; None where no block is shown."""
+        return None if limits.num_total_blocks is None else RunningBlocks.of(range(limits.num_total_blocks))
 
     def requested(self, request: KnobRequest) -> RequestedValues[RunningBlocks]:
         """See `Knob.requested`; by default all blocks.
@@ -105,6 +105,7 @@ class BlockCount(Knob[RunningBlocks]):
         total = limits.num_total_blocks
         if self.name in limits.unsupported:
             return self.fixed(request, "num_active_blocks_list", limits.unsupported[self.name])
+        assert total is not None
         choice = request.flags.block_choice
         # Scores are looked at with the choice of blocks itself: it is not a single value that they rule out.
         sets = choice if choice is not None and choice.sets is not None else BlockChoice()
@@ -141,13 +142,14 @@ class BlockCount(Knob[RunningBlocks]):
             raise ConfigurationError(f"{level!r} is not a number of blocks; give a whole number")
         return RunningBlocks(level)
 
-    def read(self, result: Any) -> RunningBlocks:
+    def read(self, result: Any) -> RunningBlocks | None:
         """See `Knob.read`; from the published field."""
-        return RunningBlocks(int(result.num_active_blocks))
+        return None if result.num_active_blocks is None else RunningBlocks(int(result.num_active_blocks))
 
     def full_grid(self, limits: KnobLimits) -> Mapping[str, Sequence[Level]]:
         """See `Knob.full_grid`; at most five numbers, evenly spread from three quarters to all."""
         total = limits.num_total_blocks
+        assert total is not None
         left_out = total // 4
         steps = min(left_out, 4)
         counts = (total - round(step * left_out / max(steps, 1)) for step in range(steps, -1, -1))

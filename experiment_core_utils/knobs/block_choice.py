@@ -107,12 +107,14 @@ def choice_by_scores(path: Path, flag: str = "--importance_scores_file") -> Bloc
     return BlockChoice(scores=scores, file=path, questions=_questions_of(path, "blocks", scores, _BLOCKS))
 
 
-def own_scores_in(folder: Path) -> BlockChoice:
-    """The choice by the scores in a model's folder, or beside its file; neither where there are none.
+def own_scores_in(folder: Path | None) -> BlockChoice:
+    """The choice by the scores in a model's folder, or beside its file; neither where there are none, or no folder.
 
     Raises:
         ConfigurationError: they cannot be read.
     """
+    if folder is None:
+        return BlockChoice()
     own = (folder.parent if is_gguf(folder) else folder) / OWN_SCORES_FILE
     return choice_by_scores(own, flag="") if own.is_file() else BlockChoice()
 

@@ -23,7 +23,7 @@ Level = str | int | float
 class KnobLimits:
     """What can be set in a model."""
 
-    num_total_blocks: int  #: transformer blocks of the decoder
+    num_total_blocks: int | None  #: transformer blocks of the decoder; None where a server shows none
     num_experts: int | None  #: that a router chooses from; None in a model without experts
     default_top_k: int | None  #: experts per token that the model was trained with; None without experts
     #: why a knob cannot be turned here, by the knob's name
@@ -31,6 +31,7 @@ class KnobLimits:
     #: why it is known only of the loaded model whether its knobs can be turned; None where it is known before
     untried_reason: str | None = None
     token_unit: TokenUnit = MOLMOE_TOKENS  #: of numbers of vision tokens
+    variants: tuple[str, ...] = ()  #: names of the servers that answer for it; none for a model in this process
 
 
 def unsupported_knobs(**reasons: str | None) -> dict[str, str]:
@@ -45,7 +46,7 @@ class KnobRequest:
     flags: Any  #: the values of the flags of all knobs, by name
     limits: KnobLimits
     model: str  #: the name of the model as it was given
-    folder: Path  #: of the model, or its file
+    folder: Path | None  #: of the model, or its file; None where it lies elsewhere
     random_weights: bool
     seed: int = 0  #: of the run
 

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS
+from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT
 from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
 from experiment_core_utils.knobs.interface import Knob
+from experiment_core_utils.knobs.picture_side import PICTURE_SIDE
+from experiment_core_utils.knobs.reasoning_effort import REASONING_EFFORT
 from experiment_core_utils.knobs.top_k import TOP_K
+from experiment_core_utils.knobs.variant import VARIANT
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
 from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP
 from experiment_core_utils.primitives.errors import (
@@ -23,7 +27,11 @@ from experiment_core_utils.primitives.files import read_given, run_python_file
 from experiment_core_utils.primitives.texts import did_you_mean
 
 _KNOBS: dict[str, Knob[Any]] = {
-    knob.name: knob for knob in (VISION_TOKENS, VISUAL_TOKEN_KEEP, TOP_K, EXPERT_MASS, ACTIVE_BLOCKS)
+    knob.name: knob
+    for knob in (
+        VISION_TOKENS, VISUAL_TOKEN_KEEP, TOP_K, EXPERT_MASS, ACTIVE_BLOCKS,
+        PICTURE_SIDE, ANSWER_LIMIT, REASONING_EFFORT, VARIANT,
+    )
 }
 # Content of the files that `load_knob_module` ran, by path.
 _LOADED: dict[Path, bytes] = {}

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +15,6 @@ from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.primitives.clock import Clock, HostClock, Repeating
 from experiment_core_utils.primitives.device import allocator_bytes, gpu_uuid, resident_bytes, used_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
-from experiment_core_utils.primitives.in_step import crew_of_process
 from experiment_core_utils.records.compute import LoadSample, LoadTrace
 from experiment_core_utils.records.settings import ConditionsReading, CpuReading, GpuReading, When
 
@@ -30,20 +29,20 @@ def cpu_times_s() -> tuple[float, float]:
     return total_s - times["idle"] - times.get("iowait", 0.0), total_s
 
 
-def own_cpu_s() -> float:
-    """CPU seconds of this process, of those that share its model, and of its descendants, such as those that prepare
-    requests, ended ones that were waited for among them.
+def own_cpu_s(pids: Sequence[int] = ()) -> float:
+    """CPU seconds of this process and its descendants, such as those that prepare requests, ended ones that were waited
+    for among them.
+
+    Args:
+        pids: of further processes that work for this one, such as servers; one that is gone counts no longer.
     """
-    own = psutil.Process(os.getpid())
-    # This process last: the time of one that ends meanwhile has moved to the process that waited for it.
-    return sum(map(_with_ended_children_s, [*_sharing_model(), *own.children(recursive=True), own]))
-
-
-def _sharing_model() -> Iterator[psutil.Process]:
-    crew = crew_of_process()
-    for pid in () if crew is None else crew.pids:
-        with suppress(psutil.NoSuchProcess):
-            yield psutil.Process(pid)
+    found: dict[int, psutil.Process] = {}
+    for pid in (os.getpid(), *pids):
+        with suppress(psutil.Error):
+            own = psutil.Process(pid)
+            found |= {each.pid: each for each in [own, *own.children(recursive=True)]}
+    # Descendants first: the time of one that ends meanwhile has moved to the process that waited for it.
+    return sum(map(_with_ended_children_s, reversed(list(found.values()))))
 
 
 def _with_ended_children_s(process: psutil.Process) -> float:
@@ -56,14 +55,14 @@ def _with_ended_children_s(process: psutil.Process) -> float:
     return float(times.user + times.system + times.children_user + times.children_system)
 
 
-def cpu_now() -> CpuReading:
-    """The host's CPUs, and the own time of this process and its descendants."""
+def cpu_now(pids: Sequence[int] = ()) -> CpuReading:
+    """The host's CPUs, and the own time of this process, its descendants and those that work for it (`own_cpu_s`)."""
     busy_s, total_s = cpu_times_s()
     frequency = psutil.cpu_freq()
     return CpuReading(
         busy_s=busy_s,
         total_s=total_s,
-        own_s=own_cpu_s(),
+        own_s=own_cpu_s(pids),
         frequency_mhz=frequency.current if frequency is not None and frequency.current else None,
     )
 
@@ -106,15 +105,21 @@ class ConditionsMeter:
         return self.read("between") if self.clock() - self._last_s >= READ_EVERY_S else None
 
 
-def conditions_meter(experiment_id: str, rank: int, device: torch.device) -> ConditionsMeter:
-    """The meter for work on `device`; without NVML it says so in its readings."""
-    uuid = gpu_uuid(device)
+def conditions_meter(
+    experiment_id: str, rank: int, device: torch.device, pids: Sequence[int] = ()
+) -> ConditionsMeter:
+    """The meter for work on `device`; without NVML it says so in its readings.
+
+    Args:
+        pids: of processes whose load is the run's own, see `own_cpu_s`.
+    """
+    uuid, read_cpu = gpu_uuid(device), partial(cpu_now, tuple(pids))
     if uuid is None:
-        return ConditionsMeter(experiment_id, rank, None, "no GPU is used")
+        return ConditionsMeter(experiment_id, rank, None, "no GPU is used", read_cpu)
     try:
-        return ConditionsMeter(experiment_id, rank, NvmlGpu(uuid).read, None)
+        return ConditionsMeter(experiment_id, rank, NvmlGpu(uuid).read, None, read_cpu)
     except MeterUnavailable as error:
-        return ConditionsMeter(experiment_id, rank, None, str(error))
+        return ConditionsMeter(experiment_id, rank, None, str(error), read_cpu)
 
 
 # The driver's own figure is over a sixth of a second or more.

@@ -36,13 +36,14 @@ COMPONENTS: tuple[Component, ...] = get_args(Component)
 STAGES = ("vision", "prefill", "decode")
 
 # Names of what runs a stage, as results give them: the model's modules, plain torch on fused weights, C++ for whole
-# blocks, one C++ call a decode step, and a CUDA graph.
-MODULES, REFERENCE, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH = (
+# blocks, one C++ call a decode step, a CUDA graph, and a server behind an address.
+MODULES, REFERENCE, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH, SERVER = (
     "modules",
     "reference",
     "cpu blocks",
     "cpu step",
     "cuda graph",
+    "server",
 )
 
 # The ways that need no proof against the reference, and that are no faster than the modules by design.
@@ -253,6 +254,19 @@ class Spread(Protocol):
 def devices_of(model: Runnable | Stages) -> tuple[torch.device, ...]:
     """The devices that a model computes on, the one that requests are sent to first."""
     return model.devices if isinstance(model, Spread) else (model.device,)
+
+
+@runtime_checkable
+class Served(Protocol):
+    """A model that other processes run."""
+
+    @property
+    def server_pids(self) -> Sequence[int]:
+        """Those processes that are on this machine and can be seen; their descendants run it, too."""
+
+    @property
+    def concurrency(self) -> int:
+        """How many requests it is given at a time where none is timed."""
 
 
 class StagedModel(Runnable, Stepwise, Inspectable, Switchable, Protocol):

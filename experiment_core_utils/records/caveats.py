@@ -106,6 +106,29 @@ Caveat.KINDS = {
         lambda found: "pictures: a text model answered the questions without their pictures",
         "do not read its accuracy as that of a model that sees them",
     ),
+    "server_unseen": CaveatKind(
+        "note",
+        "server: its stages, crops, blocks, experts, FLOPs and memory are not seen; times include its queue and the "
+        "network ({place})".format_map,
+        "start it without prefix caching, or repeated runs of a sample skip its prefill",
+    ),
+    "server_concurrency": CaveatKind(
+        "note",
+        "server: samples without times were asked {concurrency} at a time: batches of the server may change some "
+        "answers".format_map,
+    ),
+    "server_pieces": CaveatKind(
+        "warning",
+        "server: several tokens came in one piece in {num_runs} of {num_all} runs: the times between them are not "
+        "known".format_map,
+        "read the time per token, which is the decode time over the tokens after the first",
+    ),
+    "server_uncounted": CaveatKind(
+        "warning",
+        "server: it reports no usage in {num_runs} of {num_all} runs: their tokens are the pieces of text that "
+        "came".format_map,
+        "do not compare tokens or times per token with those of other servers",
+    ),
     "batched_answers": CaveatKind(
         "note",
         "{num_batched} of {num_samples} samples are answered in batches: in {dtype} some answers may differ".format_map,

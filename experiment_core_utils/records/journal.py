@@ -385,9 +385,11 @@ def _fault_of(line: Line) -> str | None:
 def _sample_fault(sample: MeasuredSample) -> str | None:
     if bool(sample.runs) == (sample.answer is not None):
         return "a sample has either runs or an answer of a batch"
-    if any((run.decode_s is None) != (not run.inter_token_s) for run in sample.runs):
+    if any(run.decode_s is None and run.inter_token_s for run in sample.runs):
         return "decode_s and inter_token_s do not fit together"
-    stages = ("vision_s", "prefill_s", "decode_s", "total_s")
+    if any((run.prefill_s is None) == (run.first_token_s is None) for run in sample.runs):
+        return "a run has either prefill_s or first_token_s"
+    stages = ("vision_s", "prefill_s", "first_token_s", "decode_s", "total_s")
     for name, value in (each for run in sample.runs for each in ((name, getattr(run, name)) for name in stages)):
         if value is not None and value <= 0:
             return f"{name} is {value}, and a time is above 0"

@@ -106,6 +106,9 @@ class Hardware(Record):
 class Variables(Record):
     """The parameters of a run as they were requested."""
 
+    endpoint: Any = None  #: `--endpoint`; None if not given
+    model: Any = None  #: `--model`, what the server calls the model; None if not given
+    concurrency: Any = None  #: `--concurrency`, 1 without `--endpoint`
     num_samples: Any = None  #: `--num_samples`, also where the split has fewer or `--ids` chose
     sample_by: Any = None  #: `--sample_by`
     seed: Any = None  #: `--seed`
@@ -162,21 +165,26 @@ class FinalPrompt(Record):
     #: what was tokenised, in its chat template; a picture is one placeholder (in MolmoE it stands before the text)
     text: str
     #: its ids at the first setting of the plan, begin of sequence included; `[id, count]` stands for a run of one id,
-    #: such as the places of a picture
-    token_ids: list[Any]
+    #: such as the places of a picture; None if a server alone knows them
+    token_ids: list[Any] | None
 
     @classmethod
-    def of_ids(cls, sample_id: int, text: str, token_ids: Sequence[int]) -> Self:
+    def of_ids(cls, sample_id: int, text: str, token_ids: Sequence[int] | None) -> Self:
         """Four and more equal ids in a row become a run."""
+        if token_ids is None:
+            return cls(sample_id=sample_id, text=text, token_ids=None)
         runs = [(token_id, len(list(found))) for token_id, found in groupby(token_ids)]
         compact = [[[token_id, count]] if count > 3 else [token_id] * count for token_id, count in runs]
         return cls(sample_id=sample_id, text=text, token_ids=[each for run in compact for each in run])
 
     def lines(self, words: str) -> list[str]:
         """A line for the text, with `words` about its form, and one for the ids."""
-        ids = " ".join(f"{each[0]}x{each[1]}" if isinstance(each, list) else str(each) for each in self.token_ids)
         text = json.dumps(self.text, ensure_ascii=False)
-        return [f"prompt of sample {self.sample_id} ({words}): {text}", f"ids: {ids}"]
+        first = f"prompt of sample {self.sample_id} ({words}): {text}"
+        if self.token_ids is None:
+            return [first]
+        ids = " ".join(f"{each[0]}x{each[1]}" if isinstance(each, list) else str(each) for each in self.token_ids)
+        return [first, f"ids: {ids}"]
 
 
 class Preparation(Record):

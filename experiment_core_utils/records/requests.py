@@ -1,12 +1,14 @@
 """Records of requests: their shape, their runs, the proof of the knobs and their FLOPs."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 StageName = Literal["vision", "prefill", "decode"]
+# `first_token` stands for vision and prefill together, where only a server sees them.
+SpanName = StageName | Literal["first_token"]
 
 
 @dataclass(frozen=True)
@@ -84,15 +86,32 @@ class RequestShape:
     #: the geometry that the picture's size and the vision target call for; None without a picture
     theoretical: VisionGeometry | None
     actual: VisionGeometry | None  #: the geometry that the tensors have
-    vision_tokens: int  #: image features that enter the language model
-    image_marker_tokens: int  #: start, end and column tokens of the image part
-    text_tokens: int  #: all other prompt tokens, bos included
+    #: image features that enter the language model; this and the next two are None where a server alone knows them
+    vision_tokens: int | None
+    image_marker_tokens: int | None  #: start, end and column tokens of the image part
+    text_tokens: int | None  #: all other prompt tokens, bos included
     preprocess_s: float  #: host time for resizing, cutting and tokenising
+    served_tokens: int | None = None  #: positions of the prompt by the server's count; None where it gives none
+
+    @property
+    def known_prompt_tokens(self) -> int | None:
+        """All positions of the prompt; None where they are not known."""
+        parts = [each for each in (self.vision_tokens, self.image_marker_tokens, self.text_tokens) if each is not None]
+        return sum(parts) if len(parts) == 3 else self.served_tokens
 
     @property
     def prompt_tokens(self) -> int:
-        """All positions of the prompt."""
-        return self.vision_tokens + self.image_marker_tokens + self.text_tokens
+        """All positions of the prompt; raises ValueError where they are not known."""
+        known = self.known_prompt_tokens
+        if known is None:
+            raise ValueError("the tokens of this prompt are counted by a server, which has not said how many they are")
+        return known
+
+    def counted_by_server(self, prompt_tokens: int | None) -> "RequestShape":
+        """The same with the server's count of the whole prompt: a prompt without a picture is text alone."""
+        if self.vision_tokens == 0 and self.text_tokens is None:
+            return replace(self, text_tokens=prompt_tokens)
+        return replace(self, served_tokens=prompt_tokens)
 
     @property
     def layout(self) -> Hashable:
@@ -105,7 +124,9 @@ class RequestShape:
     @property
     def vision_tokens_difference(self) -> int | None:
         """Theoretical minus actual vision tokens; None without a picture."""
-        return None if self.theoretical is None else self.theoretical.pooled_features - self.vision_tokens
+        if self.theoretical is None or self.vision_tokens is None:
+            return None
+        return self.theoretical.pooled_features - self.vision_tokens
 
     def size(self, output_tokens: int) -> RequestSize:
         """What the request's operations depend on, with an answer of so many tokens."""
@@ -139,7 +160,10 @@ class TimedTokens:
 
     token_ids: tuple[int, ...]  #: generated ids, end-of-sequence included where it came
     #: the stage of each interval between neighbouring marks, in order; one `decode` for each token after the first
-    spans: tuple[StageName, ...]
+    spans: tuple[SpanName, ...]
+    #: whether each decode interval is of one token; False where several came at once
+    is_by_token: bool = True
+    prompt_tokens: int | None = None  #: positions of the prompt by a server's count; None where this process counts
 
 
 @dataclass(frozen=True)
@@ -148,21 +172,24 @@ class StagedRun:
 
     token_ids: tuple[int, ...]  #: generated ids, end-of-sequence included where it came
     vision_s: float | None  #: crops on the device -> features ready; None without a picture
-    prefill_s: float  #: features and prompt on the device -> first token on the host
-    decode_s: float | None  #: first token -> last token; None for fewer than 2 tokens
+    #: features and prompt on the device -> first token on the host; None where a server does not show it
+    prefill_s: float | None
+    decode_s: float | None  #: first token -> last token; None for fewer than 2 tokens, and where all came at once
     total_s: float  #: request handed over -> last token
-    inter_token_s: tuple[float, ...]  #: the n - 1 times between tokens
+    inter_token_s: tuple[float, ...]  #: the n - 1 times between tokens; none where several came at once
     ended: bool  #: whether end-of-sequence came before the limit
+    first_token_s: float | None = None  #: request handed over -> first token, where its stages are not seen; else None
+    prompt_tokens: int | None = None  #: as in `TimedTokens`
 
     @property
     def tpot_s(self) -> float | None:
         """Time per output token after the first; None for fewer than 2 tokens."""
-        return None if self.decode_s is None else self.decode_s / len(self.inter_token_s)
+        return None if self.decode_s is None else self.decode_s / (len(self.inter_token_s) or len(self.token_ids) - 1)
 
     @property
     def ttft_s(self) -> float:
         """Time to the first token."""
-        return (self.vision_s or 0.0) + self.prefill_s
+        return (self.vision_s or 0.0) + (self.prefill_s or 0.0) + (self.first_token_s or 0.0)
 
 
 @dataclass(frozen=True)

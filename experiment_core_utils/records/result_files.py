@@ -49,7 +49,7 @@ _LARGE_EXPONENT = re.compile(rb"0e\+?000+(?:[\s,\]}]|$)")
 _MANY_DIGITS = 200 * b"0"
 _TOO_DEEP = "it is nested more than 200 deep"
 # The files of settings; task, vision target and decoder of one.
-RESULT_FILES = "*_imgsize*_blocks*.json"
+RESULT_FILES = "*_imgsize*.json"
 # Of what a run came to.
 CONCLUSION_FILE = "conclusion.json"
 _OF_ONE_PROCESS = re.compile(rf"{LOCAL_ENERGY}_process_(0|[1-9][0-9]*)")

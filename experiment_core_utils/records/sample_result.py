@@ -38,7 +38,7 @@ class DecoderKnobs(Record):
 
     #: requested experts per token, in the blocks after the first with experts; None if a dense model
     top_k: Knob | None
-    num_active_blocks: Knob  #: requested blocks, block 0 counted
+    num_active_blocks: Knob | None  #: requested blocks, block 0 counted; None if a server shows none
 
 
 class SampleRequest(DecoderKnobs):
@@ -48,12 +48,17 @@ class SampleRequest(DecoderKnobs):
     #: N of a token target; for a tier `theoretical_vision_tokens`; None if a tier, and no picture
     target_vision_tokens: Count | None = None
     target_crops: Count | None  #: crops that the rule gives; None if no picture, or one that is not cut
-    actual_vision_tokens: Count  #: image features that entered the language model, 0 without a picture
+    #: image features that entered the language model, 0 without a picture; None if a server alone knows
+    actual_vision_tokens: Count | None
     vision_tokens_diff: int | None = None  #: `theoretical_vision_tokens` - `actual_vision_tokens`; None if no picture
     pooled_image_features: Count | None  #: features that the vision stage computed; None if no picture
-    input_text_tokens: Count  #: prompt tokens other than image tokens, beginning-of-text included
-    image_marker_tokens: Count  #: start, end and row-end tokens of the image part, 0 without a picture
-    prompt_tokens: Count  #: sum of `actual_vision_tokens`, `image_marker_tokens` and `input_text_tokens`
+    #: prompt tokens other than image tokens, beginning-of-text included; None if a server alone knows
+    input_text_tokens: Count | None
+    #: start, end and row-end tokens of the image part, 0 without a picture; None if a server alone knows
+    image_marker_tokens: Count | None
+    #: sum of `actual_vision_tokens`, `image_marker_tokens` and `input_text_tokens`, or a server's count; None if it
+    #: gives none
+    prompt_tokens: Count | None
     actual_num_crops: Count | None  #: crops, read off the tensors; None if no picture, or one that is not cut
     actual_tiling: list[Count] | None = None  #: [rows, columns], read off the tensors; None if no picture
     actual_image_size: list[Count] | None = None  #: canvas of that tiling; None if no picture
@@ -86,8 +91,9 @@ class StageTimes(Record):
     """The times of a request's stages in milliseconds."""
 
     T_vision_total: Delay | None  #: vision stage; None if no picture
-    T_LLM_prefill: Time | None  #: prefill up to the first token; None if answered in a batch
-    T_LLM_decode: Time | None  #: first token to last token; None if fewer than 2 output tokens
+    #: prefill up to the first token; None if answered in a batch, or by a server, which does not show it
+    T_LLM_prefill: Time | None
+    T_LLM_decode: Time | None  #: first token to last token; None if fewer than 2 output tokens, or all came at once
     T_total: Time | None  #: request handed to the model, to last token; None if answered in a batch
     T_decode_per_token: Time | None  #: `T_LLM_decode` / (output tokens - 1); None if fewer than 2 output tokens
 
@@ -95,9 +101,10 @@ class StageTimes(Record):
 class RunTimes(StageTimes):
     """The times of one run in milliseconds."""
 
-    T_LLM_prefill: Time  #: as above, of this run
+    T_LLM_prefill: Time | None  #: as above, of this run; None if a server does not show it
     T_total: Time  #: as above, of this run
-    T_inter_token: list[Delay]  #: list of the times between neighbouring tokens; `[]` for one token
+    #: list of the times between neighbouring tokens; `[]` for one token, and where several came at once
+    T_inter_token: list[Delay]
     #: how many settings ran this sample before in the same round; None if measured outside rounds
     place_in_round: Count | None = None
 
@@ -137,7 +144,9 @@ class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, S
     #: SHA-256 of the picture: of its file, or of the bytes in its row; in a generated task, a module's or one of
     #: lmms-eval of its mode, size and pixels; None if no picture, or in older files
     picture_sha256: str | None = None
-    T_first_token: Time | None  #: `T_vision_total` + `T_LLM_prefill`; None if answered in a batch
+    #: `T_vision_total` + `T_LLM_prefill`, or request sent to first text received from a server; None if answered in a
+    #: batch
+    T_first_token: Time | None
     T_preprocess: Delay  #: resizing, cutting and tokenising on the host; not in `T_total`
     T_transfer: Delay | None  #: host to device; not in `T_total`; None if answered in a batch
     vision_flops: Flops | None  #: operations of the vision stage; None if no picture, or unknown architecture

@@ -229,8 +229,8 @@ class VisionPart(VisionKnob, TheoreticalGeometry):
 class DecoderPart(DecoderKnobs):
     """The decoder's knobs of a setting, and its blocks."""
 
-    num_total_blocks: Knob  #: blocks of the model
-    active_block_indices: list[Count] | None = None  #: the requested blocks, ascending
+    num_total_blocks: Knob | None  #: blocks of the model; None if a server shows none
+    active_block_indices: list[Count] | None = None  #: the requested blocks, ascending; None if a server shows none
 
 
 class AccuracyPart(Record):
@@ -423,8 +423,8 @@ def _contradictions(result: SettingResult) -> Iterator[str]:
 def _sample_fault(sample: SampleResult, best: float) -> str | None:
     if sample.accuracy is not None and sample.accuracy > best * (1 + 1e-9):
         return f"accuracy is {sample.accuracy}, above metric_best, {best:g}"
-    if sample.runs and sample.T_LLM_prefill is None:
-        return "T_LLM_prefill is None in a sample that was measured"
+    if sample.runs and sample.T_first_token is None:
+        return "T_first_token is None in a sample that was measured"
     if sample.T_LLM_decode is not None and sample.output_tokens < 2:
         return f"output_tokens is {sample.output_tokens}, too few for a decode time"
     metadata = sample.metadata

@@ -92,7 +92,8 @@ class MeasuredSample:
 
     def thinking_s_of(self, place: int) -> float | None:
         """Decode time of the thinking tokens after the first in the run at `place`; None without such tokens."""
-        return sum(self.runs[place].inter_token_s[: self.thinking_tokens - 1]) if self.thinking_tokens > 1 else None
+        gaps = self.runs[place].inter_token_s
+        return sum(gaps[: self.thinking_tokens - 1]) if self.thinking_tokens > 1 and gaps else None
 
     @property
     def thinking_s(self) -> float | None:

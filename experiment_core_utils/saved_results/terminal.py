@@ -110,6 +110,14 @@ def fixed_length_line(times: Mapping[str, FixedLengthTime]) -> str | None:
 _ANSWER_SHARES = {"cut": "share_truncated", "empty": "share_empty", "one token": "share_one_token"}
 
 
+_NOT_EVERYWHERE = ("crops", "vision ms", "prefill ms", "first token ms")
+
+
+def _first_token_alone(stats: Mapping[str, float | None]) -> float | None:
+    """Mean time to the first token in milliseconds where its stages are not seen, as at a server; else None."""
+    return stats.get("T_first_token_mean") if stats.get("T_LLM_prefill_mean") is None else None
+
+
 def _percent(share: float | None) -> str:
     return ABSENT if share is None else f"{100 * share:.0f} %"
 
@@ -143,6 +151,7 @@ def closing_table(
                 "accuracy [95 %]": _accuracy(result),
                 "vision ms": _text(stats.get("T_vision_total_mean"), 1),
                 "prefill ms": _text(stats.get("T_LLM_prefill_mean"), 1),
+                "first token ms": _text(_first_token_alone(stats), 1),
                 "decode ms": _text(stats.get("T_LLM_decode_mean"), 1),
                 "total ms": _text(stats.get("T_total_mean"), 1),
                 REFERENCE_HEADING: _of_reference(result, reference),
@@ -168,7 +177,7 @@ def closing_table(
         table = table.drop(columns=REFERENCE_HEADING)
     table = table.drop(columns=[heading for heading in ("failed", "unparsed") if not table[heading].any()])
     # What the model, or the task, does not have.
-    lacking = [heading for heading in (*titles, "crops", "vision ms") if table[heading].eq(ABSENT).all()]
+    lacking = [heading for heading in (*titles, *_NOT_EVERYWHERE) if table[heading].eq(ABSENT).all()]
     if "crops" in lacking and "vision ms" in lacking and table[VISION_TOKENS.title].eq("own").all():
         # No picture was seen, and its own way to see them is no knob.
         lacking.append(VISION_TOKENS.title)

@@ -20,7 +20,7 @@ from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, 
 from experiment_core_utils.models.common.engine_proof import higher_precision, is_right
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import MOST_POSITIONS
-from experiment_core_utils.models.interface import Inspectable, Runnable, StagedModel
+from experiment_core_utils.models.interface import Inspectable, Runnable, Served, StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
@@ -44,9 +44,13 @@ Prepared = tuple[Sample, PreparedRequest]
 _BATCHES_PREPARED = 4
 
 
-def batching_caveats(num_samples: int, num_latency_samples: int | None, dtype: str) -> list[Caveat]:
-    """What a reader must know where samples are answered in batches in another precision than float32."""
-    if num_latency_samples is None or num_latency_samples >= num_samples or dtype == "float32":
+def batching_caveats(num_samples: int, num_latency_samples: int | None, dtype: str | None) -> list[Caveat]:
+    """What a reader must know where samples are answered in batches in another precision than float32.
+
+    Args:
+        dtype: None where a server answers, whose batches are not seen.
+    """
+    if num_latency_samples is None or num_latency_samples >= num_samples or dtype in ("float32", None):
         return []
     answered = num_samples - num_latency_samples
     return [caveat("batched_answers", num_batched=answered, num_samples=num_samples, dtype=dtype)]
@@ -126,7 +130,10 @@ class BatchProof:
 
     def __init__(self, model: Runnable, max_new_tokens: int, setting: Setting | None = None) -> None:
         self._judge = model if isinstance(model, Inspectable) else None
-        self.reason = None if self._judge is not None else "the model does not show the logits of a batch"
+        # Requests to a server stay requests of their own, whatever it does with several at a time.
+        are_apart = isinstance(model, Served) and model.concurrency > 1
+        is_right = self._judge is not None or are_apart
+        self.reason = None if is_right else "the model does not show the logits of a batch"
         self._setting = setting or Setting({})
         self._model = model
         self._max_new_tokens = max_new_tokens
@@ -151,6 +158,8 @@ class BatchProof:
                 raise
             self.reason = f"in a batch of {len(requests)} {error}"
             return None
+        if self._judge is None:
+            return answers
         extent = _extent(requests)
         if len(requests) == 1 or all(new <= old for new, old in zip(extent, self._proven, strict=True)):
             return answers
@@ -178,8 +187,8 @@ class BatchProof:
     ) -> str | None:
         described = self._model.describe()
         dtype = getattr(torch, str(described.get("dtype") or "float32"))
+        assert self._judge is not None  # otherwise nothing is compared
         is_float32 = dtype == torch.float32 and not described.get("quantisation")
-        assert self._judge is not None  # otherwise requests are answered one by one
         together = self._judge.follow_batch(inputs, [answer[:MOST_POSITIONS] for answer in answers])
         for row in _rows_to_prove(requests):
             (alone,) = self._judge.follow_batch([inputs[row]], [answers[row]])
@@ -268,7 +277,7 @@ class BatchAnswerer:
             chosen, left = left[:at_once], left[at_once:]
             prepared, failed = self._prepare(chosen, setting)
             yield list(failed)
-            prepared.sort(key=lambda pair: setting.shape(pair[1].shape).prompt_tokens)
+            prepared.sort(key=lambda pair: setting.shape(pair[1].shape).known_prompt_tokens or 0)
             while prepared:
                 batch, prepared = prepared[: self._limit], prepared[self._limit :]
                 yield self._answer(setting, batch)

@@ -266,7 +266,8 @@ def nearest_the_mean(samples: Sequence[MeasuredSample]) -> list[tuple[int, float
     """
     flops = [each.flops.total(each.output_tokens) for each in samples if each.flops is not None]
     is_known = len(flops) == len(samples)
-    sizes = flops if is_known else [float(each.shape.prompt_tokens + each.output_tokens) for each in samples]
+    tokens = [float((each.shape.known_prompt_tokens or 0) + each.output_tokens) for each in samples]
+    sizes = flops if is_known else tokens
     mean = sum(sizes) / len(sizes) if sizes else 0.0
     order = sorted(range(len(samples)), key=lambda place: abs(sizes[place] - mean))
     return [(samples[place].sample_id, sizes[place] / mean if is_known and mean else None) for place in order]

@@ -12,7 +12,7 @@ from accelerate import Accelerator
 
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
-from experiment_core_utils.models.interface import MODULES, Runnable, Switchable
+from experiment_core_utils.models.interface import MODULES, SERVER, Runnable, Switchable
 from experiment_core_utils.primitives.collectives import all_gather
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import EngineRefused, SampleError, SettingError, library_faults_named
@@ -36,7 +36,7 @@ def settle_execution(
     Where engines or graphs that were not requested refuse one of the settings, in any process, the modules run all of
     them, which is reported; requested ones stay, and the setting fails when it is measured. A collective call.
     """
-    if set(model.describe()["execution_stages"].values()) == {MODULES}:
+    if set(model.describe()["execution_stages"].values()) in ({MODULES}, {SERVER}):
         all_gather(None, accelerator)
         return {}
     proofs: dict[str, KnobProof] = {}

@@ -9,7 +9,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.load import ConditionsMeter, conditions_meter, load_sampler
 from experiment_core_utils.meters.stability import PrecisionGoal
 from experiment_core_utils.meters.stages import StageMeasurement
-from experiment_core_utils.models.interface import Switchable, devices_of
+from experiment_core_utils.models.interface import Served, Switchable, devices_of
 from experiment_core_utils.primitives.device import MemoryWindow, out_of_memory_named
 from experiment_core_utils.primitives.errors import (
     GenerationFailed,
@@ -72,9 +72,12 @@ class ShardMeasurer:
     def __post_init__(self) -> None:
         config, context = self.config, self.context
         folder = context.ledger.output_dir
-        self._answerer = BatchAnswerer(self.bench, config.accuracy_batch_size, config.sample_timeout, folder)
-        device = self.bench.model.device
-        self._conditions = self.conditions or conditions_meter(context.experiment_id, context.rank, device)
+        model, batch_size, pids = self.bench.model, config.accuracy_batch_size, tuple[int, ...]()
+        if isinstance(model, Served):
+            batch_size, pids = model.concurrency, tuple(model.server_pids)
+        self._answerer = BatchAnswerer(self.bench, batch_size, config.sample_timeout, folder)
+        device = model.device
+        self._conditions = self.conditions or conditions_meter(context.experiment_id, context.rank, device, pids)
         self._energy = None if self.energy is None else replace(self.energy, stop=context.stop)
         self._load = load_sampler(SAMPLE_EVERY_S)
         self._warm_layouts: set[object] = set()

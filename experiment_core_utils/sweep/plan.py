@@ -11,7 +11,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from experiment_core_utils.b_model_loader import ModelSource, find_requested_model
+from experiment_core_utils.b_model_loader import find_requested_model
 from experiment_core_utils.c_prompt_processing import (
     VISION_TASK,
     draw_other_samples,
@@ -35,12 +35,12 @@ from experiment_core_utils.l_results_csv_cleaning import table_paths
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.meters.stability import measuring_order
 from experiment_core_utils.meters.stages import StageMeasurement
-from experiment_core_utils.models.common.checkpoint_files import model_digest, weights_stamp
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
+from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.device import visible_gpus
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
+from experiment_core_utils.primitives.errors import ConfigurationError, EnergyRefused, ResultsError, WorkerLost
 from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
 from experiment_core_utils.primitives.texts import and_more, short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
@@ -60,7 +60,7 @@ from experiment_core_utils.tasks.sampling import SampledDataset
 def knob_request(config: ProfilingConfig, source: ModelSource) -> KnobRequest:
     """What each knob sees of the run."""
     random_weights, seed = config.model.random_weights, config.task.seed
-    return KnobRequest(config.knobs, source.limits, source.name, source.folder, random_weights, seed)
+    return KnobRequest(config.knobs, source.limits, source.name, source.score_folder, random_weights, seed)
 
 
 def chosen_blocks(config: ProfilingConfig, source: ModelSource) -> BlockChoice:
@@ -185,11 +185,15 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     """
     source = find_requested_model(config)
     grid = plan_for(config, source)
-    config = config.model_copy(update={"task": with_task_named(config.task, takes_pictures=source.takes_pictures)})
+    # Questions without pictures suit every server.
+    has_pictures = source.takes_pictures and not source.may_lack_vision
+    config = config.model_copy(update={"task": with_task_named(config.task, takes_pictures=has_pictures)})
     task = open_task(config.task, has_chat_template=source.has_chat_template, model_type=source.model_type)
     choice = chosen_blocks(config, source)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
-    refuse_unfit_pictures(task, drawn.sample_ids, config.task, takes_pictures=source.takes_pictures, model=source.name)
+    if not source.may_lack_vision:
+        takes_pictures = source.takes_pictures
+        refuse_unfit_pictures(task, drawn.sample_ids, config.task, takes_pictures=takes_pictures, model=source.name)
     return RequestedRun(config, source, grid, task, drawn, reference_beside(config, source, grid))
 
 
@@ -197,7 +201,7 @@ def block_caveats(requested: RequestedRun, settings: Sequence[Setting]) -> list[
     """What a reader must know of how the blocks of these settings were chosen; nothing where all of them run."""
     config, total = requested.config, requested.source.limits.num_total_blocks
     choice = chosen_blocks(config, requested.source)
-    if config.model.random_weights or all(len(blocks_of(each)) == total for each in settings):
+    if total is None or config.model.random_weights or all(len(blocks_of(each)) == total for each in settings):
         return []
     if not choice.is_made:
         return [caveat("first_blocks")]
@@ -210,7 +214,7 @@ def block_lines(requested: RequestedRun) -> list[str]:
     """
     config, source, sampling = requested.config, requested.source, requested.drawn.sampling
     lines = [each.sentence for each in block_caveats(requested, requested.settings)]
-    is_set = ACTIVE_BLOCKS.name not in source.limits.unsupported and source.limits.num_total_blocks > 1
+    is_set = ACTIVE_BLOCKS.name not in source.limits.unsupported and source.limits.num_total_blocks != 1
     if is_set and config.knobs.num_active_blocks_list is None and not fewer_by_default(knob_request(config, source)):
         lines.append(
             f"blocks: all {source.limits.num_total_blocks} run in every setting, because nothing says which matter "
@@ -239,6 +243,9 @@ def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | No
     if config.search.pareto_search:
         check_searchable(get_metric(requested.task.metric), len(requested.drawn))
     if config.measuring.energy == "required":
+        reason = requested.source.no_energy_reason
+        if reason is not None:
+            raise EnergyRefused(f"--energy required: {reason}; use --energy optional to run without it")
         check_energy(config.machine.device, folder, energy)
     for path in table_paths(requested.task.name, folder, config.machine.format) if folder.is_dir() else ():
         check_replaceable(path)
@@ -446,9 +453,9 @@ def agreed_fingerprint(requested: RequestedRun, accelerator: Accelerator) -> str
     """
     config, source = requested.config, requested.source
     parts = fingerprint_parts(requested, accelerator)
-    stamp = (str(source.folder.resolve()), weights_stamp(source.folder))
+    stamp = (source.place, source.weight_files)
     former = [(parts, stamp)] if requested.digests is None else []
-    fingerprint = Fingerprint.of((parts, model_digest(source.folder)), *former)
+    fingerprint = Fingerprint.of((parts, source.digest()), *former)
     begun = None
     # A folder in which nothing can be read as a plan was not begun.
     with suppress(ResultsError):
@@ -494,7 +501,7 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         model.experts_implementation,
         model.attn_implementation,
         sorted((choice.scores or {}).items()),
-        [(name, size) for name, size, _ in weights_stamp(source.folder)],
+        [(name, size) for name, size, _ in source.weight_files],
         data,
         most_processes_per_device(accelerator),
         (PROTOCOL_VERSION, measuring.order),
@@ -510,6 +517,8 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
 def _later_parts(config: ProfilingConfig, choice: BlockChoice, stop: Sequence[str]) -> Iterator[object]:
     """What counts only where it is not as it was before its flag was there: results from then still count."""
     model, measuring, module, threads = config.model, config.measuring, config.task.task_module, environment_threads()
+    if model.concurrency != 1:
+        yield "concurrency", model.concurrency
     if measuring.energy != "off":
         yield "energy", measuring.energy
     if model.quantization != "none":

@@ -209,7 +209,8 @@ def first_final_prompt(
                 request = model.prepare(sample, prompt_for(task, sample, model.prompt_family), crops)
         except SampleError:  # not counted: it is a failed sample where it is requested
             continue
-        return FinalPrompt.of_ids(sample_id, request.text, request.inputs["input_ids"][0].tolist())
+        ids = request.inputs.get("input_ids")
+        return FinalPrompt.of_ids(sample_id, request.text, None if ids is None else ids[0].tolist())
     return None
 
 

@@ -10,8 +10,9 @@ import torch
 from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import leave_process_group
-from experiment_core_utils.b_model_loader import find_requested_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
 from experiment_core_utils.c_prompt_processing import choose_latency_ids, picture_caveats
+from experiment_core_utils.config.parts import EnergyMode
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.knobs.setting import Setting
@@ -22,12 +23,13 @@ from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.tensor_parallel import END, LOAD, LeadingModel, follow
 from experiment_core_utils.models.interface import Inspectable, Runnable, Stepwise
+from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
 from experiment_core_utils.primitives.in_step import Crew, join_crew
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.progress import announced
-from experiment_core_utils.records.caveats import caveat_fields
+from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import FinalPrompt, Provenance, TaskDescription
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
@@ -69,7 +71,7 @@ def follow_run(config: ProfilingConfig, crew: Crew) -> None:
     atexit.register(leave_process_group)
     if crew.hear() != LOAD:
         return
-    source, device = find_requested_model(config), choose_device(config.machine.device, crew.rank)
+    source, device = find_requested_checkpoint(config), choose_device(config.machine.device, crew.rank)
     set_cpu_threads(config.machine.num_threads, crew.size)
     model = load_staged_model(config.model, source, device)
     assert isinstance(model, TransformersModel)
@@ -109,9 +111,8 @@ def load_bench(
     if crew is not None:
         crew.tell(LOAD)
     with announced(f"loading {requested.source.name} on {device}", shown=context.is_main):
-        model: Runnable = load_staged_model(
-            config.model, requested.source, device, is_profiled=config.measuring.profiler is not None
-        )
+        is_profiled = config.measuring.profiler is not None
+        model = requested.source.load(config.model, device, is_profiled=is_profiled)
     if crew is not None:
         assert isinstance(model, TransformersModel)
         model = LeadingModel(model, crew)
@@ -210,6 +211,19 @@ class ProfilingRun:
         self.measurer = ShardMeasurer(measuring, context, bench, order, profiles, energy=energy)
 
 
+def unseen_in_server_caveats(source: ModelSource, energy: EnergyMode, concurrency: int) -> list[Caveat]:
+    """What is absent from the results of a model that another process runs, with the reason, and how it was asked;
+    nothing for others.
+    """
+    reason = source.no_energy_reason
+    caveats = [] if reason is None or energy == "off" else [caveat("energy_not_measured", reason=reason)]
+    if source.limits.variants:
+        caveats.append(caveat("server_unseen", place=source.place))
+    if concurrency > 1:
+        caveats.append(caveat("server_concurrency", concurrency=concurrency))
+    return caveats
+
+
 def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> SettingFailure | None:
     """A setting of which every sample failed is a failed setting, not a result without numbers."""
     if merged.samples or not merged.failures:
@@ -241,6 +255,7 @@ def provenance_of_run(
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
         *placement_caveats(described.get("device_map")),
         *decoding_caveats(described.get("decoding", {}).get("left_out", {})),
+        *unseen_in_server_caveats(source, config.measuring.energy, config.model.concurrency),
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),
         *batching_caveats(len(requested.drawn), num_timed(config, len(requested.drawn)), described["dtype"]),
         # In a search each setting has a number of samples, and so a caveat, of its own.

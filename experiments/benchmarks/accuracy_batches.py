@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from experiment_core_utils.b_model_loader import find_requested_model
+from experiment_core_utils.b_model_loader import find_requested_checkpoint
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
@@ -46,7 +46,7 @@ def one_by_one(model: StagedModel, questions: Sequence[PreparedQuestion], max_ne
 
 def settings_of(config: ProfilingConfig, count: int) -> tuple[Setting, ...]:
     """The first `count` settings of the requested grid; raises ConfigurationError where it has fewer."""
-    settings = plan_for(config, find_requested_model(config))
+    settings = plan_for(config, find_requested_checkpoint(config))
     if count > len(settings):
         raise ConfigurationError(
             f"--num_settings {count} is more than the {len(settings)} settings of the grid; give fewer, or more values "

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from transformers import OlmoeForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from experiment_core_utils.b_model_loader import find_requested_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
@@ -163,7 +163,7 @@ def timed_case(bench: TwiceStaged, case: Case, ways: Sequence[str], warm_rounds:
 def _stages(runs: Sequence[StagedRun]) -> dict[str, list[float]]:
     return {
         "vision": [run.vision_s for run in runs if run.vision_s is not None],
-        "prefill": [run.prefill_s for run in runs],
+        "prefill": [run.prefill_s for run in runs if run.prefill_s is not None],
         "decode": [statistics.median(run.inter_token_s) for run in runs if run.inter_token_s],
     }
 
@@ -173,7 +173,7 @@ def embedded_cases(model: StagedModel, num_samples: int) -> Iterator[Case]:
     config = parse_config([*QUICKSTART, "--num_samples", str(num_samples)])
     task = open_task(config.task)
     drawn = draw_samples(task, config.task)
-    for setting in plan_for(config, find_requested_model(config)):
+    for setting in plan_for(config, find_requested_checkpoint(config)):
         for sample_id in drawn.sample_ids:
             sample = task[sample_id]
             request = model.prepare(sample, prompt_for(task, sample, model.prompt_family), vision_of(setting).bounds)
@@ -230,7 +230,7 @@ def _made(given: argparse.Namespace, device: torch.device) -> tuple[TwiceStaged,
         if given.decoder_alone:
             raise ConfigurationError("--decoder_alone runs the decoder of a shape; give --shape too")
         config = parse_config(["--device", device.type, "--precision", given.precision, "--execution", "eager"])
-        eager: Any = load_staged_model(config.model, find_requested_model(config), device)
+        eager: Any = load_staged_model(config.model, find_requested_checkpoint(config), device)
         model, config_of_shape, processor = eager.model, eager.model.config, eager.processor
     else:
         dtype, config_of_shape = choose_dtype(given.precision, device), shape_config(given.shape)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
 from experiment_core_utils.models.hf.adapter import TransformersModel
@@ -15,6 +14,7 @@ from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.loader import molmoe_limits
+from experiment_core_utils.models.molmoe.source import MolmoeCheckpoint
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
@@ -32,10 +32,10 @@ def shape_config(shape: str) -> MolmoeConfig:
     return MolmoeConfig.from_pretrained(shape)
 
 
-def shape_source(shape: str) -> ModelSource:
+def shape_source(shape: str) -> MolmoeCheckpoint:
     """The shape as a checkpoint that was found, with the embedded model's tokenizer and pictures."""
     config = shape_config(shape)
-    return ModelSource(shape, EMBEDDED_MODEL, config, molmoe_limits(config), is_published_layout=False, revision=None)
+    return MolmoeCheckpoint(shape, molmoe_limits(config), None, EMBEDDED_MODEL, config, is_published_layout=False)
 
 
 def embedded_processor() -> MolmoeProcessor:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.b_model_loader import ModelSource, find_requested_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
 from experiment_core_utils.c_prompt_processing import (
     ids_that_chose,
     open_tasks,
@@ -33,6 +33,7 @@ from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.meters.host_facts import command_line, package_version
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.source import CheckpointSource
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
@@ -147,7 +148,7 @@ class Job:
 
     own: argparse.Namespace
     config: ProfilingConfig
-    source: ModelSource
+    source: CheckpointSource
     model: StagedModel
     tasks: tuple[Task, ...]
     setting: Setting  #: at which the blocks are scored, all of them active
@@ -214,7 +215,7 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     for path in outputs_of(own):
         check_writable(path)
     config = config.replaced(execution="eager")
-    source = find_requested_model(config)
+    source = find_requested_checkpoint(config)
     named = with_task_named(config.task, takes_pictures=source.takes_pictures)
     names = own.dataset_name or ([named.dataset_name] if named.dataset_name is not None else [])
     tasks = tuple(
@@ -233,7 +234,7 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     return Job(own, config, source, model, tasks, setting, counts)
 
 
-def scored_setting(config: ProfilingConfig, source: ModelSource) -> Setting:
+def scored_setting(config: ProfilingConfig, source: CheckpointSource) -> Setting:
     """The first requested value of each knob, its own where none is requested; all blocks are active."""
     request = knob_request(config, source)
     others = {knob.name: knob.requested(request) for knob in all_knobs() if knob is not ACTIVE_BLOCKS}

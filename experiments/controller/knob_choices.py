@@ -116,7 +116,7 @@ def published_space(limits: KnobLimits) -> KnobSpace:
         ConfigurationError: a knob that the model does not have, or fewer experts or blocks than this takes.
     """
     reason = next((limits.unsupported[knob.name] for knob in CHOSEN if knob.name in limits.unsupported), None)
-    if limits.default_top_k is None or reason is not None:
+    if limits.default_top_k is None or limits.num_total_blocks is None or reason is not None:
         raise ConfigurationError(
             f"the controller sets tier, top-k and blocks; this model lacks one ({reason or 'it has no experts'}); "
             "give a mixture-of-experts model whose crops can be set"

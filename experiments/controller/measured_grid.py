@@ -282,6 +282,10 @@ def _features_of(sweep: Sweep) -> dict[tuple[str, int], RequestFeatures]:
         has_further = any(knob_named(name).neutral is not None for name in setting_of(each.result).values)
         for sample in each.result.per_sample_results:
             key = each.task, sample.sample_id
+            if sample.input_text_tokens is None or sample.actual_vision_tokens is None:
+                raise ResultsError(
+                    f"{each.path}: only a server knows the tokens of its prompts; measure a model in this process"
+                )
             text_tokens[key] = sample.input_text_tokens
             if not has_further or vision not in shapes.get(key, {}):
                 # Without a picture there are no crops.

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
+from experiment_core_utils.models.source import CheckpointSource
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Task
 from experiments.controller.caveats import ControllerCaveat
@@ -76,7 +76,7 @@ def task_caveats(grid: MeasuredGrid, task: str, split: str) -> list[ControllerCa
     return [found] * (known != split)
 
 
-def refuse_misfit(path: Path, networks: TwoStageNetworks, source: ModelSource) -> None:
+def refuse_misfit(path: Path, networks: TwoStageNetworks, source: CheckpointSource) -> None:
     """Raises ConfigurationError unless the networks' choices are possible in the model, a MolmoE, and its states fit.
 
     Args:
@@ -98,7 +98,7 @@ def refuse_misfit(path: Path, networks: TwoStageNetworks, source: ModelSource) -
         )
 
 
-def refuse_other_controller(path: Path, config: ModelConfig, source: ModelSource) -> None:
+def refuse_other_controller(path: Path, config: ModelConfig, source: CheckpointSource) -> None:
     """Refuse a checkpoint of another model than the one to steer, by the weights' digest, or sizes for random weights.
 
     Raises:

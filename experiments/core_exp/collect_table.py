@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
-from experiment_core_utils.b_model_loader import find_requested_model
+from experiment_core_utils.b_model_loader import find_requested_checkpoint
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
@@ -36,7 +36,7 @@ def collect(path: Path, results_dir: Path, num_samples: int, flags: Sequence[str
     started = time.perf_counter()
     given = {flag.split("=")[0] for flag in flags}
     own = ["--num_samples", str(num_samples), "--output_dir", str(results_dir)]
-    chosen = full_grid(find_requested_model(parse_config([*own, *flags])).limits) | MEASURED
+    chosen = full_grid(find_requested_checkpoint(parse_config([*own, *flags])).limits) | MEASURED
     defaults = [word for flag, values in chosen.items() if flag not in given for word in (flag, *values)]
     report = run_profiling(parse_config([*defaults, *own, *flags]))
     if not report.is_main_process:

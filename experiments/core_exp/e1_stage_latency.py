@@ -39,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     steps.say(count, f"{count} settings are read; shares and lines are computed")
     found = analyse_stages(sweep, samples_frame(sweep))
     if found is None:
-        raise ResultsError(f"{given.results_dir} has no sample with times: all were answered in batches; measure some")
+        raise ResultsError(
+            f"{given.results_dir} has no stages with times: all samples were answered in batches, or by a server; "
+            "measure some here"
+        )
     steps.say(count, "figures are drawn")
     caption = caption_of([sweep.provenance], count, len(found.generations))
     charts = stage_charts(found, sweep.provenance.peak_flops_per_s)

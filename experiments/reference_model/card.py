@@ -34,6 +34,7 @@ def settings_of_card(limits: KnobLimits) -> list[Setting]:
     own = reference_setting(limits)
     high, medium, low = (own.replaced(**{VISION_TOKENS.name: tier_target(name)}) for name in ("high", "medium", "low"))
     experts, blocks = TOP_K.own(limits) or 1, limits.num_total_blocks
+    assert blocks is not None  # its own decoder is in this process
     fewer: dict[str, tuple[Any, ...]] = {
         TOP_K.name: (experts * 3 // 4, experts // 2, experts // 4, 1),
         ACTIVE_BLOCKS.name: tuple(RunningBlocks.of(range(blocks - left_out)) for left_out in (1, 2, 3, 4)),

@@ -14,6 +14,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
 from experiment_core_utils.models.hf.request_work import TransformersWork
+from experiment_core_utils.models.hf.source import TransformersCheckpoint
 from experiment_core_utils.models.molmoe.request_work import MolmoeWork
 from experiment_core_utils.models.request_work import RequestWork, mean_flops, of_first_samples
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
@@ -113,7 +114,7 @@ def test_the_weights_of_a_text_model_are_counted_by_hand(tmp_path: Path) -> None
 
 def test_an_architecture_without_formula_has_tokens_alone(tmp_path: Path) -> None:
     found = find_model(str(without_weights("olmoe", tmp_path)))
-    assert found.hf is not None
+    assert isinstance(found, TransformersCheckpoint)
     work = replace(found, hf=replace(found.hf, config=OPTConfig())).planned_requests(TASK, (0, 1), LIMIT)
     assert (work.no_formula or "").startswith("no formula is known for 'opt'")
     known = found.planned_requests(TASK, (0, 1), LIMIT)

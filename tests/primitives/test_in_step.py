@@ -1,4 +1,4 @@
-"""A crew is as many processes as were launched; what one says and does is tried in `tests/processes/shared_model.py`."""
+"""A crew is as many processes as were launched; `tests/processes/shared_model.py` tries what one says and does."""
 
 import pytest
 import torch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from experiment_core_utils.b_model_loader import RequestedQuantisation, find_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
@@ -14,6 +14,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.common.cuda_graphs import Reruns
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import LoadOptions, load_hf_model
+from experiment_core_utils.models.hf.source import RequestedQuantisation, TransformersCheckpoint
 from experiment_core_utils.models.hf.tensor_parallel import END, LeadingModel, follow
 from experiment_core_utils.models.interface import Inspectable, Stepwise
 from experiment_core_utils.primitives.errors import EngineRefused
@@ -24,12 +25,12 @@ CPU = torch.device("cpu")
 
 
 def staged(folder: Path, tensor_parallel: int) -> TransformersModel:
-    source = find_model(str(folder)).hf
-    assert source is not None
+    source = find_model(str(folder))
+    assert isinstance(source, TransformersCheckpoint)
     quantisation = RequestedQuantisation.of(parse_config(["--model_path", str(folder)]).model)
     options = LoadOptions(torch.float32, CPU, None, None, quantisation, tensor_parallel=tensor_parallel)
-    model = load_hf_model(source, options, False)
-    return TransformersModel(str(folder), model, source.requests, "graph", Reruns())
+    model = load_hf_model(source.hf, options, False)
+    return TransformersModel(str(folder), model, source.hf.requests, "graph", Reruns())
 
 
 def compare(shared: LeadingModel, whole: TransformersModel) -> None:

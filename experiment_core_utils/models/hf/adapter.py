@@ -8,7 +8,7 @@ number of vision tokens is set (`vision_tokens`), and the formulas of its operat
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -74,6 +74,7 @@ from experiment_core_utils.records.requests import (
     PreparedRequest,
     RequestShape,
     StageFlops,
+    StageName,
     TimedTokens,
 )
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
@@ -516,8 +517,8 @@ class TransformersModel(HasEnds):
             ),
         }
 
-    def _execution_stages(self) -> dict[str, str]:
+    def _execution_stages(self) -> dict[StageName, str]:
         """How each stage runs; a prefill that cannot be graphed shows only when a setting is tried."""
         if self._graphed is None:
-            return dict.fromkeys(("vision", "prefill", "decode"), MODULES)
-        return {**self._graphed.ways}
+            return dict.fromkeys(get_args(StageName), MODULES)
+        return self._graphed.ways

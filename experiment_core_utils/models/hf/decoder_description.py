@@ -57,8 +57,11 @@ def fused_decoder(model: PreTrainedModel) -> DecoderWeights:
     blocks = list(stack.layers)
     layers = [layer for block in blocks for layer in _layers(block)]
     reason = fusing_unsupported_reason([*layers, head], stack.parameters())
+    if reason is None and any(type(weight.data) is not torch.Tensor for weight in model.parameters()):
+        reason = "its weights are not plain tensors (divided among processes, or packed)"
     if reason is not None:
         raise _refused(reason)
+    _refuse_replaced(stack)
     eps = _eps(stack.norm)
     norms = [module for block in blocks for name, module in block.named_modules() if name.endswith("norm")]
     _refuse_norms([stack.norm, *norms], eps)
@@ -107,6 +110,15 @@ def _refuse_config(model: PreTrainedModel) -> None:
         raise _refused("its blocks have rotary positions of several kinds")
     for module in (model, model.base_model):
         _refuse_numbers(module, f"its {type(module).__name__}")
+
+
+def _refuse_replaced(stack: nn.Module) -> None:
+    """Refuses modules that do more than their class says: hooks, such as those of weights divided among processes."""
+    for name, module in stack.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            raise _refused(f"{name or 'it'} has hooks or a forward of its own, which engines do not call")
+        if isinstance(module, nn.Linear) and tuple(module.weight.shape) != (module.out_features, module.in_features):
+            raise _refused(f"the weights of {name} are not of the size that it says")
 
 
 def _refuse_parts(module: nn.Module, what: str, names: Collection[str]) -> None:

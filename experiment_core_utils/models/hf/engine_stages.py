@@ -52,7 +52,8 @@ class EngineParts(StageParts):
         takes_plain: bool = False,
     ) -> None:
         if model.device.type != "cpu" or model.dtype != torch.float32:
-            raise ConfigurationError(f"engines of this model are for float32 on the CPU, not {model.dtype}")
+            found = f"{str(model.dtype).removeprefix('torch.')} on {model.device}"
+            raise ConfigurationError(f"engines run models of transformers in float32 on the CPU, not in {found}")
         self.model: Any = model
         self._in_force = in_force
         self.decoder: DecoderWeights = fused_decoder(model)
@@ -125,6 +126,8 @@ class EnginePrefill:
         embeddings = given.get("inputs_embeds")
         if embeddings is None:
             embeddings = F.embedding(input_ids, parts.decoder.embedding)
+        if len(embeddings) > 1:
+            raise ConfigurationError(f"an engine runs one prompt at a time, not {len(embeddings)}")
         self._engine.warm_up(self._knobs, parts.kv_cache, embeddings.shape[1])
         state = self._engine.last_state(
             embeddings[0].contiguous(),

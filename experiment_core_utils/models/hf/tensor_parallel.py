@@ -35,7 +35,7 @@ LOAD, END = "load", "end"
 
 
 class LeadingModel:
-    """The model of the first process: `Runnable` and `Inspectable`.
+    """The model of the first process: `Runnable`, `Inspectable` and `Served`.
 
     Its stages do not run one by one: what each would have to say to the other processes is no part of it.
     """
@@ -56,6 +56,11 @@ class LeadingModel:
     def ends(self) -> AnswerEnds:
         """See `Runnable.ends`."""
         return self._model.ends
+
+    @property
+    def server_pids(self) -> Sequence[int]:
+        """See `Served.server_pids`; the other processes."""
+        return self._crew.pids
 
     @property
     def prompt_family(self) -> PromptFamily:

@@ -151,6 +151,9 @@ def timed_samples(frame: pd.DataFrame, runs: pd.DataFrame | None = None) -> Time
     frame = frame[frame["T_total_ms"].notna()]
     if frame.empty:
         raise ResultsError("no sample of these results has times; profile with --num_latency_samples 1 or more")
+    frame = frame[frame["T_LLM_prefill_ms"].notna()]
+    if frame.empty:
+        raise ResultsError("a server measured these results, and shows no stages; profile a model in this process")
     requests = RequestColumns(
         vision_tokens=frame["actual_vision_tokens"].to_numpy(np.float64),
         crops=frame["actual_num_crops"].fillna(0).to_numpy(np.float64),

@@ -118,7 +118,9 @@ def _num_timed(analysis: TaskAnalysis) -> int:
 
 def _analyse_sweep(sweep: Sweep) -> SweepAnalyses:
     samples = samples_frame(sweep)
-    stages = analyse_stages(sweep, samples) or Missing("no sample has times: all were answered in batches")
+    stages = analyse_stages(sweep, samples) or Missing(
+        "no sample has stages with times: all were answered in batches, or by a server"
+    )
     try:
         model: LatencyModel | Missing = analyse_latency(sweep, samples)
     except ResultsError as error:

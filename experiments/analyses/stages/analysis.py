@@ -31,7 +31,8 @@ NO_PICTURE = "no picture"
 
 
 def generations_of(sweep: Sweep) -> list[Generation]:
-    """The published run of every sample that was measured; samples answered in batches have no times and are left out.
+    """The published run of every sample that was measured; samples answered in batches have no times and are left out,
+    as are those of a server, which shows no stages.
 
     Raises:
         ResultsRefused: a file without the runs of its samples; it is named.
@@ -42,7 +43,7 @@ def generations_of(sweep: Sweep) -> list[Generation]:
         levels = {name: level for name, column in columns.items() if (level := column[at]) is not None}
         for sample in setting.result.per_sample_results:
             try:
-                if sample.runs:
+                if sample.runs and sample.T_LLM_prefill is not None:
                     found.append(_generation(setting, levels, sample))
             except (KeyError, TypeError, StopIteration) as error:
                 raise ResultsRefused(f"{setting.path} lacks {error} in a sample; measure the setting again") from error
@@ -51,6 +52,7 @@ def generations_of(sweep: Sweep) -> list[Generation]:
 
 def _generation(setting: StoredSetting, levels: Mapping[str, Level], sample: SampleResult) -> Generation:
     published = next(run for run in sample.runs if run.T_total == sample.T_total)
+    assert published.T_LLM_prefill is not None and sample.prompt_tokens is not None
     return Generation(
         task=setting.task,
         setting=setting.key,
@@ -92,7 +94,8 @@ class StageAnalysis:
 
 
 def analyse_stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | None:
-    """E1 of a sweep, whose frame of samples is given; None where no sample has times: all were answered in batches.
+    """E1 of a sweep, whose frame of samples is given; None where no sample has stages: all were answered in batches, or
+    by a server.
 
     Raises:
         ResultsError: a file or a profile beside it is broken.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.b_model_loader import find_requested_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
 from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_other_samples, open_task, with_task_named
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES, describe_hardware
@@ -96,7 +96,7 @@ def open_live(
         ResultsError: the file is not a checkpoint.
     """
     config = parse_config(flags)
-    source = find_requested_model(config)
+    source = find_requested_checkpoint(config)
     refuse_other_model(grid, source.name, "the answers are", "give the grid's as --model_path, or a grid of this one")
     if learned is not None:
         if not source.can_pause:

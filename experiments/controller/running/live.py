@@ -114,12 +114,12 @@ def prepare_requests(
 def _prepare(model: StagedModel, task: Task, sample: Sample, tiers: Sequence[str]) -> LiveRequest:
     prompt = prompt_for(task, sample, model.prompt_family)
     prepared = {tier: model.prepare(sample, prompt, tier_target(tier).crops) for tier in tiers}
-    # Without a picture, or with one that is not cut, there are no crops.
+    # Without a picture, or with one that is not cut, there are no crops. A model in this process counts its tokens.
     shapes = {
-        tier: PictureShape((each.shape.actual and each.shape.actual.crops_if_cut) or 0, each.shape.vision_tokens)
+        tier: PictureShape((each.shape.actual and each.shape.actual.crops_if_cut) or 0, each.shape.vision_tokens or 0)
         for tier, each in prepared.items()
     }
-    text_tokens = prepared[tiers[0]].shape.text_tokens
+    text_tokens = prepared[tiers[0]].shape.text_tokens or 0
     features = RequestFeatures(task.name, sample.sample_id, text_tokens, shapes, None, prompt)
     return LiveRequest(sample, prompt, prepared, features)
 

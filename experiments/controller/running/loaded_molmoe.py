@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiment_core_utils.b_model_loader import ModelSource, find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.models.pausable import PausableModel, can_pause
+from experiment_core_utils.models.source import CheckpointSource
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.sweep.plan import chosen_blocks
@@ -23,7 +24,7 @@ class LoadedModel:
     """A loaded MolmoE with its block choice."""
 
     config: ProfilingConfig
-    source: ModelSource
+    source: CheckpointSource
     model: PausableModel
     blocks: BlockChoice
 
@@ -69,7 +70,7 @@ def load_model(rest: Sequence[str], controller: Path | None = None) -> LoadedMod
     return LoadedModel(config, source, model, chosen_blocks(config, source))
 
 
-def find_molmoe(model_path: str, hf_cache_dir: Path | None) -> ModelSource:
+def find_molmoe(model_path: str, hf_cache_dir: Path | None) -> CheckpointSource:
     """The checkpoint of a MolmoE, without reading weights; raises ConfigurationError for another model."""
     source = find_model(model_path, hf_cache_dir)
     if not source.can_pause:

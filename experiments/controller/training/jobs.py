@@ -157,7 +157,7 @@ def _record(
     config = parse_config(rest)
     source = find_molmoe(config.model.model_path, config.task.hf_cache_dir)
     limits = source.limits
-    assert limits.default_top_k is not None
+    assert limits.default_top_k is not None and limits.num_total_blocks is not None
     knobs = grid_space(train_part, limits.num_total_blocks, limits.default_top_k)
     refuse_other_model(grid, source.name, "the states", "give the grid's as --model_path")
     if given.init_from is not None:

@@ -83,6 +83,9 @@ def test_shapes_that_the_kernels_do_not_cover() -> None:
     )
     double = replace(decoder, head=decoder.head.double())
     assert shape_unsupported_reason(double) == "the kernels take bfloat16, float16 and float32, not float64"
+    blocks = tuple(replace(block, window=4) for block in decoder.blocks)
+    windows = shape_unsupported_reason(replace(decoder, blocks=blocks))
+    assert windows == "the kernels are for blocks like MolmoE's; these differ in window"
 
 
 def test_odd_widths_do_not_share_weights() -> None:

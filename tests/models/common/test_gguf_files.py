@@ -15,6 +15,7 @@ from experiment_core_utils.knobs.interface import KnobLimits, KnobRequest
 from experiment_core_utils.models.common import gguf_files
 from experiment_core_utils.models.common.checkpoint_files import model_digest, weights_digest
 from experiment_core_utils.models.common.gguf_files import check_gguf, quantised_file
+from experiment_core_utils.models.hf.source import TransformersCheckpoint
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from tests.models.tiny_gguf import BLOCKS, HEADS, MLP, WIDTH, write_tiny_gguf
 
@@ -40,7 +41,7 @@ def file(written: tuple[Path, dict[str, np.ndarray]], tmp_path: Path) -> Path:
 def test_weights_config_tokenizer_and_chat_template_come_from_the_file(file: Path, written: tuple) -> None:
     source = find_model(str(file))
     assert source.limits.num_total_blocks == BLOCKS and source.config.num_attention_heads == HEADS
-    assert source.hf is not None and source.hf.requests.chat_template is not None
+    assert isinstance(source, TransformersCheckpoint) and source.hf.requests.chat_template is not None
     assert source.hf.requests.tokenizer("hehe", add_special_tokens=False)["input_ids"] == [5 + 256] * 2
     staged = load_staged_model(ModelConfig(model_path=str(file)), source, CPU)
     state = staged.model.state_dict()

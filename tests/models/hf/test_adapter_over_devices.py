@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.b_model_loader import RequestedQuantisation, find_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
@@ -15,7 +15,8 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.common.cuda_graphs import Reruns
 from experiment_core_utils.models.hf.adapter import TransformersModel
-from experiment_core_utils.models.hf.loader import HFSource, LoadOptions, load_hf_model
+from experiment_core_utils.models.hf.loader import LoadOptions, load_hf_model
+from experiment_core_utils.models.hf.source import RequestedQuantisation, TransformersCheckpoint
 from experiment_core_utils.models.interface import devices_of
 from experiment_core_utils.primitives.errors import EngineRefused, OutOfMemory
 from experiment_core_utils.records.ledger import Ledger
@@ -40,19 +41,19 @@ FROM_DISK = {
 
 
 def loaded(folder: Path, device_map: Any = None, *, random_weights: bool = False) -> Any:
-    source = find_model(str(folder)).hf
-    assert isinstance(source, HFSource)
+    source = find_model(str(folder))
+    assert isinstance(source, TransformersCheckpoint)
     config = parse_config(["--model_path", str(folder), "--device", "cpu"])
     quantisation = RequestedQuantisation.of(config.model)
     return load_hf_model(
-        source, LoadOptions(torch.float32, CPU, None, None, quantisation, device_map), random_weights
+        source.hf, LoadOptions(torch.float32, CPU, None, None, quantisation, device_map), random_weights
     )
 
 
 def staged(folder: Path, model: Any, **more: Any) -> TransformersModel:
-    source = find_model(str(folder)).hf
-    assert source is not None
-    return TransformersModel(str(folder), model, source.requests, **more)
+    source = find_model(str(folder))
+    assert isinstance(source, TransformersCheckpoint)
+    return TransformersModel(str(folder), model, source.hf.requests, **more)
 
 
 @pytest.fixture(scope="module", params=list(FROM_DISK))

@@ -88,6 +88,10 @@ def test_other_layers_and_routers_are_refused() -> None:
     adapted.model.layers[2].mlp.up_proj = nn.Sequential(adapted.model.layers[2].mlp.up_proj)
     with pytest.raises(ConfigurationError, match="its MLP lacks gate_proj, up_proj or down_proj"):
         fused_decoder(adapted)
+    hooked = text_model("llama")
+    hooked.model.layers[1].mlp.register_forward_hook(lambda *_: None)
+    with pytest.raises(ConfigurationError, match="layers.1.mlp has hooks or a forward of its own"):
+        fused_decoder(hooked)
     uneven = TEXT_FAMILIES["olmoe"].built()
     uneven.model.layers[1].mlp.gate.top_k = 1
     with pytest.raises(ConfigurationError, match="its blocks choose different numbers of experts"):

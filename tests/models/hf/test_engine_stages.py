@@ -1,5 +1,7 @@
 """Prefill and decode by the engines of a decoder, against its modules."""
 
+import json
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -142,6 +144,28 @@ def test_answers_and_proofs_of_a_model_that_may_choose(folder_of: Callable[[str]
             assert proof.execution_stages == chosen.describe()["execution_stages"]
             assert proof.execution_stages["decode"] == "cpu step" and proof.execution_stages["vision"] == "modules"
             assert "there are no CUDA graphs on the CPU" in str(proof.execution_reason)
+
+
+@needs_compiler
+def test_a_window_that_is_shorter_than_the_prompt_is_proven(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """The weights of a Llama are those of a Mistral, whose own cache forgets what is before the window."""
+    folder = shutil.copytree(folder_of("llama"), tmp_path / "mistral")
+    content = json.loads((folder / "config.json").read_text())
+    changed = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8}
+    (folder / "config.json").write_text(json.dumps(content | changed))
+    model = read(folder, "auto")
+    setting = Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0, 2)))
+    model.apply(setting)
+    inputs = inputs_of(model, setting)
+    assert inputs["input_ids"].shape[1] > 8
+    proof = model.prove(setting, inputs)
+    assert proof.engine_error is not None and proof.execution == "cpu"
+    with torch.inference_mode():
+        logits, state = model.prefill(inputs, None)
+        once = model.decode_step(logits.argmax(-1, keepdim=True), state)
+        # No key is forgotten here, so that steps can be taken back.
+        model.rewind(state, 1)
+        assert_same_floats(model.decode_step(logits.argmax(-1, keepdim=True), state), once)
 
 
 @needs_compiler

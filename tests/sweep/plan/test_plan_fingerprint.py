@@ -74,6 +74,7 @@ FINGERPRINTED = {
     "quantization": ["--quantization", "8bit"],
     "device_map": ["--device_map", "auto"],
     "tensor_parallel": ["--tensor_parallel", "2"],
+    "concurrency": ["--endpoint", "http://localhost:1/v1", "--model", "m", "--concurrency", "2"],
     "num_threads": ["--num_threads", "1"],
     "pareto_search": ["--pareto_search"],
     "random_weights": ["--random_weights"],
@@ -90,7 +91,7 @@ NOT_FINGERPRINTED = {
 OTHERWISE = {
     "num_samples", "sample_by", "seed", "ids", "dataset_revision", "prompt_template", "importance_scores_file",
     "block_sets_file", "batch_size", "decoding", "first_block_top_k_rule", "columns", "text_only", "system_prompt",
-    "no_chat_template", "knob_flags",
+    "no_chat_template", "knob_flags", "endpoint", "model",
 }  # fmt: skip
 
 

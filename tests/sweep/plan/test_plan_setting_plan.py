@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from experiment_core_utils.b_model_loader import ModelSource
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.token_units import TokenUnit
 from experiment_core_utils.knobs.vision_tokens import vision_of
+from experiment_core_utils.models.molmoe.source import MolmoeCheckpoint
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.sweep.plan import left_out_by, plan_for, reference_beside, requested_values
 
@@ -27,8 +27,8 @@ SHARES_KEYS = KnobLimits(
 )
 
 
-def source_of(limits: KnobLimits, folder: Path) -> ModelSource:
-    return ModelSource("some/model", folder, LlamaConfig(), limits, False, None)
+def source_of(limits: KnobLimits, folder: Path) -> MolmoeCheckpoint:
+    return MolmoeCheckpoint("some/model", limits, None, folder, LlamaConfig(), False)
 
 
 def keys(limits: KnobLimits, folder: Path, *flags: str) -> list[str]:

@@ -1,0 +1,86 @@
+"""The servers of `--endpoint` and the models of `--model`, as pairs with names."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from experiment_core_utils.knobs.variant import VARIANT_NAME
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+T = TypeVar("T")
+_GIVEN = re.compile(rf"(?:({VARIANT_NAME})=)?(https?://[^\s/].*)")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model at a server that speaks OpenAI's protocol."""
+
+    name: str  #: of the two together, a value of the knob `variant`
+    url: str  #: base of the server's paths, such as http://localhost:8000/v1
+    model: str  #: what the server calls the model
+
+    @property
+    def host(self) -> str:
+        """The server's address, without a password."""
+        return urlsplit(self.url).hostname or ""
+
+    @property
+    def port(self) -> int:
+        """The server's port."""
+        split = urlsplit(self.url)
+        return split.port or (443 if split.scheme == "https" else 80)
+
+
+def served_models(endpoints: Sequence[str], models: Sequence[str]) -> tuple[ServedModel, ...]:
+    """The pairs of servers and models: one model at all servers, all models at one server, or each at its own.
+
+    Args:
+        endpoints: URLs, with NAME= in front where a name is given.
+
+    Raises:
+        ConfigurationError: no URL, other numbers of both, or two pairs of one name.
+    """
+    found = [_GIVEN.fullmatch(each) for each in endpoints]
+    for given, match in zip(endpoints, found, strict=True):
+        if match is None or not _has_port(match[2]):
+            raise ConfigurationError(
+                f"--endpoint {given} is no address of a server; give one such as http://localhost:8000/v1 or "
+                "NAME=http://localhost:8000/v1"
+            )
+    servers = [(match[1], match[2].rstrip("/")) for match in found if match is not None]
+    if 1 not in (len(servers), len(models)) and len(servers) != len(models):
+        raise ConfigurationError(
+            f"{len(servers)} addresses of --endpoint and {len(models)} names of --model do not go together; give one "
+            "of either, or as many of both"
+        )
+    count = max(len(servers), len(models))
+    pairs = zip(_repeated(servers, count), _repeated(models, count), strict=True)
+    made = [
+        ServedModel(name or _name_of(url, model, len(servers) > 1, len(models) > 1), url, model)
+        for (name, url), model in pairs
+    ]
+    names = [each.name for each in made]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigurationError(f"two servers or models would be called {twice}; name each by --endpoint NAME=URL")
+    return tuple(made)
+
+
+def _repeated(values: Sequence[T], count: int) -> list[T]:
+    return list(values) * count if len(values) == 1 else list(values)
+
+
+def _has_port(url: str) -> bool:
+    try:
+        return urlsplit(url).hostname is not None and urlsplit(url).port != 0
+    except ValueError:  # a port that is none
+        return False
+
+
+def _name_of(url: str, model: str, has_servers: bool, has_models: bool) -> str:
+    """What differs between the pairs: address and port, the model's name, or both."""
+    place, own = urlsplit(url).netloc.rpartition("@")[2], model.rstrip("/").rpartition("/")[2]
+    parts = [*[place] * (has_servers or not has_models), *[own] * has_models]
+    return re.sub("[^A-Za-z0-9.]+", "-", "-".join(parts)).strip("-.") or "model"

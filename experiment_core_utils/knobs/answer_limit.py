@@ -1,0 +1,28 @@
+"""The knob of the largest number of tokens of an answer in the request to a server."""
+
+from pydantic import Field
+
+from experiment_core_utils.knobs.interface import Level
+from experiment_core_utils.knobs.request_knobs import RequestKnob
+from experiment_core_utils.primitives.flag_fields import CountInMemory, Listed, Part
+
+
+class AnswerLimitFlags(Part):
+    """The flags of the limit of an answer."""
+
+    answer_limit_list: Listed[CountInMemory] | None = Field(
+        default=None,
+        description="with --endpoint: largest numbers of tokens of an answer (default: --max_new_tokens alone)",
+    )
+
+
+class AnswerLimit(RequestKnob):
+    """The largest number of tokens of an answer; `--max_new_tokens` still holds."""
+
+    meaning = "largest number of tokens of an answer"
+    name, title, plural, flags = "answer_limit", "answer limit", "answer limits", AnswerLimitFlags
+    flag, prefix, at_rest = "answer_limit_list", "answer", "task"
+    neutral: Level = at_rest
+
+
+ANSWER_LIMIT = AnswerLimit()

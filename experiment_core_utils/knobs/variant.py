@@ -1,0 +1,74 @@
+"""The knob of several servers side by side, such as two quantisations of a model."""
+
+import re
+from typing import Any
+
+from experiment_core_utils.knobs.interface import (
+    CannotBeSeen,
+    Knob,
+    KnobLimits,
+    KnobRequest,
+    Level,
+    RequestedValues,
+    Turned,
+)
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.flag_fields import Part
+
+VARIANT_NAME = "[A-Za-z0-9][A-Za-z0-9.-]*"
+_LABEL = "variant-"
+
+
+class VariantFlags(Part):
+    """The knob has no flag of its own: each server of `--endpoint` is a value."""
+
+
+class Variant(Knob[str]):
+    """The server that answers, by its name; a model with one server alone lacks the knob."""
+
+    meaning = "name of the server that answers"
+    name, title, plural, flags = "variant", "variant", "variants", VariantFlags
+    is_sorted_in_plans = False
+
+    def own(self, limits: KnobLimits) -> str | None:
+        """See `Knob.own`; the first server that is given."""
+        return limits.variants[0] if len(limits.variants) > 1 else None
+
+    def requested(self, request: KnobRequest) -> RequestedValues[str]:
+        """See `Knob.requested`; every server that is given."""
+        variants = request.limits.variants
+        return RequestedValues(variants if len(variants) > 1 else (), is_given=len(variants) > 1)
+
+    def label(self, value: str) -> str:
+        """See `Knob.label`."""
+        return f"{_LABEL}{value}"
+
+    def short(self, value: str) -> str:
+        """See `Knob.short`."""
+        return value
+
+    def parsed(self, label: str) -> str | None:
+        """See `Knob.parsed`."""
+        name = label.removeprefix(_LABEL)
+        return name if name != label and re.fullmatch(VARIANT_NAME, name) else None
+
+    def level(self, value: str) -> Level:
+        """See `Knob.level`."""
+        return value
+
+    def of_level(self, level: Level) -> str:
+        """See `Knob.of_level`."""
+        if not isinstance(level, str) or not re.fullmatch(VARIANT_NAME, level):
+            raise ConfigurationError(f"{level!r} is no name of a server; give letters, digits, - and .")
+        return level
+
+    def order(self, value: str) -> tuple[float, ...]:
+        """See `Knob.order`; by name."""
+        return tuple(map(float, value.encode()))
+
+    def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
+        """See `Knob.prove`; the request went to that server."""
+        return None
+
+
+VARIANT = Variant()

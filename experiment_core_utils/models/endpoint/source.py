@@ -1,0 +1,130 @@
+"""Models behind servers as a backend."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from experiment_core_utils.config.parts import ModelConfig
+from experiment_core_utils.config.served import ServedModel
+from experiment_core_utils.knobs.interface import KnobLimits
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.models.common.preferences import Preferences
+from experiment_core_utils.models.endpoint.address import is_loopback
+from experiment_core_utils.models.endpoint.model import EndpointModel
+from experiment_core_utils.models.request_work import RequestWork, of_first_samples
+from experiment_core_utils.models.source import ModelSource, RequestedModel
+from experiment_core_utils.primitives.device import visible_gpus
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.texts import short_digest
+from experiment_core_utils.records.provenance import FinalPrompt
+from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
+from experiment_core_utils.tasks.prompt_forms import prompt_for
+
+_INSIDE = "a request cannot carry it: it is set where the server loads the model"
+_UNSUPPORTED = {
+    "vision": "the server's processor cuts pictures; send them smaller by --picture_side_list",
+    "visual_token_keep": _INSIDE,
+    "top_k": _INSIDE,
+    "expert_mass": _INSIDE,
+    "num_active_blocks": _INSIDE,
+}
+
+
+class ServedRequests:
+    """Requests to a server, of which only the texts are known before it counts them."""
+
+    no_formula: str | None = "a server shows no architecture"
+    weight_elements = 0
+
+    def __init__(self, task: Task, sample_ids: Sequence[int]) -> None:
+        def look(sample: Sample) -> tuple[int, str]:
+            return sample.sample_id, prompt_for(task, sample, "chat")
+
+        self._seen = of_first_samples(task, sample_ids, look)
+        self.num_samples = len(self._seen)
+
+    def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:
+        """Nothing: the server has loaded the model already."""
+        return []
+
+    def final_prompt(self, setting: Setting) -> FinalPrompt | None:
+        """The user's turn of the first sample; the chat template around it is the server's."""
+        return FinalPrompt.of_ids(*self._seen[0], None)
+
+    def at(self, setting: Setting) -> RequestWork:
+        """Nothing of a request is known before it was sent."""
+        return RequestWork(None, None, None)
+
+
+@dataclass(frozen=True)
+class EndpointSource(ModelSource):
+    """A model at one server, or at several side by side."""
+
+    served: tuple[ServedModel, ...]
+    system_prompt: str | None
+
+    model_type = "endpoint"
+    takes_pictures = True
+    may_lack_vision = True
+    has_chat_template = True
+    chat_template_use = "applied"
+
+    @property
+    def score_folder(self) -> Path | None:
+        """See `ModelSource.score_folder`."""
+        return None
+
+    @property
+    def weight_files(self) -> Sequence[tuple[str, int, int]]:
+        """See `ModelSource.weight_files`."""
+        return ()
+
+    @property
+    def prompt_family(self) -> PromptFamily:
+        """See `ModelSource.prompt_family`."""
+        return "chat"
+
+    @property
+    def place(self) -> str:
+        """See `ModelSource.place`."""
+        return ", ".join(f"{each.host}:{each.port}" for each in self.served)
+
+    @property
+    def no_energy_reason(self) -> str | None:
+        """See `ModelSource.no_energy_reason`."""
+        elsewhere = [each.host for each in self.served if not is_loopback(each.host)]
+        if elsewhere:
+            return f"the server at {elsewhere[0]} is on another machine, whose energy is out of reach"
+        return None if visible_gpus() else "the server computes on this machine's CPU, whose energy others use, too"
+
+    def digest(self) -> str:
+        """See `ModelSource.digest`; by names, addresses and models, since weights are out of sight."""
+        return short_digest(repr(sorted((each.name, each.url, each.model) for each in self.served)))
+
+    def decoding_preferences(self) -> Preferences:
+        """See `ModelSource.decoding_preferences`; the server keeps its own."""
+        return Preferences()
+
+    def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> ServedRequests:
+        """See `ModelSource.planned_requests`."""
+        return ServedRequests(task, sample_ids)
+
+    def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> EndpointModel:
+        """See `ModelSource.load`; raises ConfigurationError as `EndpointModel.connected`."""
+        if is_profiled:
+            raise ConfigurationError("--use_profiler sees this process alone, and a server runs the model; drop it")
+        return EndpointModel.connected(self.name, self.served, self.system_prompt, config.concurrency)
+
+
+def endpoint_source(requested: RequestedModel) -> EndpointSource | None:
+    """The requested model where servers are named for it; raises ConfigurationError as to the chat template."""
+    served = requested.served
+    if not served:
+        return None
+    if requested.chat.no_chat_template:
+        raise ConfigurationError("--no_chat_template cannot act: the server of --endpoint applies its own; drop it")
+    limits = KnobLimits(None, None, None, _UNSUPPORTED, variants=tuple(each.name for each in served))
+    names = dict.fromkeys(each.model for each in served)
+    return EndpointSource(", ".join(names), limits, None, served, requested.chat.system_prompt)

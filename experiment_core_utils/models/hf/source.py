@@ -1,0 +1,117 @@
+"""Checkpoints of transformers as a backend."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from experiment_core_utils.config.parts import ModelConfig
+from experiment_core_utils.config.text import Quantisation
+from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
+from experiment_core_utils.models.common.preferences import Preferences, preferences_in
+from experiment_core_utils.models.common.private_apis import compatible_attentions
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.generate import loose_tensors
+from experiment_core_utils.models.hf.loader import (
+    HFSource,
+    LoadOptions,
+    find_hf_model,
+    limits_of,
+    load_hf_model,
+    refuse_as_loaded,
+)
+from experiment_core_utils.models.hf.request_work import TransformersWork
+from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.request_work import PlannedRequests
+from experiment_core_utils.models.source import CheckpointSource, RequestedModel, eager_reason
+from experiment_core_utils.primitives.device import choose_dtype
+from experiment_core_utils.tasks.interface import PromptFamily, Task
+
+
+@dataclass(frozen=True)
+class RequestedQuantisation:
+    """The flags of a profiling run as a `QuantisationOptions`."""
+
+    model_name: str
+    fp_precision: str
+    quantization_config: Quantisation
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> "RequestedQuantisation":
+        """4 and 8 bits by bitsandbytes' defaults."""
+        width = config.quantization
+        requested = Quantisation(
+            quantization=width != "none", load_in_4bit=width == "4bit", load_in_8bit=width == "8bit"
+        )
+        return cls(config.model_path, config.precision, requested)
+
+
+@dataclass(frozen=True)
+class TransformersCheckpoint(CheckpointSource):
+    """A model of transformers."""
+
+    hf: HFSource
+
+    @property
+    def takes_pictures(self) -> bool:
+        """See `ModelSource.takes_pictures`."""
+        return self.hf.takes_pictures
+
+    @property
+    def has_chat_template(self) -> bool:
+        """See `ModelSource.has_chat_template`."""
+        return self.hf.requests.chat_template is not None
+
+    @property
+    def prompt_family(self) -> PromptFamily:
+        """See `ModelSource.prompt_family`."""
+        return self.hf.requests.prompt_family
+
+    @property
+    def chat_template_use(self) -> str:
+        """See `ModelSource.chat_template_use`."""
+        return self.hf.requests.chat_template_use
+
+    @property
+    def prompt_date(self) -> str | None:
+        """See `ModelSource.prompt_date`."""
+        return self.hf.requests.prompt_date
+
+    def decoding_preferences(self) -> Preferences:
+        """See `ModelSource.decoding_preferences`."""
+        return preferences_in(self.folder, self.hf.requests.tokenizer, self.name)
+
+    def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
+        """See `ModelSource.planned_requests`."""
+        return TransformersWork(self.hf, task, sample_ids, limit)
+
+    def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> StagedModel:
+        """See `CheckpointSource.load`; raises ConfigurationError as `load_hf_model` and `refuse_as_loaded` do."""
+        compatible = compatible_attentions(self.hf.auto_class, self.hf.config)
+        refuse_hub_code(config.attn_implementation, "--attn_implementation", compatible)
+        dtype = choose_dtype(config.precision, device)
+        load_options = LoadOptions(
+            dtype,
+            device,
+            config.attn_implementation,
+            config.experts_implementation,
+            RequestedQuantisation.of(config),
+            config.device_map,
+            config.tensor_parallel or 1,
+        )
+        model = load_hf_model(self.hf, load_options, config.random_weights)
+        made = loose_tensors(model)
+        staged = TransformersModel(
+            self.name, model, self.hf.requests, config.execution, eager_reason=eager_reason(config, is_profiled)
+        )
+        refuse_as_loaded(self.hf, self.limits, model, staged.knobs, made)
+        return staged
+
+
+def transformers_checkpoint(requested: RequestedModel) -> TransformersCheckpoint:
+    """The requested model; raises ConfigurationError as `find_hf_model` and `limits_of` do."""
+    files = requested.files
+    found = find_hf_model(requested.path, files.folder, files.config, requested.chat)
+    return TransformersCheckpoint(
+        requested.path, limits_of(found), files.revision, files.folder, found.config, found
+    )

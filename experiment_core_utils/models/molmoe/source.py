@@ -1,0 +1,76 @@
+"""MolmoE checkpoints as a backend."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from experiment_core_utils.config.parts import ModelConfig
+from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
+from experiment_core_utils.models.common.preferences import Preferences, preferences_in
+from experiment_core_utils.models.molmoe import MolmoeConfig
+from experiment_core_utils.models.molmoe.checkpoint.published import PUBLISHED_MODEL_TYPE
+from experiment_core_utils.models.molmoe.loader import find_molmoe_config, load_molmoe, molmoe_limits
+from experiment_core_utils.models.molmoe.request_work import MolmoeWork
+from experiment_core_utils.models.pausable import PausableModel
+from experiment_core_utils.models.request_work import PlannedRequests
+from experiment_core_utils.models.source import CheckpointSource, RequestedModel, eager_reason
+from experiment_core_utils.primitives.device import choose_dtype
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.tasks.interface import PromptFamily, Task
+
+
+@dataclass(frozen=True)
+class MolmoeCheckpoint(CheckpointSource):
+    """A MolmoE, which has its own form of prompts and answers in short."""
+
+    is_published_layout: bool  #: tensors have MolmoE's published Hugging Face names
+
+    can_pause = True
+    is_near_matmul = True
+    takes_pictures = True
+    has_chat_template = False
+    chat_template_use = "none"
+
+    @property
+    def prompt_family(self) -> PromptFamily:
+        """See `ModelSource.prompt_family`."""
+        return "molmo"
+
+    def decoding_preferences(self) -> Preferences:
+        """See `ModelSource.decoding_preferences`; none of them is kept."""
+        return preferences_in(self.folder, None, self.name).nothing_kept()
+
+    def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
+        """See `ModelSource.planned_requests`."""
+        return MolmoeWork(self, task, sample_ids, limit)
+
+    def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> PausableModel:
+        """See `CheckpointSource.load`; raises ConfigurationError where it is to be quantised, or as `load_molmoe`."""
+        refuse_hub_code(config.attn_implementation, "--attn_implementation")
+        if config.quantization != "none":
+            raise ConfigurationError(
+                f"--quantization {config.quantization} is for models of transformers; MolmoE runs in full precision "
+                f"(bitsandbytes quantises linear layers, and the experts, nearly all of its weights, are not linear "
+                f"layers)"
+            )
+        dtype = choose_dtype(config.precision, device)
+        return load_molmoe(self, config, dtype, device, eager_reason(config, is_profiled))
+
+
+def molmoe_checkpoint(requested: RequestedModel) -> MolmoeCheckpoint | None:
+    """The requested model where its config is MolmoE's, in the native or the published layout.
+
+    Raises:
+        ConfigurationError: its config cannot be used, or anything is requested of a chat template.
+    """
+    files = requested.files
+    model_type = files.config.get("model_type")
+    if model_type not in (PUBLISHED_MODEL_TYPE, MolmoeConfig.model_type):
+        return None
+    config = find_molmoe_config(files.folder, files.config)
+    requested.chat.refuse_without_template(requested.path)
+    is_published = model_type == PUBLISHED_MODEL_TYPE
+    return MolmoeCheckpoint(
+        requested.path, molmoe_limits(config), files.revision, files.folder, config, is_published
+    )

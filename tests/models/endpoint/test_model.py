@@ -1,0 +1,186 @@
+"""Requests to a server, and what becomes of its faults, over real sockets."""
+
+import base64
+import io
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from experiment_core_utils.config.served import ServedModel, served_models
+from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.models.endpoint.model import EndpointModel
+from experiment_core_utils.models.interface import Inspectable, Served, Stepwise, Switchable
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, SampleTimedOut
+from experiment_core_utils.primitives.interruption import time_limit
+from experiment_core_utils.tasks.interface import Sample
+from tests.processes.openai_server import OpenAIServer, Reply, serving
+
+WIDE, TALL = Image.new("RGB", (60, 20), "red"), Image.new("RGB", (9, 30), "blue")
+
+
+def sample(*pictures: Image.Image) -> Sample:
+    first, further = (pictures[0], pictures[1:]) if pictures else (None, ())
+    return Sample(1, "p", "what?", ("red",), first, "colour", further_images=further)
+
+
+def model_at(*servers: OpenAIServer, system_prompt: str | None = None) -> EndpointModel:
+    served = served_models([f"s{number}={each.url}" for number, each in enumerate(servers)], ["m"])
+    return EndpointModel.connected("m", served, system_prompt)
+
+
+@contextmanager
+def answering(*replies: Reply) -> Iterator[tuple[EndpointModel, OpenAIServer]]:
+    """A model whose server gives these replies, the probe not counted, the last one again and again."""
+    left = [Reply(), *replies]
+    with serving(lambda request: left.pop(0) if len(left) > 1 else left[0]) as server:
+        yield model_at(server), server
+
+
+def asked(model: EndpointModel, *pictures: Image.Image, prompt: str = "what?") -> None:
+    run_staged(model, model.prepare(sample(*pictures), prompt, None).inputs, 5)
+
+
+def sizes_of(request: dict[str, Any]) -> list[tuple[int, int]]:
+    urls = [each["image_url"]["url"] for each in request["messages"][-1]["content"] if each["type"] == "image_url"]
+    return [Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).size for url in urls]
+
+
+def test_a_request_carries_what_the_setting_says() -> None:
+    with answering(Reply()) as (model, server):
+        asked(model)
+        assert server.requests[-1] == {
+            "model": "m",
+            "messages": [{"role": "user", "content": "what?"}],
+            "max_tokens": 5,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        model.end_answers_at(["\n\n"], ignore_eos=False)
+        with model.apply(Setting.of(picture_side=30, answer_limit=3, reasoning_effort="low")):
+            asked(model, WIDE, TALL, prompt="is <image 2> or <image 1> red?")
+        sent = server.requests[-1]
+        assert (sent["max_tokens"], sent["reasoning_effort"], sent["stop"]) == (3, "low", ["\n\n"])
+        parts = sent["messages"][0]["content"]
+        assert [each.get("text", each["type"]) for each in parts] == ["is ", "image_url", " or ", "image_url", " red?"]
+        # 60 x 20 becomes 30 x 10; the tall one is no longer than 30.
+        assert sizes_of(sent) == [(9, 30), (30, 10)]
+
+
+def test_a_system_prompt_comes_first() -> None:
+    with serving() as server:
+        asked(model_at(server, system_prompt="Be brief."))
+    assert server.requests[-1]["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
+def test_each_variant_asks_its_own_server() -> None:
+    with serving() as one, serving(lambda request: Reply(pieces=("six",))) as other:
+        model = model_at(one, other)
+        texts = []
+        for name in ("s0", "s1"):
+            model.apply(Setting.of(variant=name))
+            run = run_staged(model, model.prepare(sample(), "what?", None).inputs, 5)
+            texts.append(model.decode_text(run.token_ids))
+        assert texts == ["fourteen", "six"] and len(one.requests) == len(other.requests) == 2
+
+
+def test_prompt_tokens_are_the_servers_and_their_parts_are_not_known_with_a_picture() -> None:
+    with answering(Reply()) as (model, _):
+        alone, seen = (model.prepare(sample(*pictures), "what?", None) for pictures in ((), (WIDE,)))
+        run = run_staged(model, alone.inputs, 5)
+        assert run.prompt_tokens == 11
+        counted, whole = (each.shape.counted_by_server(11) for each in (alone, seen))
+        assert (counted.text_tokens, counted.vision_tokens, counted.known_prompt_tokens) == (11, 0, 11)
+        assert (whole.text_tokens, whole.vision_tokens, whole.known_prompt_tokens) == (None, None, 11)
+        assert seen.shape.known_prompt_tokens is None
+
+
+def test_what_a_server_does_not_show_is_not_offered() -> None:
+    with answering(Reply()) as (model, _):
+        assert isinstance(model, Served)
+        assert not isinstance(model, Stepwise | Inspectable | Switchable)
+        # The server runs in this very process, whose time is its own anyway.
+        assert model.server_pids == ()
+        assert set(model.describe()["execution_stages"].values()) == {"server"}
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (Reply(status=500, message="no memory left"), "answered with HTTP 500: .*no memory left"),
+        (Reply(status=429, message="slow down"), "answered with HTTP 429: .*slow down"),
+        (Reply(is_cut_off=True), "broke off its answer after 2 pieces"),
+        (Reply(finish_reason=None), "broke off its answer after 2 pieces"),
+    ],
+)
+def test_a_fault_of_the_server_is_one_of_the_sample_and_the_next_is_asked(reply: Reply, reason: str) -> None:
+    with answering(reply, Reply()) as (model, server):
+        with pytest.raises(SampleError, match=f"m at 127.0.0.1:{server.port} {reason}"):
+            asked(model)
+        asked(model)
+
+
+def test_a_time_limit_ends_the_wait_for_a_server() -> None:
+    """The client catches whatever interrupts it; the limit is named all the same."""
+    closing = threading.Event()
+    with answering(Reply(wait=closing), Reply()) as (model, _):
+        with pytest.raises(SampleTimedOut, match=r"not done after 0\.3 s"), time_limit(0.3):
+            asked(model)
+        closing.set()
+        asked(model)
+
+
+def test_an_answer_that_ends_in_spite_of_ignore_eos_is_refused() -> None:
+    with answering(Reply(finish_reason="length"), Reply()) as (model, server):
+        model.end_answers_at([], ignore_eos=True)
+        asked(model)
+        assert server.requests[-1]["ignore_eos"] is True
+        with pytest.raises(SampleError, match="does not follow --ignore_eos; drop it"):
+            asked(model)
+
+
+def test_options_that_a_server_refuses_are_left_out_or_renamed() -> None:
+    def reply(request: dict[str, Any]) -> Reply:
+        if "stream_options" in request:
+            return Reply(status=422, message="unknown field stream_options")
+        if "max_tokens" in request:
+            return Reply(status=400, message="use max_completion_tokens instead")
+        return Reply()
+
+    with serving(reply) as server:
+        model = model_at(server)
+        asked(model)
+    assert server.requests[-1]["max_completion_tokens"] == 5
+    assert [each["asks_for_usage"] for each in model.describe()["endpoints"]] == [False]
+
+
+def test_a_model_that_the_server_does_not_have_is_a_fault_of_the_flags() -> None:
+    reason = r"HTTP 404: .*no such model.*; start the server, or correct --endpoint and --model"
+    lacking = Reply(status=404, message="no such model")
+    with serving(lambda request: lacking) as server, pytest.raises(ConfigurationError, match=reason):
+        model_at(server)
+
+
+_LISTENER = (
+    "import socket; found = socket.socket(); found.bind(('127.0.0.1', 0)); found.listen(); "
+    "print(found.getsockname()[1], flush=True); input()"
+)
+
+
+def test_the_processes_of_a_server_on_this_machine_are_found() -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with serving() as server, subprocess.Popen([sys.executable, "-c", _LISTENER], **pipes) as listener:
+        assert listener.stdout is not None
+        url = f"http://127.0.0.1:{int(listener.stdout.readline())}/v1"
+        model = model_at(server)
+        model.connections["s0"].served = ServedModel("s0", url, "m")
+        found = model.server_pids
+        listener.communicate("\n")
+    assert found == (listener.pid,)

@@ -1,0 +1,116 @@
+"""A server on loopback that speaks OpenAI's protocol as a script says: for answers and faults that real ones seldom
+give.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer; the defaults are those of a server that follows the protocol."""
+
+    pieces: Sequence[str] = ("four", "teen")
+    finish_reason: str | None = "stop"
+    completion_tokens: int | None = None  #: None: a token a piece, and the end where it came
+    prompt_tokens: int = 11
+    has_usage: bool = True
+    thoughts: Sequence[str] = ()  #: pieces of thinking, in their own field
+    status: int = 200
+    message: str = "out of order"  #: of another status
+    is_cut_off: bool = False  #: whether the connection ends before the answer does
+    wait: threading.Event | threading.Barrier | None = None  #: what is waited for before the first piece
+
+    def events(self, *, include_usage: bool) -> Iterator[dict[str, Any]]:
+        """The chunks of the stream."""
+        yield _chunk({"role": "assistant"})
+        for each in self.thoughts:
+            yield _chunk({"reasoning_content": each})
+        for each in self.pieces:
+            yield _chunk({"content": each})
+        if self.is_cut_off:
+            return
+        yield _chunk({}, self.finish_reason)
+        if self.has_usage and include_usage:
+            own = len(self.thoughts) + len(self.pieces) + (self.finish_reason == "stop")
+            tokens = own if self.completion_tokens is None else self.completion_tokens
+            usage = {"prompt_tokens": self.prompt_tokens, "completion_tokens": tokens}
+            yield {**_chunk({}), "choices": [], "usage": {**usage, "total_tokens": sum(usage.values())}}
+
+
+def _chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    return {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": [choice]}
+
+
+@dataclass
+class OpenAIServer:
+    """The server, while it runs.
+
+    Attributes:
+        reply: what each request gets.
+        requests: bodies of those that came.
+    """
+
+    reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    port: int = 0
+
+    @property
+    def url(self) -> str:
+        """Base of its paths."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+
+@contextmanager
+def serving(reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()) -> Iterator[OpenAIServer]:
+    """A server on a free port of loopback, which ends with the context."""
+    server = OpenAIServer(reply)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            server.requests.append(body)
+            found = server.reply(body)
+            if found.status != 200:
+                self._whole(found.status, {"error": {"message": found.message}})
+                return
+            if found.wait is not None:
+                found.wait.wait(60)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.end_headers()
+            include_usage = body.get("stream_options", {}).get("include_usage", False)
+            try:
+                for event in found.events(include_usage=include_usage):
+                    self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+                if not found.is_cut_off:
+                    self.wfile.write(b"data: [DONE]\n\n")
+            except OSError:  # the client has given up
+                return
+
+        def _whole(self, status: int, content: dict[str, Any]) -> None:
+            data = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        server.port = http.server_address[1]
+        thread = threading.Thread(target=http.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            http.shutdown()
+            thread.join()

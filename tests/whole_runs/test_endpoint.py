@@ -1,0 +1,234 @@
+"""Models behind servers, over real sockets on loopback: transformers' own server, and a scripted one for faults."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import knob_profiler as kp
+from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.pipeline import RunReport, run_profiling
+from experiment_core_utils.primitives.errors import ConfigurationError, EnergyRefused
+from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.sweep.dry_run import describe_plan
+from experiments.core_exp.report import main as report_command
+from tests.given_flags import over
+from tests.models.tiny_checkpoints import write_checkpoint
+from tests.processes.openai_server import Reply, serving
+
+QUICK = (
+    "--num_runs_per_sample", "2", "--num_warmup_runs", "1", "--max_warmup_runs", "1", "--max_repeats", "0",
+    "--max_config_retries", "0", "--max_new_tokens", "6", "--device", "cpu", "--num_threads", "1",
+)  # fmt: skip
+
+
+def measured(folder: Path, *flags: str) -> RunReport:
+    return run_profiling(parse_config(over(QUICK, ["--output_dir", str(folder), *flags])))
+
+
+def by_key(report: RunReport) -> dict[str, SettingResult]:
+    results = {"_".join(str(each) for each in result.knobs.values()): result for result in report.results}
+    assert len(results) == len(report.results)
+    return results
+
+
+def kinds(result: SettingResult) -> set[str]:
+    return {each.kind for each in result.provenance.caveat_records}
+
+
+def question_of(request: dict[str, Any]) -> str:
+    content = request["messages"][-1]["content"]
+    return content if isinstance(content, str) else content[-1]["text"]
+
+
+@contextmanager
+def transformers_serve(folder: Path) -> Iterator[str]:
+    """Base URL of `transformers serve` with the checkpoint in a folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    program = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--device", "cpu"]
+    log = (folder / "serve.log").open("w")
+    with log, subprocess.Popen(
+        [*program, "--host", "127.0.0.1", "--port", str(port)],
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    ) as server:
+        try:
+            for _ in range(600):
+                assert server.poll() is None, (folder / "serve.log").read_text()[-2000:]
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                    break
+                except (urllib.error.URLError, OSError):
+                    time.sleep(0.1)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            server.terminate()
+
+
+def test_transformers_serve_is_measured_with_pictures(tmp_path: Path) -> None:
+    """A tiny LLaVA-NeXT: its pictures are smaller prompts when they are sent smaller, and each answer's end is seen."""
+    model = write_checkpoint("llava_next", tmp_path / "model")
+    with transformers_serve(model) as url:
+        flags = ("--endpoint", url, "--model", str(model), "--dataset_name", "reference_vqa", "--num_samples", "2")
+        report = measured(tmp_path / "out", *flags, "--picture_side_list", "20", "--answer_limit_list", "3")
+    assert report.exit_code == 0
+    results = by_key(report)
+    assert set(results) == {"own_20_3", "own"}
+    small, whole = results["own_20_3"], results["own"]
+    assert whole.is_reference and not small.is_reference
+    for result, limit in ((small, 3), (whole, 6)):
+        assert result.num_samples == 2 and not result.failed_samples
+        assert (result.num_total_blocks, result.num_active_blocks, result.top_k) == (None, None, None)
+        assert result.energy is None and "server_unseen" in kinds(result)
+        for sample in result.per_sample_results:
+            assert 1 <= sample.output_tokens <= limit
+            assert (sample.actual_vision_tokens, sample.input_text_tokens, sample.prefill_flops) == (None, None, None)
+            assert sample.T_first_token is not None and sample.T_total is not None
+            assert sample.T_LLM_prefill is None and sample.T_first_token <= sample.T_total
+            assert sample.outputs_identical and len(sample.runs) == 2
+        model_record = result.provenance.model.content()
+        assert model_record["execution_stages"] == {"vision": "server", "prefill": "server", "decode": "server"}
+        assert [each["model"] for each in model_record["endpoints"]] == [str(model)]
+    # Of 20 pixels it fills one crop of 24, and as it is several: its prompt is shorter.
+    pairs = zip(small.per_sample_results, whole.per_sample_results, strict=True)
+    assert all(one.prompt_tokens is not None and other.prompt_tokens is not None for one, other in pairs)
+    sums = [sum(each.prompt_tokens or 0 for each in result.per_sample_results) for result in (small, whole)]
+    assert 0 < sums[0] < sums[1]
+
+
+def test_what_goes_wrong_at_a_server_is_a_failed_sample_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Of six questions, one gets HTTP 500, one no answer in time, one half an answer; the others are measured."""
+    closing = threading.Event()
+    faults: dict[str, Reply] = {}
+    wrong = [Reply(status=500, message="no memory left"), Reply(wait=closing), Reply(is_cut_off=True)]
+
+    def reply(request: dict[str, Any]) -> Reply:
+        question = question_of(request)
+        if question == "Hi":
+            return Reply()
+        if question not in faults:
+            # The first question is the one of the warm-up.
+            faults[question] = Reply() if not faults or not wrong else wrong.pop(0)
+        return faults[question]
+
+    with serving(reply) as server:
+        flags = ("--endpoint", server.url, "--model", "m", "--num_samples", "6", "--sample_timeout", "2")
+        report = measured(tmp_path / "out", *flags, "--num_runs_per_sample", "1")
+        closing.set()
+    (result,) = report.results
+    assert report.exit_code == 3 and result.num_samples == 3
+    failed = {each.error: each.reason for each in result.failed_samples}
+    reasons = [each.reason for each in result.failed_samples]
+    where = f"m at 127.0.0.1:{server.port}"
+    assert len(reasons) == 3 and set(failed) == {"SampleError", "SampleTimedOut"}
+    assert failed["SampleTimedOut"].startswith("not done after")
+    assert any(each.startswith(f"{where} answered with HTTP 500") and "no memory left" in each for each in reasons)
+    assert any(each.startswith(f"{where} broke off its answer") for each in reasons)
+    for sample in result.per_sample_results:
+        assert (sample.pred, sample.output_tokens, sample.output_ended) == ("fourteen", 3, True)
+        assert sample.prompt_tokens == sample.input_text_tokens == 11
+        assert len(sample.runs[0].T_inter_token) == 2
+    assert {"server_pieces", "server_uncounted"}.isdisjoint(kinds(result))
+
+
+def test_two_servers_side_by_side_are_values_of_a_knob(tmp_path: Path) -> None:
+    """The second sends three tokens a piece, and the third does not count; each says what is not known for that."""
+    three_tokens, uncounted = Reply(completion_tokens=6, finish_reason="length"), Reply(has_usage=False)
+    with serving() as exact, serving(lambda _: three_tokens) as grouped, serving(lambda _: uncounted) as silent:
+        endpoints = (f"exact={exact.url}", f"grouped={grouped.url}", f"silent={silent.url}")
+        flags = ("--endpoint", *endpoints, "--model", "m", "--num_samples", "2", "--reasoning_effort_list", "low")
+        report = measured(tmp_path / "out", *flags)
+    results = by_key(report)
+    # What reads results reads these.
+    frame = kp.load(tmp_path / "out").frame()
+    assert frame["num_active_blocks"].isna().all() and frame["T_first_token_mean_ms"].notna().all()
+    assert "reference_questions" in kp.compare(tmp_path / "out", tmp_path / "out").frame()["task"].tolist()
+    assert report_command([str(tmp_path / "out")]) in (None, 0)
+    # The model as it is: the first server, asked for nothing.
+    assert set(results) == {"own_low_exact", "own_low_grouped", "own_low_silent", "own_exact"}
+    assert results["own_exact"].is_reference
+    efforts = [each.get("reasoning_effort") for each in exact.requests]
+    assert set(efforts) == {"low", None} and {each.get("reasoning_effort") for each in silent.requests[1:]} == {"low"}
+    assert all(each["temperature"] == 0 and each["max_tokens"] in (1, 6) for each in exact.requests)
+    unseen = {"server_pieces", "server_uncounted", "knobs_not_seen"}
+    found = {key: kinds(result) & unseen for key, result in results.items()}
+    assert found == {
+        "own_low_exact": {"knobs_not_seen"},
+        "own_low_grouped": {"knobs_not_seen", "server_pieces"},
+        "own_low_silent": {"knobs_not_seen", "server_uncounted"},
+        "own_exact": set(),
+    }
+    grouped_sample = results["own_low_grouped"].per_sample_results[0]
+    run = grouped_sample.runs[0]
+    assert (grouped_sample.output_tokens, run.T_inter_token) == (6, [])
+    assert run.T_LLM_decode is not None and run.T_decode_per_token == pytest.approx(run.T_LLM_decode / 5)
+    silent_sample = results["own_low_silent"].per_sample_results[0]
+    assert (silent_sample.output_tokens, silent_sample.prompt_tokens) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--top_k_list", "2"), "--top_k_list 2 cannot be set in m: a request cannot carry it"),
+        (("--num_active_blocks_list", "3"), "--num_active_blocks_list 3 cannot be set in m: a request cannot carry it"),
+        (("--tier_list", "low"), "--tier_list and --vision_tokens_list do nothing for m: the server's processor"),
+        (("--use_profiler",), "--use_profiler sees this process alone"),
+        (("--no_chat_template",), "--no_chat_template cannot act"),
+    ],
+)
+def test_what_a_request_cannot_carry_is_refused_by_name(tmp_path: Path, flags: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        measured(tmp_path, "--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--num_samples", "2", *flags)
+
+
+def test_a_server_that_is_not_there_is_reported_before_anything_is_measured(tmp_path: Path) -> None:
+    flags = ("--endpoint", "http://127.0.0.1:9/v1", "--model", "m", "--num_samples", "2")
+    with pytest.raises(ConfigurationError, match=r"m at 127.0.0.1:9 cannot be reached .*; start the server"):
+        measured(tmp_path, *flags)
+
+
+def test_energy_needs_a_gpu_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with serving() as server:
+        flags = ("--endpoint", server.url, "--model", "m", "--num_samples", "2")
+        with pytest.raises(EnergyRefused, match="--energy required: the server computes on this machine's CPU"):
+            measured(tmp_path / "required", *flags, "--energy", "required")
+        (result,) = measured(tmp_path / "optional", *flags, "--energy", "optional").results
+    assert result.energy is None and "energy_not_measured" in kinds(result)
+
+
+def test_a_plan_needs_no_server(tmp_path: Path) -> None:
+    flags = ("--endpoint", "a=http://127.0.0.1:9/v1", "b=http://127.0.0.1:9/v1", "--model", "m", "--num_samples", "2")
+    text = describe_plan(parse_config(["--output_dir", str(tmp_path), *flags])).text
+    assert "own_variant-a" in text and "own_variant-b" in text and "no estimate: a server shows no architecture" in text
+
+
+def test_samples_that_are_only_answered_go_several_at_a_time(tmp_path: Path) -> None:
+    """A server that answers no second-turn question before another has come, too: one at a time would never end."""
+    together = threading.Barrier(2)
+
+    def reply(request: dict[str, Any]) -> Reply:
+        return Reply() if len(server.requests) <= 4 else Reply(wait=together)
+
+    with serving(reply) as server:
+        flags = ("--endpoint", server.url, "--model", "m", "--num_samples", "5", "--num_latency_samples", "1")
+        report = measured(tmp_path / "out", *flags, "--concurrency", "2")
+    (result,) = report.results
+    assert report.exit_code == 0 and (result.num_samples, result.num_latency_samples) == (5, 1)
+    answered = [each for each in result.per_sample_results if not each.runs]
+    assert [(each.pred, each.output_tokens, each.T_total) for each in answered] == 4 * [("fourteen", 3, None)]
+    assert {each.accuracy_batch_size for each in answered} == {2}
+    assert "server_concurrency" in kinds(result) and "batched_answers" not in kinds(result)
