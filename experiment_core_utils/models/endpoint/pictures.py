@@ -6,6 +6,8 @@ import io
 import torch
 from PIL import Image
 
+from experiment_core_utils.tasks.datasets.pictures import open_picture
+
 # Of zlib; pictures go over the loopback mostly, and more takes several times as long.
 _COMPRESSION = 1
 
@@ -24,7 +26,7 @@ def data_url(png: torch.Tensor, longest_side: int | None) -> str:
     """
     content = png.numpy().tobytes()
     if longest_side is not None:
-        picture: Image.Image = Image.open(io.BytesIO(content))
+        picture = open_picture(content, "picture of a request").image
         if max(picture.size) > longest_side:
             content = _png(picture.resize(scaled(picture.size, longest_side), Image.Resampling.BICUBIC))
     return f"data:image/png;base64,{base64.b64encode(content).decode()}"

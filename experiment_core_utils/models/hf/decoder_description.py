@@ -104,7 +104,8 @@ def _refuse_config(model: PreTrainedModel) -> None:
     rope = getattr(config, "rope_parameters", None) or {}
     for name in _CHANGES:
         value = getattr(config, name, None) or rope.get(name)
-        if value not in (None, 0, 0.0, 1, 1.0, False):
+        # A factor of 1 changes nothing, a bound of 1 does.
+        if value and not (value == 1 and name.endswith(("scaling", "scale", "multiplier"))):
             raise _refused(f"its config has {name} {value}")
     if any(isinstance(value, dict) for value in rope.values()):
         raise _refused("its blocks have rotary positions of several kinds")

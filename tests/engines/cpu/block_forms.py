@@ -23,6 +23,7 @@ FORMS: dict[str, tuple[list[str], tuple[list[str], list[str], list[str]], bool]]
     "dense_first_then_shared": ([], (["dense"], SHARED, SHARED), True),
     "gated_shared": (BIASED, (GATED, GATED, ["dense"]), False),
     "no_rope_in_one": (["dense"], ([], ["no_rope"], []), False),
+    "scaled_rotary_factors": (["dense", "scaled_rotary"], ([], [], []), False),
     "window_of_5_in_two": (["dense"], (["window_5"], [], ["window_5"]), False),
     "window_of_1": (HEAD_NORMS, (["window_1"], ["window_1"], []), False),
     "norms_behind": (["dense", "whole_norms", *POST_NORMS, "no_norms_before"], ([], [], []), False),
@@ -47,6 +48,7 @@ def decoder_of_form(form: str) -> DecoderWeights:
         final_norm=_norm(WIDTH),
         head=_matrix(ROWS, WIDTH),
         inverse_frequencies=10.0 ** -torch.linspace(0, 3, HEAD_WIDTH // 2),
+        rotary_scale=1.3 if "scaled_rotary" in of_all else 1.0,
     )
 
 

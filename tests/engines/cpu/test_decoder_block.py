@@ -1,5 +1,7 @@
 """The kernel of a decoder block against torch's own operations at sizes that fill no tile."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -7,7 +9,9 @@ from torch.nn import functional as F
 from experiment_core_utils.engines.cpu.decoder_block import DecoderBlockKernel
 from experiment_core_utils.engines.cpu.panels import Workspace
 from experiment_core_utils.engines.weights import BlockWeights
+from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.engines.cpu_compiler import needs_compiler
+from tests.same_floats import assert_same_floats
 
 
 def decoder_kernel(width: int, experts: int, inner: int, normalises: bool = False) -> DecoderBlockKernel:
@@ -65,6 +69,30 @@ def test_queries_and_keys_are_normed_and_turned() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("tokens", [300, 380])
+def test_threads_share_columns_of_few_tokens_and_spans_of_many(tokens: int) -> None:
+    """Of a dense block, by three threads: 300 tokens are too few spans, 380 are six. What comes out is one thread's."""
+    torch.manual_seed(0)
+    block = BlockWeights(
+        *(torch.randn(600), torch.randn(768, 600) / 24, None, None, torch.randn(600, 384) / 20, torch.randn(600)),
+        *(None, torch.randn(1, 2 * 130, 600) / 24, torch.randn(1, 600, 130) / 11),
+    )
+    kernel = DecoderBlockKernel(block, 1e-5, False, Workspace())
+    states, attended = torch.randn(tokens, 600), torch.randn(tokens, 384)
+    cos_sin, before, found = (torch.ones(tokens, 1, 32), torch.zeros(tokens, 1, 32)), torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            keys, values = torch.zeros(6, tokens, 32), torch.zeros(6, tokens, 32)
+            queries = kernel.project(states, cos_sin, (keys, values), 12).clone()
+            after, _ = kernel.finish(states, attended, 1)
+            found.append(torch.cat([each.flatten() for each in (queries, keys, values, after)]))
+    finally:
+        torch.set_num_threads(before)
+    assert_same_floats(*found)
+
+
+@needs_compiler
 def test_what_does_not_fit_a_decoder_block_is_refused() -> None:
     kernel = decoder_kernel(35, 5, 33)
     with pytest.raises(ValueError, match="6 experts a token were requested, of 5"):
@@ -76,3 +104,6 @@ def test_what_does_not_fit_a_decoder_block_is_refused() -> None:
         kernel.project(torch.zeros(2, 35), cos_sin, (apart, apart), 2)
     with pytest.raises(ValueError, match="3 and 1 heads of 4 are not those of the block"):
         kernel.project(torch.zeros(2, 35), cos_sin, (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4)), 3)
+    shared = {"shared_gate_up": torch.zeros(2, 35), "shared_down": torch.zeros(35, 1), "post_ffn_norm": torch.ones(35)}
+    with pytest.raises(ConfigurationError, match="no shared expert with a norm behind the experts"):
+        DecoderBlockKernel(replace(kernel.block, **shared), 1e-5, False, Workspace())

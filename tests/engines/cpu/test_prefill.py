@@ -83,21 +83,6 @@ def test_prompts_take_every_form_of_a_block(form: str, tokens: int) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("tokens", [5, 220, 380])
-def test_threads_share_tokens_or_columns(tokens: int) -> None:
-    """Columns of one span and of two, and spans of tokens; logits are those of one thread."""
-    decoder, knobs, logits = decoder_of_form("gated_shared"), EngineKnobs(2, (0, 1, 2)), []
-    embeddings, before = torch.randn(tokens, WIDTH), torch.get_num_threads()
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            logits.append(CpuPrefill(decoder).prefill(embeddings, knobs, KVCache.allocate(decoder, tokens)))
-    finally:
-        torch.set_num_threads(before)
-    assert_same_floats(*logits)
-
-
-@needs_compiler
 def test_a_prompt_without_a_slot_for_the_row_behind_it_writes_nothing() -> None:
     decoder, knobs = decoder_of(), EngineKnobs(4, (0, 1))
     split, kv_cache = ReferencePausedPrefill(decoder, CpuPrefill(decoder)), KVCache.allocate(decoder, 64)

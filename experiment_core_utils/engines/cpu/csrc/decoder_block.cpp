@@ -21,7 +21,7 @@ extern "C" void decoder_project(const float* states, const float* norm, Matrix j
                                 const float* cosine, const float* sine, float* queries, float* keys, float* values,
                                 int64_t tokens, float eps, int threads) {
     const int64_t inner = joint.inner, width = heads.width, joined = joint.columns, slots = heads.slots * width;
-    const Division division(tokens, threads);
+    const Division division(tokens, inner * joined, threads);
     const int64_t span = division.span;
 #pragma omp parallel for num_threads(division.by_tokens) schedule(dynamic)
     for (int64_t first = 0; first < tokens; first += span) {
@@ -63,8 +63,9 @@ struct Norms {
 extern "C" void decoder_route(const float* states, const float* attended, Matrix output, Norms norms,
                               const float* router, int64_t experts, float* summed, float* normed, float* weights,
                               int64_t* chosen, int64_t top_k, int normalise, int64_t tokens, float eps, int threads) {
-    const Division division(tokens, threads);
-    const int64_t width = output.columns, inner = output.inner, span = division.span;
+    const int64_t width = output.columns, inner = output.inner;
+    const Division division(tokens, inner * width, threads);
+    const int64_t span = division.span;
 #pragma omp parallel for num_threads(division.by_tokens) schedule(dynamic)
     for (int64_t first = 0; first < tokens; first += span) {
         static thread_local Buffer taken, made;
@@ -144,8 +145,9 @@ extern "C" void decoder_mix(const float* normed, const float* weights, const int
     sort_by_expert(chosen, tokens * top_k, experts.count, order, ends);
     int64_t used = 0, items = 0;
     for (int64_t expert = 0; expert < experts.count; expert++) used += ends[expert] > (expert ? ends[expert - 1] : 0);
-    const Division division(tokens * top_k, threads, used - 1);
-    const int64_t width = experts.width, inner = experts.inner, span = division.span;
+    const int64_t width = experts.width, inner = experts.inner;
+    const Division division(tokens * top_k, 3 * width * inner, threads, used - 1);
+    const int64_t span = division.span;
     for (int64_t expert = 0; expert < experts.count; expert++)
         items += division.spans(ends[expert] - (expert ? ends[expert - 1] : 0));
 #pragma omp parallel for num_threads(division.by_tokens) schedule(dynamic)

@@ -15,16 +15,19 @@ constexpr int COLUMNS = 2 * ROWS;
 // Of a work item: these tokens use weights that the first cache holds.
 constexpr int MOST_TOKENS = 192 / TILE * TILE;
 
-// Threads take spans of tokens, or, of few tokens, parts of the columns of one span after the other.
+// Products of two numbers from which on threads wait for each other between the steps of one call.
+constexpr int64_t LARGE = 1 << 26;
+
+// Threads take spans of tokens, or, where those are few and large, parts of the columns of one span after the other.
 struct Division {
     int64_t span;
     int by_tokens, by_columns;
 
-    // Of `tokens`, which make `parts` spans more than if they lay in one row.
-    Division(int64_t tokens, int threads, int64_t parts = 0)
+    // Of `tokens` times so many weights, which may make `parts` spans more because experts divide them.
+    Division(int64_t tokens, int64_t weights, int threads, int64_t parts = 0)
         : span(least(MOST_TOKENS, in_tiles((tokens + 2 * threads - 1) / (2 * threads)))), by_tokens(threads),
           by_columns(1) {
-        if (threads == 1 || spans(tokens) + parts >= 2 * threads) return;
+        if (threads == 1 || spans(tokens) + parts >= 2 * threads || tokens * weights < LARGE) return;
         span = MOST_TOKENS, by_tokens = 1, by_columns = threads;
     }
 
