@@ -191,12 +191,12 @@ class ModelConfig(Part):
         description="model folder, GGUF file, a folder with one model in it, or hub id (default: the model that comes "
         "with the project)",
     )
-    endpoint: Annotated[Listed[Text], Metavar("URL")] | None = Field(
+    endpoint: Annotated[Listed[str], Metavar("URL")] | None = Field(
         default=None,
         description="measure a model behind an OpenAI-compatible server in place of one here, such as "
         "http://localhost:8000/v1; several, also as NAME=URL, are compared as values of the knob variant",
     )
-    model: Annotated[Listed[Text], Metavar("NAME")] | None = Field(
+    model: Annotated[Listed[str], Metavar("NAME")] | None = Field(
         default=None, description="what the server of --endpoint calls the model; one, or one for each URL"
     )
     concurrency: Count = Field(

@@ -423,10 +423,10 @@ def _contradictions(result: SettingResult) -> Iterator[str]:
 def _sample_fault(sample: SampleResult, best: float) -> str | None:
     if sample.accuracy is not None and sample.accuracy > best * (1 + 1e-9):
         return f"accuracy is {sample.accuracy}, above metric_best, {best:g}"
-    if sample.T_LLM_prefill is None and any(run.T_LLM_prefill is not None for run in sample.runs):
-        return "T_LLM_prefill is None in a sample whose runs have one"
-    if sample.runs and sample.T_first_token is None:
-        return "T_first_token is None in a sample that was measured"
+    # A server shows neither blocks nor stages.
+    for name in ("T_first_token", *(["T_LLM_prefill"] if sample.num_active_blocks is not None else [])):
+        if sample.runs and getattr(sample, name) is None:
+            return f"{name} is None in a sample that was measured"
     if sample.T_LLM_decode is not None and sample.output_tokens < 2:
         return f"output_tokens is {sample.output_tokens}, too few for a decode time"
     metadata = sample.metadata

@@ -138,7 +138,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *data_remarks(task),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
         *block_lines(requested),
-        *energy_plan_lines(measuring.energy, config.machine.device, accelerator.local_process_index),
+        *energy_lines(config, source, accelerator.local_process_index),
         *upper_bound_sentences(config, len(drawn)),
         *power_sentences(
             len(requested.settings),
@@ -159,6 +159,15 @@ def _reference_words(requested: RequestedRun) -> str:
         return f" and the reference {requested.beside.key}"
     own = reference_setting(requested.source.limits).key
     return f" with the reference {own} among them" if own in requested.keys else ""
+
+
+def energy_lines(config: ProfilingConfig, source: ModelSource, local_rank: int) -> list[str]:
+    """As `energy_plan_lines`, also for a model whose energy is out of reach here."""
+    mode, reason = config.measuring.energy, source.no_energy_reason
+    if reason is None or mode == "off":
+        return energy_plan_lines(mode, config.machine.device, local_rank)
+    outcome = "the run would be refused" if mode == "required" else "the run would go on without"
+    return [f"warning: --energy {mode}: {reason}; {outcome}"]
 
 
 def prompt_lines(final: FinalPrompt | None, form: Mapping[str, Any]) -> list[str]:

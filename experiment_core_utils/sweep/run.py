@@ -103,8 +103,17 @@ def load_bench(
     processes_here: int,
     settings: Sequence[Setting],
 ) -> Bench:
-    """Load the model and make it ready as `bench_of` does. A collective call."""
+    """Load the model and make it ready as `bench_of` does. A collective call.
+
+    Raises:
+        ConfigurationError: several processes would ask one server, each while the others are timed.
+    """
     config = requested.config
+    if requested.source.limits.variants and accelerator.num_processes > 1:
+        raise ConfigurationError(
+            f"--endpoint is measured by one process, and {accelerator.num_processes} were launched: run knobprof "
+            "alone, with --concurrency for samples without times"
+        )
     device = choose_device(config.machine.device, accelerator.local_process_index)
     crew = crew_of(config)
     set_cpu_threads(config.machine.num_threads, processes_here if crew is None else crew.size)

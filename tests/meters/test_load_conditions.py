@@ -81,3 +81,11 @@ def test_the_own_time_has_that_of_descendants_while_they_run_and_when_they_have_
     assert child.returncode == 0
     # Both were waited for, and their time is kept.
     assert cpu_now().own_s >= running - 0.04
+
+
+def test_processes_that_work_for_this_one_are_its_own_and_count_once() -> None:
+    """This process is named again, beside one that is gone; its parent has it among its own."""
+    alone = cpu_now().own_s
+    named = cpu_now((os.getpid(), 2**22 + 1)).own_s
+    assert 0 < alone <= named < 2 * alone
+    assert cpu_now((os.getppid(),)).own_s >= named

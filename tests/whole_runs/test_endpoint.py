@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import knob_profiler as kp
 from experiment_core_utils.config.profiling import parse_config
@@ -212,7 +213,8 @@ def test_energy_needs_a_gpu_of_this_machine(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_plan_needs_no_server(tmp_path: Path) -> None:
     flags = ("--endpoint", "a=http://127.0.0.1:9/v1", "b=http://127.0.0.1:9/v1", "--model", "m", "--num_samples", "2")
-    text = describe_plan(parse_config(["--output_dir", str(tmp_path), *flags])).text
+    text = describe_plan(parse_config(["--output_dir", str(tmp_path), "--energy", "optional", *flags])).text
+    assert torch.cuda.is_available() or "--energy optional: the server computes on this machine's CPU" in text
     assert "own_variant-a" in text and "own_variant-b" in text and "no estimate: a server shows no architecture" in text
 
 

@@ -76,42 +76,61 @@ def received(stream: Iterable[Any], marks: Marks, ids: PieceIds, server: str) ->
     Raises:
         SampleError: the stream ends before the answer does.
     """
-    pieces: list[str] = []
-    is_thinking = ends_alone = False
-    finish_reason = usage = None
+    arriving = _Arriving(marks)
     for chunk in stream:
-        usage = getattr(chunk, "usage", None) or usage
+        arriving.take(chunk)
+    if arriving.finish_reason is None:
+        raise SampleError(f"{server} broke off its answer after {len(arriving.pieces)} pieces")
+    return arriving.timed_tokens(ids)
+
+
+@dataclass
+class _Arriving:
+    """An answer while it comes."""
+
+    marks: Marks
+    pieces: list[str] = field(default_factory=list)  #: those with text
+    finish_reason: str | None = None
+    usage: Any = None
+    ends_alone: bool = False  #: whether the end came without text, and has a mark of its own
+    _is_thinking: bool = False
+
+    def take(self, chunk: Any) -> None:
+        self.usage = getattr(chunk, "usage", None) or self.usage
         for choice in chunk.choices[:1]:
-            thought, said = _thought(choice.delta), getattr(choice.delta, "content", None) or ""
-            opening = _OPEN if thought and not is_thinking else ""
-            closing = _CLOSE if said and is_thinking else ""
-            is_thinking = bool(thought) or (is_thinking and not said)
-            if piece := f"{opening}{thought}{closing}{said}":
-                marks.mark()
-                pieces.append(piece)
-            if choice.finish_reason is not None and finish_reason is None:
-                finish_reason = choice.finish_reason
-                ends_alone = not piece
-                if ends_alone:
-                    marks.mark()
-    if finish_reason is None:
-        raise SampleError(f"{server} broke off its answer after {len(pieces)} pieces")
-    ended, tokens = finish_reason != "length", None if usage is None else usage.completion_tokens
-    if ended and ends_alone and tokens == len(pieces) + 1:
-        texts, is_by_token = [*pieces, ""], True
-    else:
-        texts, is_by_token = _texts(pieces, tokens)
-        # The end is a time of its own where tokens without text may have come behind the last piece.
-        if ends_alone and pieces and (is_by_token or len(pieces) == 1):
-            marks.unmark()
-            ends_alone = False
-    steps: list[SpanName] = ["decode"] * (len(pieces) + ends_alone - 1)
-    prompt_tokens = None if usage is None else usage.prompt_tokens
-    return TimedTokens(ids.of(texts, ended=ended), ("first_token", *steps), is_by_token, prompt_tokens)
+            piece = self._piece(choice.delta)
+            is_end = choice.finish_reason is not None and self.finish_reason is None
+            if piece:
+                self.pieces.append(piece)
+            if piece or is_end:
+                self.marks.mark()
+            if is_end:
+                self.finish_reason, self.ends_alone = choice.finish_reason, not piece
 
+    def _piece(self, delta: Any) -> str:
+        """The text of a chunk, with the tags of thinking that begins or has ended."""
+        thought = next((found for name in _THINKING if (found := getattr(delta, name, None))), "")
+        said = getattr(delta, "content", None) or ""
+        opening = _OPEN if thought and not self._is_thinking else ""
+        closing = _CLOSE if said and self._is_thinking else ""
+        self._is_thinking = bool(thought) or (self._is_thinking and not said)
+        return f"{opening}{thought}{closing}{said}"
 
-def _thought(delta: Any) -> str:
-    return next((found for name in _THINKING if (found := getattr(delta, name, None))), "")
+    def timed_tokens(self, ids: PieceIds) -> TimedTokens:
+        """The answer that is there; takes the mark of its end back where that is no time of a token."""
+        ended, usage = self.finish_reason != "length", self.usage
+        tokens = None if usage is None else usage.completion_tokens
+        if ended and self.ends_alone and tokens == len(self.pieces) + 1:
+            texts, is_by_token = [*self.pieces, ""], True
+        else:
+            texts, is_by_token = _texts(self.pieces, tokens)
+            # The end is a time of its own where tokens without text may have come behind the last piece.
+            if self.ends_alone and self.pieces and (is_by_token or len(self.pieces) == 1):
+                self.marks.unmark()
+                self.ends_alone = False
+        steps: list[SpanName] = ["decode"] * (len(self.pieces) + self.ends_alone - 1)
+        prompt_tokens = None if usage is None else usage.prompt_tokens
+        return TimedTokens(ids.of(texts, ended=ended), ("first_token", *steps), is_by_token, prompt_tokens)
 
 
 def _texts(pieces: Sequence[str], tokens: int | None) -> tuple[list[str], bool]:

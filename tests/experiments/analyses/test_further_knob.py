@@ -11,7 +11,7 @@ from experiment_core_utils.knobs.interface import Knob, KnobLimits, KnobRequest,
 from experiment_core_utils.knobs.registry import register_knob, unregister_knob
 from experiment_core_utils.primitives.flag_fields import Part
 from experiments.analyses.charts.knob_charts import knob_colour
-from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, PURPLE, VERMILION
+from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, PURPLE, YELLOW
 from experiments.analyses.knobs.grid import grids_of, knobs_of
 from experiments.analyses.latency.estimator import caveats_of
 from experiments.analyses.latency.features import timed_samples
@@ -103,7 +103,7 @@ def test_e2_turns_it_in_a_colour_of_its_own(folder: Path) -> None:
     (share,) = [each["share"] for each in task["effects"]["latency_mean"]["terms"] if each["knobs"] == ["heat"]]
     assert share == pytest.approx(1.0)
     names = ("vision", "top_k", "num_active_blocks", "heat", "sweep")
-    assert [knob_colour(name) for name in names] == [BLUE, ORANGE, GREEN, VERMILION, PURPLE]
+    assert [knob_colour(name) for name in names] == [BLUE, ORANGE, GREEN, YELLOW, PURPLE]
 
 
 def test_e3_says_that_it_has_no_term_for_it(folder: Path) -> None:
