@@ -43,6 +43,7 @@ from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, St
 from experiment_core_utils.primitives.files import state_folder
 from experiment_core_utils.primitives.interruption import signals_stop
 from experiment_core_utils.primitives.progress import Progress
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.journal import LOCK_NAME, only_run_in, remove_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, SearchRecord, write_plan
 from experiment_core_utils.records.locks import MainProcessWatch, RunLock
@@ -257,10 +258,10 @@ def measure_settings(run: ProfilingRun, settings: Sequence[Setting]) -> dict[str
     with (
         run.bench.requests,
         signals_stop(context.stop),
+        # It prints: behind the bars, when these are closed.
+        unfinished_saved(run, settings),
         Progress(len(groups), len(settings) * len(own_ids), shown=context.is_main) as progress,
-        ExitStack() as stack,
     ):
-        stack.enter_context(unfinished_saved(run, settings))
         for group in groups:
             context.stop.raise_if_requested()
             # d opens and closes the windows of energy, e runs what is measured; each sample goes to the journal.
@@ -310,8 +311,8 @@ def save_unfinished(run: ProfilingRun, settings: Sequence[Setting]) -> None:
         if merged.samples:
             summarise_and_save(run, setting, merged, is_stopped=True)
     print(
-        f"stopped: {len(common)} samples of {len(begun)} settings are in {run.config.machine.output_dir}, as results "
-        "of an unfinished run",
+        f"stopped: {run.config.machine.output_dir} has {counted(len(common), 'sample')} of each of {len(begun)} "
+        "settings, as results of an unfinished run",
         file=sys.stderr,
         flush=True,
     )

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import PROGRAM, OneLineParser
-from experiment_core_utils.primitives.errors import ProfilerError
+from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
 
 DISTRIBUTION = "inference-knob-profiler"
 
@@ -57,7 +57,7 @@ COMMANDS = Group(
         "analyse": Group(
             {
                 "stages": Command("experiments.core_exp.e1_stage_latency", "which stage takes the time (E1)"),
-                "knobs": Command("experiments.core_exp.e2_knob_pareto", "fronts, and effects of the knobs (E2)"),
+                "knobs": Command("experiments.core_exp.e2_knob_pareto", "conclusion, front, effects of the knobs (E2)"),
                 "latency": Command("experiments.core_exp.e3_latency_estimator", "a latency estimator (E3)"),
             },
             "analyses of a run: stages, knobs, latency",
@@ -113,6 +113,10 @@ COMMANDS = Group(
 )
 
 
+# Words that name no command, and which one does what they say.
+ELSEWHERE = {"conclusion": "knobprof analyse knobs RESULTS_DIR prints the conclusion of a run"}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand. Exit code: that of the command; 2 where there is none of that name, or none is given, which
     prints the help.
@@ -123,6 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if isinstance(found, Group):
         try:
+            if found is COMMANDS and rest[0] in ELSEWHERE:
+                raise ConfigurationError(f"there is no command {rest[0]!r}; {ELSEWHERE[rest[0]]}")
             group_parser(name, found).parse_args(rest)
         except ProfilerError as error:
             print(f"error: {error}", file=sys.stderr)

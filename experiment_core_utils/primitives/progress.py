@@ -129,7 +129,8 @@ class _Table:
 class Progress:
     """Counts samples over all parts of a run (settings, or rounds of several) and names the part at work.
 
-    On a terminal there is one bar for the whole run and below it one for the part, elsewhere a line a minute.
+    On a terminal there is one bar for the whole run and below it one for the part, elsewhere a line a minute. Their
+    clocks start when the first sample can: what comes before it, such as warm-up, says nothing of the time left.
 
     Args:
         num_samples: of all parts.
@@ -141,6 +142,7 @@ class Progress:
         self._num_parts, self._started, self._before, self._own = num_parts, 0, 0, 0
         watched = stream.isatty()
         self._watched, self._named, self._stream = watched, "", stream
+        self._has_advanced = self._part_has_advanced = False
         self._table: _Table | None = None
         self._run: tqdm | None = None
         if shown and watched:
@@ -187,6 +189,14 @@ class Progress:
         self._part.initial = 0
         _skip(self._part, already_done)
         self._part.refresh()
+        self._part_has_advanced = False
+        self._samples_can_start()
+
+    def _samples_can_start(self) -> None:
+        """The clock of a bar without samples starts now."""
+        for bar, has_advanced in ((self._run, self._has_advanced), (self._part, self._part_has_advanced)):
+            if bar is not None and not bar.disable and not has_advanced:
+                bar.start_t = bar.last_print_t = bar._time()
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -195,6 +205,7 @@ class Progress:
             self._run.set_description(", ".join(each for each in (self._named, name) if each), refresh=self._watched)
         yield
         if self._run is not None:
+            self._samples_can_start()
             self._run.set_description(self._named, refresh=self._watched)
 
     @contextmanager
@@ -204,6 +215,7 @@ class Progress:
         if not self._watched:
             self._say(f"{work} ...")
         yield
+        self._samples_can_start()
         self._say(_took(work, started_s))
 
     def _say(self, line: str) -> None:
@@ -224,6 +236,7 @@ class Progress:
         """One sample is done."""
         if self._run is None:
             return
+        self._has_advanced = self._part_has_advanced = True
         self._run.update()
         self._part.update()
         if self._table is not None:

@@ -32,6 +32,11 @@ def shown(value: Any) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: "1 setting", "0 settings", "3 settings"."""
+    return f"{number} {noun}" + "s" * (number != 1)
+
+
 def first_of(names: Sequence[object], most: int) -> str:
     """At most so many names, and how many more there are: "a, b and 3 more"."""
     return ", ".join(map(str, names[:most])) + and_more(len(names) - most)

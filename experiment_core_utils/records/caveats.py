@@ -5,6 +5,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from experiment_core_utils.primitives.texts import counted
+
 Severity = Literal["warning", "note"]
 
 
@@ -207,7 +209,7 @@ Caveat.KINDS = {
     "few_samples": CaveatKind(
         "warning",
         lambda found: (
-            f"only {found['num_samples']} samples per setting: use --num_samples {found['least']} or more "
+            f"only {counted(found['num_samples'], 'sample')} per setting: use --num_samples {found['least']} or more "
             "before comparing accuracy"
         ),
     ),

@@ -230,6 +230,7 @@ class FinishedSample:
     measured: MeasuredSample | None
     failed: FailedSample | None
     memory: MemoryReading  #: of the window so far
+    finished_unix_s: float | None = None  #: in seconds since 1970; None in journals from before it was noted
 
     @property
     def sample_id(self) -> int:

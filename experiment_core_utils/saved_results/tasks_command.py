@@ -12,6 +12,7 @@ from pathlib import Path
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, add_knob_module
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.setting_result import setting_key
 from experiment_core_utils.saved_results.rescoring import by_task, compare_folder, rescore
 from experiment_core_utils.saved_results.terminal import comparison_table, few_samples_warning, rescoring_table
@@ -83,7 +84,7 @@ def print_rescored(results_dir: Path, metric: str, output: Path | None) -> None:
     print(rescoring_table(done.before, done.after))
     for results in by_task(done.after).values():
         _warn(few_samples_warning(results))
-    print(f"{len(done.after)} settings in {done.output}")
+    print(f"{counted(len(done.after), 'setting')} in {done.output}")
     for path in done.csv_paths:
         print(f"table of settings: {path}")
 

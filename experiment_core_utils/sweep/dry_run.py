@@ -31,6 +31,7 @@ from experiment_core_utils.primitives.device import (
     set_cpu_threads,
 )
 from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, ConfigurationError
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import FinalPrompt, Provenance
 from experiment_core_utils.records.result_files import RESULT_FILES
@@ -120,8 +121,8 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     due = [each.work.key for each in estimates if not each.work.is_done]
     faults = broken_rows(task, range(len(task)))
     lines = [
-        f"plan: {len(requested.grid)} settings by {config.knobs.sampling_strategy}{_reference_words(requested)}, "
-        f"{source.name} on "
+        f"plan: {counted(len(requested.grid), 'setting')} by {config.knobs.sampling_strategy}"
+        f"{_reference_words(requested)}, {source.name} on "
         f"{task.name} {task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
         *left_out_by(config, source, requested.grid),
         size_sentence(size),
@@ -129,7 +130,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         plan_total(estimates),
         *[f"warning: {line}" for line in planned.memory_lines(config.model, device)],
         *source_sentences(estimates, earlier, output_tokens, matmul_rate, planned.no_formula),
-        f"tokens: prompts of the first {planned.num_samples} samples that can be read",
+        f"tokens: prompts of the first {counted(planned.num_samples, 'sample')} that can be read",
         *([] if config.model.random_weights else decoding_sentences(source)),
         *prompt_lines(planned.final_prompt(requested.settings[0]), requested.prompt_form),
         *untried_sentences(source),

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.setting_result import SettingResult
@@ -177,8 +178,8 @@ def size_sentence(size: PlanSize) -> str:
     """What is done at each setting."""
     processes = "1 process" if size.num_processes == 1 else f"{size.num_processes} processes"
     return (
-        f"each: {size.num_samples} samples x {size.num_runs_per_sample} runs, {size.num_warmup_runs} warm-up runs a "
-        f"process, {processes}"
+        f"each: {counted(size.num_samples, 'sample')} x {counted(size.num_runs_per_sample, 'run')}, "
+        f"{counted(size.num_warmup_runs, 'warm-up run')} a process, {processes}"
     )
 
 
@@ -229,7 +230,7 @@ def source_sentences(
         lines.append(f"no estimate: {why}; measure the settings with a few samples into --output_dir, and plan again")
     measured = sum(each.memory_is_measured for each in estimates)
     if measured:
-        lines.append(f"memory: peak of the earlier result for {measured} settings")
+        lines.append(f"memory: peak of the earlier result for {counted(measured, 'setting')}")
     if any(each.memory_bytes is not None and not each.memory_is_measured for each in estimates):
         lines.append(
             "memory: by formula, for all weights, the cache of the longest prompt and (MolmoE only) the largest "

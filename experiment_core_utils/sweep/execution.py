@@ -18,6 +18,7 @@ from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import EngineRefused, SampleError, SettingError, library_faults_named
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.progress import announced
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.sweep.requests import RequestSource
 
@@ -41,7 +42,7 @@ def settle_execution(
         return {}
     proofs: dict[str, KnobProof] = {}
     refusal: str | None = None
-    work = f"preparing kernels or graphs, compiled at the first use, and trying {len(settings)} settings"
+    work = f"preparing kernels or graphs, compiled at the first use, and trying {counted(len(settings), 'setting')}"
     ways = model if isinstance(model, Switchable) else None
     restored = nullcontext() if ways is None else ways.restored_afterwards()
     with announced(work, shown=accelerator.is_main_process), restored:

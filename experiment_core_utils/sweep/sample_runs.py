@@ -1,5 +1,6 @@
 """What is done with one sample at one setting: its request, its runs, and what is written down of them."""
 
+import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -394,7 +395,7 @@ class SampleRunner:
         if outcome.sample_id in each.shard.finished or (failed is not None and not self.is_last_attempt):
             return
         memory = each.memory or MemoryWindow(*devices_of(self.bench.model)).read()
-        finished = FinishedSample(done, failed, memory)
+        finished = FinishedSample(done, failed, memory, time.time())
         each.journal.append(finished)
         each.shard.add(finished)
         self.progress.advance()

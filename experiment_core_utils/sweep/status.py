@@ -16,13 +16,13 @@ from pathlib import Path
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.primitives.texts import printable
+from experiment_core_utils.primitives.texts import counted, printable
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.journal import JournalContent, has_run, journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, folders_with_plans, read_plan
 from experiment_core_utils.records.result_files import CONCLUSION_FILE, read_json_object
 from experiment_core_utils.records.sample_result import FailedSample
-from experiment_core_utils.records.settings import SettingFailure
+from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure
 
 FAILURES_SHOWN = 5
 # Longer than most samples take.
@@ -38,6 +38,7 @@ class SettingJournals:
     failed: tuple[FailedSample, ...]  #: those of them that failed
     is_at_work: bool  #: the plan's run has started it, and not every process is at the end of its shard
     written_unix_s: float  #: when the last line was written
+    finished_unix_s: tuple[float, ...]  #: when the plan's run finished samples, of those of which it was noted
 
 
 @dataclass(frozen=True)
@@ -56,13 +57,18 @@ class Status:
     samples_by_run: int  #: samples that this run has finished
     samples_missing: int  #: samples that it has still to run
     elapsed_s: float  #: from its begin to the last line that it wrote
-    silent_s: float  #: since that line
+    #: samples that it has finished behind the first of each process, and how long they took: its pace. Where settings
+    #: have results already, or in older journals, all of its samples in the time from its begin
+    paced: tuple[int, float]
+    written_unix_s: float  #: when it wrote that line
+    silent_s: float  #: since then
     conclusion: str | None  #: the sentence that the run ended with; None before its end
 
     @property
     def left_s(self) -> float | None:
-        """Time left at the pace so far; None before the first sample."""
-        return self.elapsed_s / self.samples_by_run * self.samples_missing if self.samples_by_run > 0 else None
+        """Time left at the pace so far; None before there is one."""
+        number, seconds = self.paced
+        return seconds / number * self.samples_missing if number > 0 else None
 
 
 def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = None) -> Status:
@@ -92,6 +98,11 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
         sum(plan.num_samples if key in done else finished.get(key, 0) for key in plan.due) - plan.num_samples_before
     )
     last_s = max([plan.started_unix_s, *(each.written_unix_s for each in journals), written])
+    ended = [moment for each in journals if each.key in plan.due for moment in each.finished_unix_s]
+    paced = by_run, last_s - plan.started_unix_s
+    if len(ended) == by_run > 0:
+        # Loading and warm-up come before.
+        paced = by_run - plan.num_processes, max(ended) - min(ended)
     return Status(
         plan=plan,
         is_running=has_run(output_dir / PARTS_FOLDER),
@@ -103,6 +114,8 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
         samples_by_run=by_run,
         samples_missing=missing,
         elapsed_s=last_s - plan.started_unix_s,
+        paced=paced,
+        written_unix_s=last_s,
         silent_s=max(now_unix_s - last_s, 0.0),
         conclusion=saved_sentence(output_dir, plan.experiment_id),
     )
@@ -143,7 +156,19 @@ def of_setting(key: str, journals: Sequence[tuple[JournalContent, float]], plan:
         failed=tuple(sample.failed for sample in finished if sample.failed is not None),
         is_at_work=bool(started) and len(at_end) < plan.num_processes,
         written_unix_s=max(written for _, written in journals),
+        finished_unix_s=tuple(moment for content, _ in journals for moment in _moments_of(content, plan.experiment_id)),
     )
+
+
+def _moments_of(content: JournalContent, experiment_id: str | None) -> list[float]:
+    """When a run finished the samples that it noted in a journal."""
+    found, current = [], None
+    for line in content.lines:
+        if isinstance(line, JournalHeader):
+            current = line.experiment_id
+        elif isinstance(line, FinishedSample) and current == experiment_id and line.finished_unix_s is not None:
+            found.append(line.finished_unix_s)
+    return found
 
 
 def status_lines(status: Status, output_dir: Path) -> list[str]:
@@ -152,8 +177,9 @@ def status_lines(status: Status, output_dir: Path) -> list[str]:
     run = f"run {plan.experiment_id}" if plan.experiment_id is not None else "nothing was left to measure"
     processes = "1 process" if plan.num_processes == 1 else f"{plan.num_processes} processes"
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(plan.started_unix_s))
+    each = f"{counted(plan.num_samples, 'sample')} a setting"
     lines = [
-        f"{output_dir}: {run} on {plan.task}, {plan.num_samples} samples a setting, {processes}, started {began}",
+        f"{output_dir}: {run} on {plan.task}, {each}, {processes}, started {began}",
         f"settings: {len(status.done)} done, {len(status.failed)} failed, {len(status.left)} left of {len(plan.keys)}",
     ]
     if status.at_work is not None:
@@ -170,12 +196,14 @@ def time_line(status: Status) -> str:
         return f"finished {span(status.silent_s)} ago"
     pace = (
         f"time left: about {span(status.left_s)} at this run's pace "
-        f"({status.samples_by_run} samples in {span(status.elapsed_s)})"
+        f"({counted(status.paced[0], 'sample')} in {span(status.paced[1])})"
         if status.left_s is not None
-        else f"time left: not known before the first sample; started {span(status.elapsed_s + status.silent_s)} ago"
+        else f"time left: not known before the first samples; started {span(status.elapsed_s + status.silent_s)} ago"
     )
     if status.is_running is False:
-        return f"stopped {span(status.silent_s)} ago; run the same command again to resume; {pace}"
+        day = "%Y-%m-%d " if status.silent_s > 12 * 3600 else ""
+        stopped_at = time.strftime(f"{day}%H:%M:%S", time.localtime(status.written_unix_s))
+        return f"stopped at {stopped_at}; run the same command again to resume; {pace}"
     silent = f"; last line written {span(status.silent_s)} ago"
     stopped = ": a long sample" if status.is_running else ": stopped, or a long sample"
     return pace + silent + (stopped if status.silent_s > SILENT_AFTER_S else "")

@@ -81,6 +81,32 @@ class SharedSamples:
         if not any(self._samples):
             raise ResultsError("the runs share no question; measure the same samples of the same data in all")
 
+    @cached_property
+    def in_part(self) -> frozenset[int]:
+        """Numbers of the settings of which some run has a sample that is not shared."""
+        rows = zip(self._samples, zip(*self.runs, strict=True), strict=True)
+        return frozenset(
+            number
+            for number, (samples, results) in enumerate(rows)
+            if any(len(each.per_sample_results) > len(samples) for each in results)
+        )
+
+    @property
+    def num_samples(self) -> tuple[int, int, int]:
+        """Samples that the first side has in any of the settings, that the second has, and that are shared."""
+        own = [
+            {(task, sample.sample_id) for (task, _), each in zip(self.places, run, strict=True)
+             for sample in each.per_sample_results}
+            for run in self.runs
+        ]  # fmt: skip
+        shared = {
+            (task, row[0].sample_id)
+            for (task, _), samples in zip(self.places, self._samples, strict=True)
+            for row in samples
+        }
+        first, second = (set[tuple[str, int]]().union(*each) for each in (own[: self.num_first], own[self.num_first :]))
+        return len(first), len(second), len(shared)
+
     @property
     def is_one_run_a_side(self) -> bool:
         """Whether neither side has two runs."""
@@ -139,7 +165,10 @@ class SharedSamples:
         return self._split(rows, places, ids, pictures) if rows else None
 
     def memory(self) -> Cells | None:
-        """Logs of the bytes of each setting: the peak on a GPU where all runs have it, else what formulas give."""
+        """Logs of the bytes of each setting: the peak on a GPU where all runs have it, else what formulas give.
+
+        They are of the largest of all samples of a run: those of the settings `in_part` say nothing of a change.
+        """
         for name in ("peak_memory_bytes", "counted_memory_bytes"):
             of_settings = [[getattr(each.memory, name, None) for each in row] for row in zip(*self.runs, strict=True)]
             known = [number for number, values in enumerate(of_settings) if all(values)]

@@ -82,7 +82,7 @@ class RunDifference:
     one: float
     other: float
     change: float  #: `other` / `one`; of accuracy `other` - `one`
-    #: of `change`; of memory its range over runs; None where there are too few pictures
+    #: of `change`; of memory its range over runs; None where there are too few pictures, of memory other samples
     interval: tuple[float, float] | None
     verdict: Verdict  #: `SAME` where the interval is within the margin; a direction where it does not hold "no change"
     #: `interval` as if runs of one side were equally fast; None of P95, memory and accuracy
@@ -261,6 +261,11 @@ class _Pair:
     def notes(self, name: str) -> list[str]:
         """What is to be known of the two; `name` is the second one's."""
         found = []
+        if self.shared.in_part:
+            first, second, shared = self.shared.num_samples
+            found.append(f"samples: A has {first}, {name} {second}, and the {shared} that are in all runs are compared")
+            if self._memory():
+                found.append("memory is of the longest request of a run: no verdict where samples differ")
         if self.shared.is_identical:
             found.append(f"A and {name} are the same measurement: every sample is equal")
         elif self.shared.is_one_run_a_side:
@@ -356,13 +361,13 @@ class _Pair:
         return lines
 
     def _memory(self) -> list[RunDifference]:
-        """By its range over runs, between which it hardly varies."""
+        """By its range over runs, between which it hardly varies; without a verdict where samples differ."""
         cells, lines = self.shared.memory(), []
         for part in [] if cells is None else self._parts(cells):
             one, other = part.cells.one.mean(axis=1), part.cells.other.mean(axis=1)
-            lines.append(
-                self._line(part, "memory", (math.exp(other.min() - one.max()), math.exp(other.max() - one.min())))
-            )
+            ends = math.exp(other.min() - one.max()), math.exp(other.max() - one.min())
+            is_of_shared = self.shared.in_part.isdisjoint(part.cells.numbers)
+            lines.append(self._line(part, "memory", ends if is_of_shared else None))
         return lines
 
     def _accuracies(self) -> list[RunDifference]:

@@ -7,7 +7,7 @@ knobprof controller evaluate results/grid --mode live --num_samples 32 --budgets
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from experiment_core_utils.primitives.units import LARGEST_SEED, check_above, ch
 from experiment_core_utils.records.caveats import caveat_fields
 from experiments.analyses.charts.matplotlib_charts import save_chart
 from experiments.analyses.files import add_output_flags, finding_lines
+from experiments.analyses.knobs.conclusion import invalid_lines
 from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.evaluation.figures import NAME, evaluation_chart
 from experiments.controller.evaluation.record import (
@@ -109,9 +110,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate the policies. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
     given, rest = build_parser().parse_known_args(argv)
     _check(given, rest)
-    evaluation, caveats, written = replayed(given) if given.mode == "replay" else measured_live(given, rest)
-    findings = [*(f"caveat: {each.sentence}" for each in caveats), *evaluation_findings(evaluation)]
-    print("\n".join(finding_lines(findings, table_lines(evaluation), written, given.verbose)))
+    done = replayed(given) if given.mode == "replay" else measured_live(given, rest)
+    shown = [*invalid_lines(done.voided_by), *(f"caveat: {each.sentence}" for each in done.caveats)]
+    findings = [*shown, *evaluation_findings(done.evaluation)]
+    print("\n".join(finding_lines(findings, table_lines(done.evaluation), done.written, given.verbose)))
 
 
 def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
@@ -187,8 +189,18 @@ def budgets_of(given: argparse.Namespace, calibration: MeasuredGrid) -> tuple[fl
     return tuple(sorted({budget_ms / 1000 for budget_ms in given.budgets_ms}))
 
 
-def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[ControllerCaveat], list[Path]]:
-    """Replay everything from the grid, and write it; returns the evaluation, what a reader must know, and the files.
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation that was written."""
+
+    evaluation: Evaluation
+    caveats: list[ControllerCaveat]  #: what a reader must know
+    voided_by: list[str]  #: why a run that it is based on is INVALID, a sentence each
+    written: list[Path]
+
+
+def replayed(given: argparse.Namespace) -> Evaluated:
+    """Replay everything from the grid, and write it.
 
     Raises:
         ConfigurationError, ResultsError: flags or files do not allow it.
@@ -222,12 +234,11 @@ def replayed(given: argparse.Namespace) -> tuple[Evaluation, list[ControllerCave
         **shared_content(given, grid, lookup, calibration), "num_dropped": len(evaluated) - len(grid),
         "num_without_states": num_without_states, **caveat_fields(caveats),
     }, further)  # fmt: skip
-    return evaluation, [*reference_caveats(given, calibration), *_seen(lookup, grid.keys)], written
+    said = [*reference_caveats(given, calibration), *_seen(lookup, grid.keys)]
+    return Evaluated(evaluation, said, voiding(grid, calibration, lookup), written)
 
 
-def measured_live(
-    given: argparse.Namespace, flags: Sequence[str]
-) -> tuple[Evaluation, list[ControllerCaveat], list[Path]]:
+def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluated:
     """Measure live and write; the grid is used for the lookup and the static settings of the figure only.
 
     Raises:
@@ -279,7 +290,7 @@ def measured_live(
             *task_caveats(grid, job.task.name, job.task.split), *live_caveats(job, given.learned),
         ]),
     }, further)  # fmt: skip
-    return evaluation, [*notes, *_seen(lookup, keys)], written
+    return Evaluated(evaluation, [*notes, *_seen(lookup, keys)], voiding(grid, calibration, lookup), written)
 
 
 def _share(budget_s: float, whole_s: float | None) -> float | None:
@@ -292,6 +303,11 @@ def reference_caveats(given: argparse.Namespace, calibration: MeasuredGrid) -> l
     if calibration.reference is None and given.budget_shares is not None:
         caveats.append(ControllerCaveat.of("reference_not_measured", setting=calibration.largest.key))
     return caveats if given.learned is None else [*caveats, *calibration.unchosen]
+
+
+def voiding(*based_on: MeasuredGrid | Lookup) -> list[str]:
+    """Why grids and a lookup are of an INVALID run, each sentence once."""
+    return list(dict.fromkeys(sentence for each in based_on for sentence in each.voided_by))
 
 
 def shared_content(
@@ -312,6 +328,7 @@ def shared_content(
         "lookup": asdict(lookup.options),
         "margin": margin_of(given),
         "evaluation_seed": given.evaluation_seed,
+        "voided_by": voiding(grid, calibration, lookup),
     }
 
 

@@ -26,11 +26,13 @@ from experiment_core_utils.primitives.contrasts import Word, word_of
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
 from experiment_core_utils.primitives.statistics import fraction_above, percentiles_over_runs
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import check_at_least, check_fraction, milliseconds
 from experiment_core_utils.records.json_record import Amount, Count, Knob, Share, Time
 from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
 from experiment_core_utils.records.sample_result import DecoderKnobs
 from experiment_core_utils.records.setting_result import VisionKnob
+from experiments.analyses.knobs.conclusion import invalid_lines
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
 from experiments.controller.policies.interface import DRAWS, RequestFeatures, check_budget, draw_of
 from experiments.controller.policies.prompt_words import PromptWords
@@ -90,6 +92,7 @@ class _StoredLookup(TypedDict):
     sample_ids: dict[str, list[Count]]
     source: dict[str, Any]
     reference_ms: NotRequired[Time | None]
+    voided_by: NotRequired[list[str]]
 
 
 _STORED = TypeAdapter(_StoredLookup)
@@ -167,6 +170,7 @@ class Lookup:
     source: Mapping[str, Any]  #: provenance of the results
     prompts: tuple[str | None, ...] = ()  #: of each sample, where there is a neighbourhood
     reference_ms: float | None = None  #: mean `T_total` of the model as it is; None where it was not measured
+    voided_by: tuple[str, ...] = ()  #: see `MeasuredGrid`; not in older files
 
     @property
     def name(self) -> str:
@@ -224,7 +228,7 @@ class Lookup:
         """Milliseconds [S, N]; with `max_late` the fraction of each sample's runs that are late."""
         if self.options.max_late is None:
             return self._latencies
-        return fraction_above(self._runs, self._limit_ms(budget_ms))
+        return fraction_above(self._runs, self.limit_ms(budget_ms))
 
     def _price(self, budget_ms: float) -> Price:
         if budget_ms not in self._prices:
@@ -250,19 +254,19 @@ class Lookup:
 
     def _stream_limit(self, budget_ms: float) -> float:
         """The limit of a stream's mean cost."""
-        return self._limit_ms(budget_ms) if self.options.max_late is None else self.options.max_late
+        return self.limit_ms(budget_ms) if self.options.max_late is None else self.options.max_late
 
     @cached_property
     def _prices(self) -> dict[float, Price]:
         return {}
 
-    def _limit_ms(self, budget_ms: float) -> float:
+    def limit_ms(self, budget_ms: float) -> float:
         """The latency that is in time."""
         return budget_ms * (1 + self.options.tolerance)
 
     def at(self, budget_ms: float, prompt: str | None = None) -> _Table:
         """The figures of all settings at a budget, for a prompt where there is a neighbourhood."""
-        limit_ms, options = self._limit_ms(budget_ms), self.options
+        limit_ms, options = self.limit_ms(budget_ms), self.options
         runs, scores, latency_ms, accuracy = self._runs, self._scores, self._latency_ms, self._accuracy
         if options.neighbourhood is not None:
             places = self._places(prompt)
@@ -386,7 +390,8 @@ def build(
     for task, sample_id in zip(grid.tasks, grid.sample_ids, strict=True):
         ids.setdefault(task, []).append(sample_id)
     by_task = {task: tuple(own) for task, own in ids.items()}
-    return Lookup(options, tuple(entries), by_task, grid.source, prompts, milliseconds(grid.reference_mean_s))
+    reference_ms = milliseconds(grid.reference_mean_s)
+    return Lookup(options, tuple(entries), by_task, grid.source, prompts, reference_ms, grid.voided_by)
 
 
 def _known(values: np.ndarray) -> tuple[float | None, ...]:
@@ -423,6 +428,7 @@ def save(lookup: Lookup, path: Path) -> None:
             "prompts": list(lookup.prompts),
             "source": dict(lookup.source),
             "reference_ms": lookup.reference_ms,
+            "voided_by": list(lookup.voided_by),
         },
         path,
     )
@@ -446,7 +452,8 @@ def load(path: Path) -> Lookup:
         _ = [entry.choice for entry in stored["entries"]]
     except ConfigurationError as error:
         raise ResultsError(f"{path}: {error}") from error
-    found = Lookup(options, stored["entries"], by_task, stored["source"], prompts, reference_ms)
+    voided_by = tuple(stored.get("voided_by", ()))
+    found = Lookup(options, stored["entries"], by_task, stored["source"], prompts, reference_ms, voided_by)
     _check_samples(found, path)
     return found
 
@@ -533,15 +540,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         reference = "the reference was not measured"
         if lookup.reference_ms is not None:
             reference = f"the reference, the model as it is, takes {lookup.reference_ms:.1f} ms"
-        print(f"{given.output}: {len(lookup.entries)} settings, {lookup.name}; {reference}")
+        built = f"{given.output}: {counted(len(lookup.entries), 'setting')}, {lookup.name}; {reference}"
+        print("\n".join([*invalid_lines(lookup.voided_by), built]))
         return
     lookup = load(given.file)
     if (given.prompt is None) == (lookup.options.neighbourhood is not None):
         raise ConfigurationError(
             f"--prompt TEXT goes with a table built with --neighbourhood, and {given.file} is of {lookup.name}"
         )
-    for budget_ms in given.budget_ms:
-        print(_line(lookup, budget_ms, given.prompt))
+    lines = [_line(lookup, budget_ms, given.prompt) for budget_ms in given.budget_ms]
+    print("\n".join([*invalid_lines(lookup.voided_by), *lines]))
 
 
 def _line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
@@ -551,8 +559,8 @@ def _line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
         return f"{budget_ms:g} ms over a stream: {', '.join(parts)}; {_stream_cost(lookup, budget_ms)}"
     entry, table = predict(lookup, budget_ms, prompt), lookup.at(budget_ms, prompt)
     place, is_in_time = lookup.entries.index(entry), options.aggregation_method == "in_time"
-    word = budget_word(lookup, entry, budget_ms)
-    more = [] if word is None else [f"within the budget: {word}"]
+    verdict = [] if lookup.voided_by else [_within(lookup, entry, budget_ms)]
+    more = [*verdict, *_late(entry, lookup.limit_ms(budget_ms))]
     if not table.fits[place]:
         more.append("no setting fits, this is the nearest")
     elif is_in_time and table.latency_ms[place] > budget_ms:
@@ -590,6 +598,21 @@ def _stream_cost(lookup: Lookup, budget_ms: float) -> str:
         return f"{100 * cost:.1f} % late, --max_late is {100 * limit:.1f} %{nearest}"
     # What is over by the mixture's rounding is within it.
     return f"{cost:.1f} ms by mean{_over(cost, budget_ms * (1 + 1e-6))}{nearest}"
+
+
+def _within(lookup: Lookup, entry: LookupEntry, budget_ms: float) -> str:
+    """How sure it is that what is tested of a latency is within the budget."""
+    word, percent = budget_word(lookup, entry, budget_ms), PERCENTS.get(lookup.options.aggregation_method)
+    tested = "mean" if percent is None else f"P{percent:g}"
+    unknown = f"not known ({counted(len(entry.known_ms), 'sample')})"
+    return f"{tested} within the budget: {word or unknown}"
+
+
+def _late(entry: LookupEntry, limit_ms: float) -> list[str]:
+    """How many of a setting's requests are late, of several runs each how many runs; nothing without samples."""
+    times = [each for own in entry.runs_ms or (entry.latencies_ms,) for each in own if each is not None]
+    what = "request" if len(entry.runs_ms) < 2 else "run"
+    return [f"{sum(each > limit_ms for each in times)} of {counted(len(times), what)} late"] if times else []
 
 
 def budget_word(lookup: Lookup, entry: LookupEntry, budget_ms: float) -> Word | None:

@@ -14,6 +14,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.statistics import fraction_above
 from experiment_core_utils.primitives.units import check_fraction
 from experiments.analyses.charts.style import joined_caption, tasks_named
+from experiments.analyses.knobs.conclusion import voiding_caveats
 from experiments.analyses.knobs.grid import TaskGrid, load_study
 from experiments.analyses.sweeps import Sweep, vision_label
 from experiments.controller.caveats import ControllerCaveat
@@ -53,6 +54,7 @@ class MeasuredGrid:
     reference_in_grid: bool = True  #: whether the requested values of the knobs make it
     reference_s: np.ndarray | None = None  #: [N], its `total_s`, also where it is no choice; None without `reference`
     runs_s: np.ndarray | None = None  #: [R, S, N], `T_total` of each run, nan where there are fewer; None if only one
+    voided_by: tuple[str, ...] = ()  #: why a run of it is INVALID, a sentence each; a recorded table does not say it
 
     def __len__(self) -> int:
         return len(self.sample_ids)
@@ -228,10 +230,11 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
 
 
 def _with_features(grid: MeasuredGrid, sweep: Sweep) -> MeasuredGrid:
-    """The grid with what only the results of a run have: what policies may see, and the splits."""
+    """The grid with what only the results of a run have: what policies may see, the splits, and what voids it."""
     features = _features_of(sweep)
     splits = {each.task: each.result.provenance.task.split for each in sweep.settings}
-    return replace(grid, requests=tuple(features[key] for key in grid.keys), splits=splits)
+    voided_by = tuple(voiding_caveats(sweep.settings).values())
+    return replace(grid, requests=tuple(features[key] for key in grid.keys), splits=splits, voided_by=voided_by)
 
 
 def _run_ms(grid: TaskGrid, run: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from experiment_core_utils.pipeline import RunReport
 from experiment_core_utils.primitives.errors import EXIT_CODE_INVALID
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.conclusion import Conclusion, save_conclusion
 from experiment_core_utils.records.setting_result import setting_file_name, setting_key
 from experiment_core_utils.saved_results.terminal import (
@@ -100,7 +101,7 @@ def closing_lines(report: RunReport, found: Concluded | None = None) -> list[str
     lines += report.left_out
     measured = "nothing was left to measure" if report.experiment_id is None else f"run {report.experiment_id}"
     validity = "" if found.conclusion is None else ", INVALID" if voided_by else ", VALID"
-    lines.append(f"{measured}: {len(report.results)} settings in {report.output_dir}{validity}")
+    lines.append(f"{measured}: {counted(len(report.results), 'setting')} in {report.output_dir}{validity}")
     if report.csv_path is not None:
         lines.append(f"table of settings: {report.csv_path}")
     return lines

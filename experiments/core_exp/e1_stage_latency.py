@@ -17,6 +17,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.charts.stage_charts import stage_charts
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
+from experiments.analyses.knobs.conclusion import invalid_lines, voiding_caveats
 from experiments.analyses.stages.analysis import analyse_stages, stage_findings
 from experiments.analyses.stages.records import contents_of, tables_of
 from experiments.analyses.sweeps import load_sweep, samples_frame
@@ -48,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     charts = stage_charts(found, sweep.provenance.peak_flops_per_s)
     files = AnalysisFiles(contents_of(sweep, found), tables_of(found), charts, caption)
     written = files.write(given.output_dir or given.results_dir / "analysis")
-    print("\n".join(finding_lines(stage_findings(found), (), written, given.verbose)))
+    findings = [*invalid_lines(voiding_caveats(sweep.settings).values()), *stage_findings(found)]
+    print("\n".join(finding_lines(findings, (), written, given.verbose)))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiments.analyses.charts.latency_charts import latency_charts
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
+from experiments.analyses.knobs.conclusion import invalid_lines, voiding_caveats
 from experiments.analyses.latency.analysis import analyse_latency, latency_findings, recalibration_studies
 from experiments.analyses.latency.estimator import LEVEL
 from experiments.analyses.latency.recalibration import refuse_other_model
@@ -65,7 +66,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     caption = caption_of([run.provenance for run in (sweep, *further)], count, len(found.samples))
     files = AnalysisFiles(contents_of(sweep, found, studies), tables_of(found), latency_charts(found, studies), caption)
     written = files.write(given.output_dir or given.results_dirs[0] / "analysis")
-    print("\n".join(finding_lines(latency_findings(found), [*detail_lines(found, studies)], written, given.verbose)))
+    runs = [sweep, *further, *([] if target is None else [target])]
+    voided_by = dict.fromkeys(sentence for run in runs for sentence in voiding_caveats(run.settings).values())
+    findings = [*invalid_lines(voided_by), *latency_findings(found)]
+    print("\n".join(finding_lines(findings, [*detail_lines(found, studies)], written, given.verbose)))
 
 
 if __name__ == "__main__":

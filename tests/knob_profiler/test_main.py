@@ -53,6 +53,7 @@ def test_without_a_command_the_help_is_printed(words: list[str], capsys: pytest.
         (["--model_path", "MODEL"], r"; write the command before --model_path; see --help"),
         (["prfile"], r"invalid choice: 'prfile' .* \(did you mean profile\?\); see --help"),
         (["analyse", "stage"], r"\(did you mean stages\?\)"),
+        (["conclusion", "results/first"], r"knobprof analyse knobs RESULTS_DIR prints the conclusion of a run"),
         (["profile", "--num_sampels", "4"], r"arguments: --num_sampels 4 \(did you mean --num_samples\?\)"),
         (["profile", "--tier_list", "lwo"], r"'lwo' \(did you mean low\?\); choose among own, low, medium, high"),
         (["tasks", "compare", "RESULTS", "--basline", "x"], r"\(did you mean --baseline\?\); see --help"),

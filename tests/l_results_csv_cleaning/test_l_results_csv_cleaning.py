@@ -207,7 +207,7 @@ def test_the_closing_table_has_no_column_for_what_did_not_happen(results: list[S
 def test_a_comparison_of_settings_on_few_samples_is_warned_of(results: list[SettingResult]) -> None:
     sentence = few_samples_warning(results)
     assert sentence is not None
-    assert sentence.startswith("only 1 samples per setting")
+    assert sentence.startswith("only 1 sample per setting")
     assert "500 or more" in sentence
     assert few_samples_warning(results[:1]) is few_samples_warning([]) is None
     assert few_samples_caveats(2, 500) == []

@@ -70,6 +70,34 @@ def test_the_time_left_counts_what_this_run_does(now: list[float]) -> None:
     assert "94/100 [00:20<00:30,  5.00s/sample]" in terminal.getvalue()
 
 
+def test_the_clock_starts_with_the_first_sample(now: list[float]) -> None:
+    """Warm-up takes 100 s and 40 s more, samples 5 s each; the second setting's own warm-up is part of the run."""
+    terminal, log = Terminal(), io.StringIO()
+    for stream in (terminal, log):
+        now[0] = 0.0
+        with Progress(2, 20, shown=True, stream=stream) as progress:
+            now[0] += 7.0
+            progress.start("first", 0, 10)
+            with progress.announced("warming up"):
+                now[0] += 100.0
+                with progress.step("warming up low"):
+                    now[0] += 40.0
+            for _ in range(10):
+                now[0] += 5.0
+                progress.advance()
+            progress.start("second", 0, 10)
+            with progress.step("warming up"):
+                now[0] += 60.0
+            now[0] += 5.0
+            progress.advance()
+    shown = terminal.getvalue()
+    # 5 s each, 19 missing; of the setting 9.
+    assert "1/20 [00:05<01:35,  5.00s/sample]" in shown and "10/20 [00:50<00:50,  5.00s/sample]" in shown
+    assert "1/10 [00:05<00:45,  5.00s/sample]" in shown
+    assert "11/20 [01:55<01:34" in shown
+    assert log.getvalue().splitlines()[-1] == "setting 2/2 second: 11/20 samples; 01:55 elapsed, 01:34 left"
+
+
 def test_what_is_done_before_samples_is_reported(now: list[float]) -> None:
     terminal, log = Terminal(), io.StringIO()
     for stream in (terminal, log):

@@ -4,6 +4,7 @@ import pytest
 
 from experiment_core_utils.primitives.texts import (
     and_more,
+    counted,
     did_you_mean,
     first_of,
     is_text,
@@ -47,3 +48,7 @@ def test_the_first_names_and_how_many_more_there_are() -> None:
     assert first_of(["a", "b"], 2) == "a, b" and first_of([], 2) == ""
     assert first_of(["a", "b", "c"], 2) == "a, b and 1 more"
     assert and_more(0) == and_more(-3) == "" and and_more(12) == " and 12 more"
+
+
+def test_one_thing_has_no_plural() -> None:
+    assert [counted(number, "setting") for number in (0, 1, 2)] == ["0 settings", "1 setting", "2 settings"]

@@ -85,16 +85,34 @@ def test_a_run_in_the_middle_of_its_second_setting(ledger: Ledger, tmp_path: Pat
     assert status.is_running is False
     assert status_lines(status, Path("out"))[2:4] == [
         "stopped at b, 3 of 4 samples",
-        "stopped 30 s ago; run the same command again to resume; time left: about 1 min at this run's pace (6 samples "
-        "in 2 min)",
+        f"stopped at {time.strftime('%H:%M:%S', time.localtime(1100.0))}; run the same command again to resume; "
+        "time left: about 1 min at this run's pace (6 samples in 2 min)",
     ]
+
+
+def test_loading_and_warm_up_are_no_pace(ledger: Ledger, tmp_path: Path) -> None:
+    """After 500 s 2 processes finish a sample every 10 s each, which an earlier run's is not part of."""
+    early = FinishedSample(measured_sample(0, staged_run()), None, MEMORY, 10.0)
+    journal(tmp_path, header("a", 0, "0001"), early, header("a", 0), replace(finished(2), finished_unix_s=1500.0),
+            at=1521.0)  # fmt: skip
+    journal(tmp_path, header("a", 1), replace(BROKEN, finished_unix_s=1501.0), at=1501.0)
+    status = read_status(tmp_path, 1530.0, tmp_path / "trackers")
+    assert status.left_s is None and lines_of(tmp_path, 1530.0)[3].startswith("time left: not known before the first")
+    journal(tmp_path, header("b", 0), replace(finished(0), finished_unix_s=1510.0),
+            replace(finished(2), finished_unix_s=1520.0), at=1521.0)  # fmt: skip
+    # 4 by this run, 2 of them behind the first of each process, in 20 s; 12 - 5 are missing.
+    status = read_status(tmp_path, 1530.0, tmp_path / "trackers")
+    assert (status.samples_by_run, status.samples_missing, status.paced) == (4, 7, (2, 20.0))
+    assert status.left_s == pytest.approx(70.0)
+    journal(tmp_path, header("b", 1), finished(1), at=1521.0)
+    assert read_status(tmp_path, 1530.0, tmp_path / "trackers").paced == (5, 521.0)
 
 
 def test_before_the_first_sample_the_time_is_not_known(ledger: Ledger, tmp_path: Path) -> None:
     write_plan(replace(PLAN, num_samples_before=0), tmp_path)
     assert lines_of(tmp_path, 1042.0)[1:] == [
         "settings: 0 done, 0 failed, 3 left of 3",
-        "time left: not known before the first sample; started 42 s ago; last line written 42 s ago",
+        "time left: not known before the first samples; started 42 s ago; last line written 42 s ago",
     ]
 
 

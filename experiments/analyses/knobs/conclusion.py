@@ -8,7 +8,7 @@ disturbed or failed samples, settings without a result, and settings that were e
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -264,6 +264,11 @@ def voiding_caveats(settings: Sequence[StoredSetting]) -> dict[str, str]:
     if reason is not None:
         whole.append(AnalysisCaveat.of("mixed_executions", reason=reason))
     return sentences | {each.kind: each.sentence for each in whole if each is not None}
+
+
+def invalid_lines(sentences: Iterable[str]) -> list[str]:
+    """What is printed before anything that is concluded from an INVALID run; nothing for a VALID one."""
+    return [f"INVALID: {each}" for each in sentences]
 
 
 def _failed_samples(result: SettingResult) -> list[AnalysisCaveat]:

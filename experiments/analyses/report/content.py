@@ -14,6 +14,7 @@ from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.l_results_csv_cleaning import SHARE_OF_REFERENCE
 from experiment_core_utils.primitives.statistics import mean_of
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.conclusion import VERDICT_LEGEND, WORDS
 from experiment_core_utils.saved_results.terminal import FRONT_HEADING, REFERENCE_HEADING
 from experiments.analyses.charts.chart import Rule
@@ -85,7 +86,8 @@ def report_of(found: Analyses, budget_ms: float | None = None) -> Report:
     sweeps = [own.sweep for own in found.sweeps]
     device, model, _ = joint_setup([sweep.provenance for sweep in sweeps])
     tasks = ", ".join(each.grid.task for each in found.knobs.tasks)
-    generations = f"{len(found.stored)} settings, {sum(sweep.num_samples for sweep in sweeps)} generations of {tasks}"
+    num_generations = sum(sweep.num_samples for sweep in sweeps)
+    generations = f"{counted(len(found.stored), 'setting')}, {counted(num_generations, 'generation')} of {tasks}"
     labels = [f"{len(sweeps)} sweeps: {'; '.join(sweep.label for sweep in sweeps)}"] if len(sweeps) > 1 else []
     fronts = front_pictures(found.knobs, found.random_weights, found.conclusions)
     sections = [
@@ -96,15 +98,17 @@ def report_of(found: Analyses, budget_ms: float | None = None) -> Report:
           for at, own in enumerate(found.sweeps)),
     ]  # fmt: skip
     has_fronts = any(each.panel is not None for each in fronts)
+    said, settings = headlines(found), settings_table(found)
+    has_words = FRONT_HEADING in [each.label for each in settings.columns] or any(each.word in WORDS for each in said)
     times = next((chart for each in sections for chart in each.charts if chart.name.startswith("e1_settings")), None)
     return Report(
         title=f"{model} on {device}",
         subtitle=" · ".join([*labels, generations, *(["random weights"] if found.random_weights else [])]),
-        headlines=headlines(found),
+        headlines=said,
         fronts=[_with_budget(each, budget_ms) for each in fronts] if has_fronts else [],
         caveats=report_caveats(found),
-        settings=settings_table(found),
-        legend=VERDICT_LEGEND,
+        settings=settings,
+        legend=VERDICT_LEGEND if has_words else "",
         sections=sections,
         samples=sample_section(found.stored),
         facts=[fact for sweep in sweeps for fact in _facts(sweep)],

@@ -12,6 +12,7 @@ from experiment_core_utils.c_prompt_processing import open_tasks
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.progress import sample_lines
+from experiments.analyses.knobs.conclusion import invalid_lines
 from experiments.controller.evaluation.replay import spread_budgets
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
 from experiments.controller.networks.two_stage import TwoStageNetworks
@@ -103,8 +104,9 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
         states.save(path)
     left_out = without_states(states, grid.keys)
     caveats = [*missing_caveats(left_out, len(grid)), *split_caveats(grid, states.splits)]
-    for found in [*whole.unchosen, *caveats]:
-        print(f"caveat: {found.sentence}", file=sys.stderr)
+    said = [f"caveat: {found.sentence}" for found in [*whole.unchosen, *caveats]]
+    for line in [*invalid_lines(whole.voided_by), *said]:
+        print(line, file=sys.stderr)
     environment = replay_environment(train_part, states)
     held_out = replay_environment(held_part, states)
     # Updates on tables are small: the host is fastest.

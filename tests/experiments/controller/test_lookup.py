@@ -9,6 +9,7 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
+from experiment_core_utils.records.caveats import Caveat
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.controller.knob_choices import choice_of
 from experiments.controller.lookup import budget_word, build, late_limit, load, main, predict, save
@@ -17,6 +18,8 @@ from experiments.controller.policies.baselines import one_knob_tables
 from experiments.controller.policies.guarded_lookup import GuardedLookup
 from tests.experiments.controller.hand_made_knobs import volume_knob
 from tests.experiments.controller.hand_made_requests import FAST, MIDDLE, SLOW, grid, request
+from tests.experiments.hand_made_sweep import result, setting, write
+from tests.hand_made_records import measured_sample
 
 
 def test_the_entries_are_means_and_medians_over_samples():
@@ -204,12 +207,12 @@ def test_predict_prints_the_setting_and_whether_it_fits(tmp_path: Path, capsys):
     assert main(["predict", str(path), "--budget_ms", "600", "50"]) == 0
     fits, nearest = capsys.readouterr().out.splitlines()
     assert fits == (
-        "600 ms: tier-high_topk8_blocks16, 550.0 ms by mean, accuracy 0.750 of the best score; within the budget: "
-        "can't tell"
+        "600 ms: tier-high_topk8_blocks16, 550.0 ms by mean, accuracy 0.750 of the best score; mean within the budget: "
+        "can't tell; 1 of 4 requests late"
     )
     assert nearest == (
         "50 ms: tier-low_topk4_blocks12, 125.0 ms by mean, 75.0 ms (150.0 %) over the budget, accuracy 0.500 of the "
-        "best score; within the budget: can't tell; no setting fits, this is the nearest"
+        "best score; mean within the budget: can't tell; 4 of 4 requests late; no setting fits, this is the nearest"
     )
     assert main(["predict", str(path), "--budget_ms", "0"]) == 2
     assert main(["predict", str(tmp_path / "none.json"), "--budget_ms", "1"]) == 1
@@ -226,13 +229,13 @@ def test_predict_prints_the_setting_and_whether_it_fits(tmp_path: Path, capsys):
         ("max_accuracy", {}, 110, "125.0 ms by mean, 15.0 ms (13.6 %) over the budget, 100.0 ms by median, accuracy"),
         # Half of the fast one's answers are right, half of these in time; the other choice is late at all.
         ("in_time", {}, 120, "125.0 ms by mean, 5.0 ms (4.2 %) over the budget, accuracy in time 0.250"),
-        ("in_time", {}, 90, "35.0 ms (38.9 %) over the budget, accuracy in time 0.000 of the best score; within"),
+        ("in_time", {}, 90, "35.0 ms (38.9 %) over the budget, accuracy in time 0.000 of the best score; mean within"),
         # None is late, but one of four may be: the latency is within the budget.
         (
             "mean",
             {"max_late": 0.5},
             700,
-            "125.0 ms by mean, accuracy 0.500 of the best score; within the budget: yes; no",
+            "125.0 ms by mean, accuracy 0.500 of the best score; mean within the budget: yes; 0 of 4 requests late; no",
         ),
         # The slow one for (300 - 125) / (550 - 125) of the requests.
         ("stream", {}, 300, "tier-low_topk4_blocks12; 300.0 ms by mean"),
@@ -250,6 +253,47 @@ def test_no_setting_over_the_budget_is_named_without_saying_so(tmp_path: Path, c
     save(build(grid(), method, **more), path)
     assert main(["predict", str(path), "--budget_ms", str(budget_ms)]) == 0
     assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("method", "tested"),
+    [("mean", "mean"), ("max_accuracy", "mean"), ("in_time", "mean"), ("p50", "P50"), ("p99", "P99")],
+)
+def test_the_line_says_what_is_within_the_budget(tmp_path: Path, capsys, method: str, tested: str) -> None:
+    save(build(grid(), method), tmp_path / "lookup.json")
+    assert main(["predict", str(tmp_path / "lookup.json"), "--budget_ms", "650"]) == 0
+    assert f"; {tested} within the budget: " in capsys.readouterr().out
+
+
+def test_of_one_sample_nothing_is_known_of_the_budget(tmp_path: Path, capsys) -> None:
+    save(build(grid().take(np.array([0])), "mean"), tmp_path / "lookup.json")
+    assert main(["predict", str(tmp_path / "lookup.json"), "--budget_ms", "150"]) == 0
+    assert capsys.readouterr().out.endswith(
+        "mean within the budget: not known (1 sample); 0 of 1 request late\n"
+    )
+
+
+def test_a_lookup_of_an_invalid_run_says_so_and_has_no_verdict(tmp_path: Path, capsys) -> None:
+    load_record = Caveat.of("foreign_load_cpu", cpu_fraction=0.9).model_dump()
+    samples = [measured_sample(at) for at in range(3)]
+    folder = write(
+        tmp_path / "run",
+        result(setting("low"), samples, caveat_records=[load_record]),
+        result(setting("high"), samples),
+    )
+    path, said = tmp_path / "lookup.json", "INVALID: background load: other processes used 90% of the CPUs"
+    assert main(["build", str(folder), "--output", str(path)]) == 0
+    first, built = capsys.readouterr().out.splitlines()
+    assert first.startswith(said) and built.startswith(f"{path}: 2 settings")
+    assert main(["predict", str(path), "--budget_ms", "2000", "3000"]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith(said) and len(lines) == 2
+    assert all("within the budget" not in line and line.endswith("; 0 of 3 requests late") for line in lines)
+    content = json.loads(path.read_text())
+    (sentence,) = content.pop("voided_by")
+    assert f"INVALID: {sentence}" == first
+    path.write_text(json.dumps(content))
+    assert load(path).voided_by == ()
 
 
 def test_where_answers_count_in_time_the_choice_by_mean_is_named_too(tmp_path: Path, capsys) -> None:
@@ -416,8 +460,8 @@ def test_a_file_keeps_options_and_samples(tmp_path: Path, capsys):
     assert main(["predict", str(path), "--budget_ms", "900", "--prompt", "read it"]) == 0
     # 400 and 500 ms: P95 is 400 + 0.95 * 100; the middle and the slow choice are right on both, the middle is faster.
     assert capsys.readouterr().out == (
-        "900 ms: tier-medium_topk4_blocks12, 200.0 ms by p95, accuracy 1.000 of the best score; within the budget: "
-        "can't tell\n"
+        "900 ms: tier-medium_topk4_blocks12, 200.0 ms by p95, accuracy 1.000 of the best score; P95 within the budget: "
+        "can't tell; 0 of 3 requests late\n"
     )
     content = json.loads(path.read_text())
     content["entries"][0]["scores"].pop()

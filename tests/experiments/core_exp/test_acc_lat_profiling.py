@@ -210,11 +210,13 @@ def test_ctrl_c_ends_the_sample_and_then_the_run_and_a_second_one_ends_it_at_onc
 
 
 def test_a_stopped_run_leaves_unfinished_results_of_the_same_samples_which_the_next_one_replaces(
-    config: ProfilingConfig,
+    config: ProfilingConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = config.replaced(top_k_list=(2, 4))
     with pytest.raises(Stopped):
         profile(config, ScriptedTask({2: [Acting(interrupt)]}))
+    said = f"stopped: {config.machine.output_dir} has 2 samples of each of 2 settings, as results of an unfinished run"
+    assert capsys.readouterr().err.splitlines()[-1] == said
 
     def results() -> list[dict]:
         return [json.loads(path.read_text()) for path in sorted(config.machine.output_dir.glob("*topk*.json"))]
@@ -308,7 +310,7 @@ def test_a_setting_that_cannot_run_is_a_line_and_exit_code_1_and_the_others_are_
     assert main() == 1
     printed = capsys.readouterr().out
     assert "failed: tier-medium_topk4_blocks4: OutOfMemory after 2 attempts: CUDA out of memory" in printed.splitlines()
-    assert f"1 settings in {tmp_path}" in printed
+    assert f"1 setting in {tmp_path}" in printed
     assert "warning:" not in printed  # one setting is not compared with anything
     assert len(list(tmp_path.glob("*_imgsizetier-low_*.json"))) == 1
     assert not list(tmp_path.glob("*_imgsizetier-medium_*.json"))

@@ -296,6 +296,21 @@ def test_memory_is_compared_without_a_test(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_memory_of_other_samples_has_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is of the longest request of a run, which the other run may not have."""
+    memory = {"memory": {"peak_memory_bytes": None, "peak_reserved_bytes": None, "counted_memory_bytes": 1000}}
+    longer = {"memory": {**memory["memory"], "counted_memory_bytes": 1500}}
+    one, other = run_of(tmp_path / "a", 1.0, **memory), run_of(tmp_path / "b", 1.0, range(5, 35), **longer)
+    found = [each for (_, quantity), each in lines_of(tmp_path, one, other).items() if quantity == "memory"]
+    assert [(each["verdict"], each["interval"]) for each in found] == [("CANNOT TELL", None)] * 3
+    said = capsys.readouterr().out
+    assert "samples: A has 20, B 30, and the 15 that are in all runs are compared" in said
+    assert "memory is of the longest request of a run: no verdict where samples differ" in said
+    same = run_of(tmp_path / "c", 1.0, **longer)
+    assert lines_of(tmp_path, one, same)["all 2 settings", "memory"]["verdict"] == "MORE"
+    assert "samples: A has" not in capsys.readouterr().out
+
+
 def test_samples_of_both_alone_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = run_of(tmp_path / "a", 1.0)
     assert lines_of(tmp_path, one, run_of(tmp_path / "b", 1.0, range(5, 60)))["all 2 settings", "latency"]["n"] == 30

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from experiment_core_utils.records.caveats import Caveat
 from experiments.analyses.stages.operations import stage_points
 from experiments.analyses.sweeps import load_sweep, samples_frame
 from experiments.core_exp.e1_stage_latency import main
@@ -43,6 +44,13 @@ def printed(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def output(folder: Path, printed: list[str]) -> Path:
     return folder / "analysis"
+
+
+def test_of_an_invalid_run_that_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    disturbed = [Caveat.of("foreign_load_cpu", cpu_fraction=0.9).model_dump()]
+    run = write(tmp_path / "run", result(setting(), caveat_records=disturbed), result(setting(blocks=4)))
+    assert main([str(run)]) == 0
+    assert capsys.readouterr().out.startswith("INVALID: background load: other processes used 90% of the CPUs")
 
 
 def test_published_files_and_keys(output: Path, printed: list[str]) -> None:

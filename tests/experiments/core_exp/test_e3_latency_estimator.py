@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from experiment_core_utils.records.caveats import Caveat
 from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.core_exp.e3_latency_estimator import main
 from tests.experiments.hand_made_sweep import FLOPS, result, setting, write
@@ -57,6 +58,19 @@ def test_a_folder_becomes_a_model_a_validation_a_table_and_pictures(
     assert ((table["T_total_measured_ms"] / table["T_total_predicted_ms"] - 1).abs() < 0.1).all()
     printed = capsys.readouterr().out
     assert "9 settings, 45 samples" in printed and "crops had one value (2)" in printed
+
+
+def test_of_an_invalid_run_that_is_said_first_and_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [sweep_folder(tmp_path / name) for name in ("one", "two")]
+    for folder in folders:
+        path = min(folder.glob("*.json"))
+        content = json.loads(path.read_text())
+        content["provenance"]["caveat_records"] = [Caveat.of("foreign_load_cpu", cpu_fraction=0.9).model_dump()]
+        path.write_text(json.dumps(content))
+    assert main([*map(str, folders)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("INVALID: background load: other processes used 90% of the CPUs")
+    assert printed.count("INVALID") == 1
 
 
 def test_several_runs_are_one_model_and_each_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

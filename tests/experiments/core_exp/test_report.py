@@ -168,6 +168,7 @@ def test_the_drift_of_all_settings_is_one_caveat(tmp_path: Path) -> None:
 def test_the_table_has_what_some_setting_has(report: Report) -> None:
     labels = [column.label for column in report.settings.columns]
     assert labels[:4] == ["setting", "vision", "top-k", "blocks"] and FRONT_HEADING not in labels  # the run is INVALID
+    assert report.legend == "" and "likely: 80 %" not in page_of(report)
     assert [column.label for column in report.settings.first.columns] == ["setting", "accuracy", "mean ms", "GFLOP"]
     assert "failed" not in labels and "J a request" not in labels
     rows = [dict(zip(labels, row, strict=True)) for row in report.settings.rows]

@@ -15,7 +15,7 @@ from experiment_core_utils.sweep.status import read_status
 from experiments.analyses.report import watch as watching
 from experiments.analyses.report.watch import is_at_work, page_of_runs, partial_run, watch
 from experiments.core_exp.report import main
-from tests.experiments.hand_made_sweep import setting
+from tests.experiments.hand_made_sweep import result, setting, write
 from tests.hand_made_records import failed_sample, measured_sample, staged_run
 
 LOW, HIGH = setting("low"), setting("high")
@@ -66,6 +66,23 @@ def test_the_page_loads_itself_again_while_the_run_is_at_work_alone(tmp_path: Pa
     assert 'http-equiv="refresh"' in at_work and 'http-equiv="refresh"' not in ended
     assert "&lt;b&gt;run" in at_work and "<b>run" not in at_work
     assert "unfinished" in at_work and "1 of 4" in at_work and "1000.0" in at_work
+
+
+def test_before_a_run_the_page_says_that_it_may_be_loading() -> None:
+    assert "No run has begun in this folder yet, or it is still loading." in page_of_runs("run", [], is_at_work=True)
+
+
+def test_the_report_is_written_when_the_watched_run_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watching, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(watching, "IDLE_S", 0.5)
+    plan(tmp_path)
+    write(tmp_path, result(LOW), result(HIGH))
+    assert main([str(tmp_path), "--watch"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert 'http-equiv="refresh"' not in page and "What the knobs buy" in page
 
 
 def test_watching_ends_with_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.records.caveats import Caveat
 from experiments.controller.evaluate_controller import build_parser, main, reference_caveats
 from experiments.controller.evaluation.record import Budget, content_of, evaluate, rows_of, table_lines
 from experiments.controller.evaluation.replay import PerSampleOracle, best_static, possible, replay, requests_in
@@ -131,6 +132,18 @@ def test_a_lookup_of_the_same_samples_is_a_caveat(folder: Path, tmp_path: Path, 
     assert content["num_requests"] == 8
     assert "the lookup was built of 8 of the 8 requests that it is evaluated on" in content["caveats"]
     assert "caveat: the lookup was built of 8 of the 8 requests" in capsys.readouterr().out
+
+
+def test_an_invalid_run_is_named_before_the_findings(folder: Path, tmp_path: Path, capsys) -> None:
+    path = sorted(folder.glob("*.json"))[0]
+    content = json.loads(path.read_text())
+    content["provenance"]["caveat_records"] = [Caveat.of("foreign_load_cpu", cpu_fraction=0.9).model_dump()]
+    path.write_text(json.dumps(content))
+    assert main([str(folder), "--budgets_ms", "600", "--output_dir", str(tmp_path / "out")]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("INVALID: background load: other processes used 90% of the CPUs")
+    content = json.loads((tmp_path / "out" / "controller_evaluation.json").read_text())
+    assert [f"INVALID: {each}" for each in content["voided_by"]] == [first]
 
 
 def test_a_lookup_of_some_samples_is_evaluated_on_the_others(folder: Path, tmp_path: Path, capsys):

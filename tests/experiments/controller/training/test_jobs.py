@@ -1,5 +1,6 @@
 """A replay's states are of the grid's model, split and knobs, or refused; what is left out, what captions count."""
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import torch
 
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.records.caveats import Caveat
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import load_grid
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
@@ -66,6 +68,16 @@ def test_the_caption_counts_the_samples_that_are_trained_on(folder: Path, tmp_pa
     states_of(networks_with(0), range(7)).save(states)
     job = opened(folder, states)
     assert f"n = {job.environment.describe()['num_samples']} requests, 2 settings" in job.caption
+
+
+def test_training_on_an_invalid_run_says_so_first(folder: Path, tmp_path: Path, capsys) -> None:
+    states, path = tmp_path / "states.pt", sorted(folder.glob("*.json"))[0]
+    states_of(networks_with(0), range(8)).save(states)
+    content = json.loads(path.read_text())
+    content["provenance"]["caveat_records"] = [Caveat.of("foreign_load_cpu", cpu_fraction=0.9).model_dump()]
+    path.write_text(json.dumps(content))
+    opened(folder, states)
+    assert capsys.readouterr().err.startswith("INVALID: background load: other processes used 90% of the CPUs")
 
 
 def test_a_synthetic_training_says_how_many_samples_it_has(tmp_path: Path) -> None:
