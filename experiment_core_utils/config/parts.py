@@ -460,7 +460,7 @@ class MeasuringConfig(Part):
     )
     num_warmup_runs: CountOrZero = Field(
         default=NUM_WARMUP_RUNS,
-        description="unmeasured runs before each setting (default: 2, at most --max_warmup_runs)",
+        description="unmeasured runs of each setting before the rounds (default: 2, at most --max_warmup_runs)",
     )
     max_warmup_runs: int = Field(
         default_factory=lambda given: max(6, given["num_warmup_runs"]),

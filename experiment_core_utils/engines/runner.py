@@ -66,8 +66,8 @@ def engine_stages(
 ) -> tuple["EngineStages | None", Executed]:
     """The stages by engines, and how they run, for the record; None where the modules run.
 
-    `auto` takes engines where every stage has one that is more than plain torch, or weights so large that plain torch
-    is as fast.
+    `auto` takes engines where every stage has one that is more than plain torch, or a vision tower so large that plain
+    torch is as fast.
     """
     if requested == "eager" or eager_reason is not None:
         return None, modules_run(eager_reason)

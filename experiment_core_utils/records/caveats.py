@@ -226,7 +226,8 @@ Caveat.KINDS = {
     ),
     "runs_discarded": CaveatKind(
         "note",
-        "discarded: {num_runs} disturbed runs were measured again; {num_kept} samples are disturbed still".format_map,
+        lambda found: f"discarded and measured again: {counted(found['num_runs'], 'disturbed run')}; disturbed still: "
+        f"{counted(found['num_kept'], 'sample')}",
         # Files from before the number of samples was noted have none: there one is too many.
         voids=lambda found: found["num_kept"] > MOST_DISTURBED * found.get("num_samples", 0),
     ),

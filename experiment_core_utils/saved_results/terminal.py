@@ -256,7 +256,7 @@ def rescoring_table(before: Sequence[SettingResult], after: Sequence[RescoredRes
         }
         for old, new in zip(before, after, strict=True)
     ]
-    return pd.DataFrame(rows).fillna("").to_string(index=False)
+    return pd.DataFrame(rows).fillna(ABSENT).to_string(index=False)
 
 
 def _knob_cell(result: SettingResult, knob: Knob[Any]) -> Level:

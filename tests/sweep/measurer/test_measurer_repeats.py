@@ -77,7 +77,7 @@ def test_throttled_runs_are_discarded_counted_and_measured_again(
     assert (first.num_discarded_runs, first.disturbances, len(first.runs)) == (1, (), 2)
     assert (second.num_discarded_runs, second.disturbances, len(second.runs)) == (0, (), 2)
     (caveat,) = discarded_caveats([first, second])
-    assert caveat.sentence == "discarded: 1 disturbed runs were measured again; 0 samples are disturbed still"
+    assert caveat.sentence == "discarded and measured again: 1 disturbed run; disturbed still: 0 samples"
     assert discarded_caveats([second]) == []
 
 
