@@ -97,7 +97,7 @@ def decoder_engines(decoder: DecoderWeights) -> Engines:
 
 
 def decode_engine(decoder: DecoderWeights) -> DecodeEngine:
-    """The decode engine alone, with its own graphs; the other engines would take much memory on the CPU."""
+    """The decode engine alone, with its own graphs."""
     return GraphedDecode(decoder) if decoder.device.type == "cuda" else _cpu_decode(decoder)[0]
 
 

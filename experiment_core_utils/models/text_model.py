@@ -16,6 +16,7 @@ from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.models.common.checkpoint_files import (
     check_files,
     download,
+    loaded_bytes,
     loaded_weights,
     refuse_files_not_finite,
     refuse_hub_code,
@@ -219,7 +220,7 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
         _check_memory(config, source, None)
     folder = _with_weights(config, source)
     if source.quant_method is not None:
-        _check_memory(config, source, sum(size for _, size, _ in weights_stamp(folder)))
+        _check_memory(config, source, loaded_bytes(folder))
     if options["quantization_config"] is not None:
         refuse_files_not_finite(folder)
     if source.is_published_molmoe:

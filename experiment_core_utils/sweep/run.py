@@ -71,7 +71,8 @@ def follow_run(config: ProfilingConfig, crew: Crew) -> None:
     atexit.register(leave_process_group)
     if crew.hear() != LOAD:
         return
-    source, device = find_requested_checkpoint(config), choose_device(config.machine.device, crew.rank)
+    source = find_requested_checkpoint(config)
+    device = choose_device(config.machine.device, int(os.environ.get("LOCAL_RANK", "0")))
     set_cpu_threads(config.machine.num_threads, crew.size)
     model = load_staged_model(config.model, source, device)
     assert isinstance(model, TransformersModel)

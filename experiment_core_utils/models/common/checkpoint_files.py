@@ -93,6 +93,13 @@ def weights_stamp(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
 
 
+def loaded_bytes(folder: Path) -> int:
+    """Bytes of the files of weights that transformers reads, without copies of them in other layouts."""
+    stamps = [each for each in weights_stamp(folder) if not each[0].startswith("consolidated")]
+    safe = [each for each in stamps if each[0].endswith(".safetensors")]
+    return sum(size for _, size, _ in safe or stamps)
+
+
 # What decides what a model in a folder answers.
 _OF_THE_MODEL = (
     "config.json",

@@ -296,7 +296,8 @@ def judged_by_modules(
     _refuse_other_caches(names, run, rounded.cache, exact.cache, dtype)
     if torch.finfo(dtype).bits < 32:
         _refuse_wrong_experts(names, run, rounded.cache, exact.cache)
-    return EngineErrors(engine, modules, len(mine), _judged_choices(run, plain.scores, judge.scores))
+    choices = _judged_choices(run, plain.scores, judge.scores, _most_times(dtype))
+    return EngineErrors(engine, modules, len(mine), choices)
 
 
 def is_right(engine: float, modules: float, dtype: torch.dtype) -> bool:
@@ -307,9 +308,11 @@ def is_right(engine: float, modules: float, dtype: torch.dtype) -> bool:
     up, 16 times as much (the mean over 16 positions was 3 to 16e-7 over the settings of the embedded model).
     """
     unit = torch.finfo(dtype).eps / 2
-    if torch.finfo(dtype).bits < 32:
-        return engine <= MOST_TIMES_THE_MODULES * max(modules, unit)
-    return engine <= MOST_TIMES_IN_FLOAT32 * max(modules, 16 * unit)
+    return engine <= _most_times(dtype) * max(modules, unit if torch.finfo(dtype).bits < 32 else 16 * unit)
+
+
+def _most_times(dtype: torch.dtype) -> float:
+    return MOST_TIMES_THE_MODULES if torch.finfo(dtype).bits < 32 else MOST_TIMES_IN_FLOAT32
 
 
 def _wrong(name: str, engine: float, modules: float, dtype: torch.dtype, over: str) -> str:
@@ -398,13 +401,15 @@ def _refuse_wrong_experts(
 
 
 def _judged_choices(
-    run: EngineRun, plain: Sequence[Sequence[torch.Tensor]], judge: Sequence[Sequence[torch.Tensor]]
+    run: EngineRun,
+    plain: Sequence[Sequence[torch.Tensor]],
+    judge: Sequence[Sequence[torch.Tensor]],
+    most_times: float,
 ) -> float | None:
     """The fraction of the engine's choices that are not the judge's; None where they are not known.
 
     A choice is refused where the score of an expert that was chosen lies further below the score that it takes to be
-    chosen than rounding explains: twice what both scores of the modules are off, since an engine may be off twice as
-    much.
+    chosen than rounding explains: `most_times` what both scores of the modules are off, as an engine may be.
 
     Raises:
         EngineRefused: there is such a choice.
@@ -417,7 +422,7 @@ def _judged_choices(
             threshold = exact.topk(ids.shape[1], dim=1).values[:, -1:]
             short = (threshold - exact.gather(1, ids)).clamp(min=0)
             off = (rounded - exact).abs().nan_to_num(0.0, 0.0, 0.0).amax(dim=1, keepdim=True)
-            allowed = 2 * MOST_TIMES_THE_MODULES * torch.maximum(off, off.mean())
+            allowed = 2 * most_times * torch.maximum(off, off.mean())
             others += int((short > 0).sum())
             total += ids.numel()
             wrong = int((~(short <= allowed)).any(dim=1).sum())

@@ -133,7 +133,7 @@ def memory_lines(sizes: ModelSizes, loading: Loading, flags: Mapping[str, str]) 
         flags: what to give for each of `WAYS` that the job has, such as `--precision bfloat16`.
 
     Raises:
-        ConfigurationError: the weights alone are larger than the whole memory, used or not.
+        ConfigurationError: the weights alone, not quantised, are larger than the whole memory, used or not.
     """
     need, room = loading.need_bytes(sizes), loading.room
     if need <= room.free_bytes:
@@ -143,7 +143,9 @@ def memory_lines(sizes: ModelSizes, loading: Loading, flags: Mapping[str, str]) 
         f"{loading.name} needs {need / 1e9:.3g} GB in {loading.number_format}, {room.name} has "
         f"{room.free_bytes / 1e9:.3g} GB free; use {advice}"
     )
-    if loading.weights_bytes(sizes) > room.total_bytes:
+    # What quantised weights need is an estimate.
+    is_known = sizes.stored_bytes is None and loading.quantisation == "none"
+    if is_known and loading.weights_bytes(sizes) > room.total_bytes:
         raise ConfigurationError(line)
     return [line]
 

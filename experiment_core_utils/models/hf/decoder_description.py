@@ -179,6 +179,7 @@ def _mlp_layers(mlp: Any) -> list[nn.Linear]:
     _refuse_parts(mlp, "its MLP", ("gate", "experts", "shared_expert", "shared_expert_gate"))
     router, experts = mlp.gate, mlp.experts
     _refuse_numbers(router, "its router")
+    _refuse_numbers(experts, "its experts")
     own = {name: weight.dim() for name, weight in [*router.named_parameters(), *router.named_buffers()]}
     if own != {"weight": 2}:
         raise _refused(f"its router has {', '.join(own)}")

@@ -84,6 +84,8 @@ class EngineParts(StageParts):
         return EngineDecode(self, self._knobs())
 
     def new_prefill(self) -> "EnginePrefill":
+        # What an earlier prefill chose is not that of one that falls to the modules.
+        self.engines.prefill.forget_experts()
         return EnginePrefill(self, self._knobs())
 
 
@@ -118,7 +120,9 @@ class EnginePrefill:
 
     def _forward(self, input_ids: Any = None, **given: Any) -> MoeModelOutputWithPast:
         parts, mask = self._parts, given.get("attention_mask")
-        unknown = sorted(name for name, value in given.items() if name not in _KNOWN and value not in (None, False))
+        unknown = sorted(
+            name for name, value in given.items() if name not in _KNOWN and value is not None and value is not False
+        )
         if unknown:
             raise ConfigurationError(f"its decoder is given {', '.join(unknown)}, which engines do not know")
         if mask is not None and not bool(torch.as_tensor(mask == 1).all()):

@@ -124,8 +124,7 @@ class GraphedGeneration:
         self._stages = stages
         self.parts = parts
         self._graphed_settings: OrderedDict[Hashable, _Graphed] = OrderedDict()
-        is_refused = parts.ways["prefill"] == MODULES
-        self.prefill_unsupported_reason: str | None = parts.reasons["prefill"] if is_refused else None
+        self.prefill_unsupported_reason: str | None = None
         self.is_fixed = False
         self._slot = RequestSlot[Hashable]("the cache of fixed size")
         self._most_settings = MOST_SETTINGS

@@ -24,11 +24,11 @@ from transformers.distributed import DistributedConfig
 
 from experiment_core_utils.knobs.interface import KnobLimits, unsupported_knobs
 from experiment_core_utils.models.common.checkpoint_files import (
+    loaded_bytes,
     loaded_weights,
     refuse_files_not_finite,
     refuse_own_code,
     refuse_without_weights,
-    weights_stamp,
 )
 from experiment_core_utils.models.common.describe import computing_dtype, implementations, quantisation_in_force
 from experiment_core_utils.models.common.gguf_files import config_in, loading_options, refuse_quantised_again, source_of
@@ -269,6 +269,10 @@ def _random(source: HFSource, load_options: LoadOptions) -> PreTrainedModel:
         raise ConfigurationError("--random_weights cannot be quantised: they are made in memory; drop --quantization")
     requested = memory_of(source, load_options.dtype, load_options.device, device_map=load_options.device_map)
     check_memory(*requested, FLAGS_OF_RANDOM)
+    if load_options.device_map is not None:
+        # It is made on the host before it is spread.
+        on_host = memory_of(source, load_options.dtype, torch.device("cpu"))
+        check_memory(*on_host, {"bfloat16": FLAGS_OF_RANDOM["bfloat16"]})
     options = {"dtype": load_options.dtype, "attn_implementation": load_options.attn_implementation}
     spread = load_options.device_map
     device = load_options.device if spread is None else torch.device("cpu")
@@ -306,7 +310,7 @@ def memory_of(
         width: `--quantization`.
         shards: processes that share the weights, on GPUs each with memory of its own.
     """
-    stored = None if source.quant_method is None else sum(size for _, size, _ in weights_stamp(source.folder))
+    stored = None if source.quant_method is None else loaded_bytes(source.folder)
     is_on_gpu = device.type == "cuda"
     everywhere = partial(Room.of, *visible_gpus(), torch.device("cpu"))
     loading = Loading(

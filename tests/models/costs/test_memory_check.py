@@ -131,3 +131,13 @@ def test_quantisation_is_advised_where_it_helps_and_multiplies_right() -> None:
     assert advice(80 * 10**6) == "--quantization 8bit / --quantization 4bit"
     assert advice(45 * 10**6) == "--quantization 4bit"
     assert advice(30 * 10**6) == "a smaller model"
+
+
+def test_quantised_weights_are_an_estimate_which_refuses_nothing() -> None:
+    sizes, none = sizes_of(LLAMA), Room("cpu", 1, 1)
+    with pytest.raises(ConfigurationError, match="^m needs "):
+        memory_lines(sizes, loading(none), {})
+    for own in (loading(none, quantisation="4bit"), loading(none)):
+        stored = sizes if own.quantisation == "4bit" else replace(sizes, stored_bytes=100)
+        (line,) = memory_lines(stored, own, {})
+        assert line.startswith("m needs ") and line.endswith("; use a smaller model")
