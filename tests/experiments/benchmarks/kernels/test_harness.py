@@ -97,8 +97,8 @@ def test_the_gate_comes_before_the_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "variant", "reason"),
     [
-        ("llama_3_2_1b", "graph", "the decode runs by modules .there are no CUDA graphs on the CPU."),
-        ("llama_3_2_1b", "no_pdl", "the decode runs by modules"),
+        ("llama_3_2_1b", "graph", "the decode runs by cpu step .prefill, decode: there are no CUDA graphs on the CPU."),
+        ("llama_3_2_1b", "no_pdl", "the decode runs by cpu step"),
         ("molmoe_1b", "launched", "it needs a GPU|cannot be captured"),
     ],
 )
