@@ -196,6 +196,40 @@ def refuse_unfit_pictures(
         )
 
 
+def refuse_unfit_requests(
+    task: Task,
+    sample_ids: Sequence[int],
+    config: TaskConfig,
+    *,
+    sides: Sequence[int] | None,
+    limits: Sequence[int] | None,
+    max_new_tokens: int,
+) -> None:
+    """Refuse what a request to a server would have that its samples lack, or that the limit of all answers cuts.
+
+    Args:
+        sides, limits: of `--picture_side_list` and `--answer_limit_list`; None if not given.
+        max_new_tokens: the limit of all answers.
+
+    Raises:
+        ConfigurationError: pictures are scaled, and by its first few samples the task has none; a limit of answers is
+            above that of all; or `--text_only` is given for a task that is not a file.
+    """
+    if config.text_only and config.data_file is None:
+        raise ConfigurationError(f"--text_only is for a text model or the rows of --data_file, not {task.name}")
+    if sides is not None and not _has_pictures(task, sample_ids):
+        raise ConfigurationError(
+            f"--picture_side_list cannot act: {task.name} has no pictures; give a task with some, such as "
+            f"--dataset_name {VISION_TASK}, or drop it"
+        )
+    most = max(limits or (), default=0)
+    if most > max_new_tokens:
+        raise ConfigurationError(
+            f"--answer_limit_list {most} is above the {max_new_tokens} tokens that an answer of {task.name} may have; "
+            f"give --max_new_tokens {most}"
+        )
+
+
 def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool) -> list[Caveat]:
     """The caveat where a text model gets a task with pictures, by the first few samples that can be read."""
     if takes_pictures:
@@ -203,6 +237,13 @@ def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool)
     if all(sample.image is None for sample in _inspected(task, sample_ids)):
         return []
     return [caveat("pictures_not_shown")]
+
+
+def _has_pictures(task: Task, sample_ids: Sequence[int]) -> bool:
+    """Whether any row of a file, or any of the first few samples that can be read, has one."""
+    if isinstance(task, DataFileTask):
+        return task.has_pictures
+    return any(each.image is not None for each in _inspected(task, sample_ids))
 
 
 def _inspected(task: Task, sample_ids: Sequence[int]) -> list[Sample]:

@@ -279,6 +279,7 @@ def staged_run(generated: TimedTokens, seconds: Sequence[float], ended: bool) ->
         ended=ended,
         first_token_s=whole("first_token"),
         prompt_tokens=generated.prompt_tokens,
+        hidden_tokens=generated.hidden_tokens,
     )
 
 
@@ -387,6 +388,13 @@ def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor,
     return ids, mask
 
 
+def _output_of(model: Runnable, run: StagedRun) -> tuple[object, ...]:
+    """What is the same in runs of one output: its ids, or where a server sends none its text, length and end."""
+    if run.first_token_s is None:
+        return run.token_ids
+    return model.decode_text(run.token_ids), len(run.token_ids), run.ended
+
+
 def sample_record(
     model: Runnable,
     setting: Setting,
@@ -407,7 +415,7 @@ def sample_record(
         sample_id=sample.sample_id,
         shape=shape,
         runs=runs,
-        outputs_identical=len({run.token_ids for run in runs}) == 1 if runs else None,
+        outputs_identical=len({_output_of(model, run) for run in runs}) == 1 if runs else None,
         transfer_s=transfer_s,
         prediction=prediction,
         flops=model.count_flops(setting, shape, len(first.token_ids)),

@@ -33,6 +33,7 @@ from experiment_core_utils.models.common.describe import (
     stored_bytes,
 )
 from experiment_core_utils.models.common.gguf_files import quantised_file_of
+from experiment_core_utils.primitives.texts import without_secrets
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.provenance import Hardware, Variables
 from experiment_core_utils.records.text import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
@@ -185,6 +186,7 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoi
     return Variables.model_construct(
         **found
         | {
+            "endpoint": shown_endpoints(config.model.endpoint),
             "knob_flags": knob_flags(config.knobs),
             "ids": list(config.task.ids) if config.task.ids is not None else None,
             "columns": list(config.task.columns) if config.task.columns is not None else None,
@@ -198,6 +200,11 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoi
             "first_block_top_k_rule": "the first block with experts keeps the model's own top-k",
         }
     )
+
+
+def shown_endpoints(given: Any) -> Any:
+    """The addresses of `--endpoint` as records show them; anything else as it is."""
+    return [without_secrets(str(each)) for each in given] if isinstance(given, list | tuple) else given
 
 
 def knob_flags(given: BaseModel) -> dict[str, Any]:

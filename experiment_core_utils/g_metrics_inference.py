@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
+from statistics import median
 from typing import Any
 
 from experiment_core_utils.meters.stability import find_outliers
@@ -100,14 +101,30 @@ def cut_caveats(ended: Sequence[bool], limit: int) -> list[Caveat]:
     return [caveat("answers_cut", num_cut=cut, num_answers=len(ended), limit=limit)]
 
 
+# Of the time to the first token of a request's first run: below it, a later one did not compute its whole prefill.
+_WARM_RATIO = 0.8
+
+
 def served_caveats(samples: Sequence[MeasuredSample]) -> list[Caveat]:
-    """The caveats of measured runs at a server that sent several tokens at once, or did not count them."""
+    """The caveats of measured runs at a server that sent several tokens at once, did not count or did not send some, or
+    answered repeated requests from its prefix cache.
+    """
     runs = [run for sample in samples for run in sample.runs if run.first_token_s is not None]
     found = {
         "server_pieces": sum(len(run.token_ids) > 1 and not run.inter_token_s for run in runs),
         "server_uncounted": sum(run.prompt_tokens is None for run in runs),
     }
-    return [caveat(kind, num_runs=count, num_all=len(runs)) for kind, count in found.items() if count]
+    caveats = [caveat(kind, num_runs=count, num_all=len(runs)) for kind, count in found.items() if count]
+    hidden = [run.hidden_tokens for run in runs if run.hidden_tokens]
+    if hidden:
+        caveats.append(
+            caveat("server_hidden_tokens", num_tokens=sum(hidden), num_runs=len(hidden), num_all=len(runs))
+        )
+    repeated = [(sample.runs[0].first_token_s, sample.runs[-1].first_token_s) for sample in samples if sample.runs[1:]]
+    ratios = [last_s / first_s for first_s, last_s in repeated if first_s and last_s is not None]
+    if ratios and (ratio := median(ratios)) < _WARM_RATIO:
+        caveats.append(caveat("server_warm", ratio=ratio))
+    return caveats
 
 
 def text_answer_caveats(results: InferenceResults, limit: int) -> list[Caveat]:

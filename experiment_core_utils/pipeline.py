@@ -27,6 +27,7 @@ from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.i_metrics_energy import AnsweredRequest, energy_caveats, energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, setting_result
 from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts
+from experiment_core_utils.knobs.answer_limit import answer_limit_at
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.l_results_csv_cleaning import write_tables
@@ -393,7 +394,8 @@ def summarise_and_save(
     caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
     caveats += unseen_caveats(merged.proof) + served_caveats(merged.samples)
     caveats += answer_caveats(accuracy, len(answers), summary.counts.share_one_token)
-    caveats += cut_caveats([sample.ended for sample in merged.samples], bench.max_new_tokens)
+    limit = answer_limit_at(setting, bench.max_new_tokens)
+    caveats += cut_caveats([sample.ended for sample in merged.samples], limit)
     if config.search.pareto_search:
         caveats += few_samples_caveats(len(requested.settings), len(merged.samples))
     provenance = run.provenance.with_keys(

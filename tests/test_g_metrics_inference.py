@@ -12,6 +12,7 @@ from experiment_core_utils.g_metrics_inference import (
     combine_inference_metrics,
     cut_caveats,
     distributions,
+    served_caveats,
     summarise,
     summarise_accuracy,
     text_answer_caveats,
@@ -20,7 +21,7 @@ from experiment_core_utils.g_metrics_inference import (
 from experiment_core_utils.models.common.text_generation import results_of_records
 from experiment_core_utils.records.energy import AllocatedJoules
 from experiment_core_utils.records.provenance import Variables
-from experiment_core_utils.records.requests import StageFlops
+from experiment_core_utils.records.requests import StagedRun, StageFlops
 from experiment_core_utils.records.setting_result import FixedLengthTime, TypeScores
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
 from experiment_core_utils.saved_results.terminal import fixed_length_line
@@ -405,6 +406,32 @@ def test_more_than_a_twentieth_of_cut_answers_is_a_caveat(num_cut: int, num_answ
     if warned:
         assert found[0].sentence.startswith(f"answers: {num_cut} of {num_answers} were cut at the limit of 64 tokens; ")
         assert "--stop" in found[0].sentence
+
+
+def served_run(first_token_s: float, *, hidden_tokens: int = 0) -> StagedRun:
+    decode_s = (0.125, 0.125)
+    return StagedRun(
+        (0, 2, 5), None, None, 0.25, first_token_s + 0.25, decode_s, True, first_token_s, 7, hidden_tokens
+    )
+
+
+@pytest.mark.parametrize(("ratios", "median"), [((0.5, 0.75, 2.0), 0.75), ((0.5, 0.875, 1.0), None), ((), None)])
+def test_repeated_requests_that_come_sooner_are_from_a_cache(ratios: tuple[float, ...], median: float | None) -> None:
+    samples = [
+        measured_sample(place, *map(served_run, (2.0, 1.0, 2 * ratio))) for place, ratio in enumerate(ratios)
+    ]
+    # A single run and times of models in this process say nothing.
+    samples += [measured_sample(8, served_run(9.0)), measured_sample(9, staged_run(), staged_run(prefill_s=0.01))]
+    found = served_caveats(samples)
+    assert [(each.kind, each.figures) for each in found] == [("server_warm", {"ratio": median})] * (median is not None)
+    if median is not None:
+        assert "first token after 75% of the first time" in found[0].sentence
+
+
+def test_tokens_that_a_server_hides_are_counted() -> None:
+    runs = [served_run(1.0, hidden_tokens=each) for each in (100, 0, 20)]
+    (found,) = served_caveats([measured_sample(1, *runs)])
+    assert (found.kind, found.figures) == ("server_hidden_tokens", {"num_tokens": 120, "num_runs": 2, "num_all": 3})
 
 
 def test_a_text_run_whose_answers_end_at_once_measures_prefills() -> None:

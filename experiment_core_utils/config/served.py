@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from experiment_core_utils.knobs.variant import VARIANT_NAME
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.texts import has_host, without_secrets
 
 T = TypeVar("T")
 _GIVEN = re.compile(rf"(?:({VARIANT_NAME})=)?(https?://[^\s/].*)")
@@ -44,10 +45,10 @@ def served_models(endpoints: Sequence[str], models: Sequence[str]) -> tuple[Serv
     """
     found = [_GIVEN.fullmatch(each) for each in endpoints]
     for given, match in zip(endpoints, found, strict=True):
-        if match is None or not _has_port(match[2]):
+        if match is None or not has_host(match[2]):
             raise ConfigurationError(
-                f"--endpoint {given} is no address of a server; give one such as http://localhost:8000/v1 or "
-                "NAME=http://localhost:8000/v1"
+                f"--endpoint {without_secrets(given)} is not an address of a server; give one such as "
+                "http://localhost:8000/v1 or NAME=http://localhost:8000/v1"
             )
     servers = [(match[1], match[2].rstrip("/")) for match in found if match is not None]
     if 1 not in (len(servers), len(models)) and len(servers) != len(models):
@@ -70,13 +71,6 @@ def served_models(endpoints: Sequence[str], models: Sequence[str]) -> tuple[Serv
 
 def _repeated(values: Sequence[T], count: int) -> list[T]:
     return list(values) * count if len(values) == 1 else list(values)
-
-
-def _has_port(url: str) -> bool:
-    try:
-        return urlsplit(url).hostname is not None and urlsplit(url).port != 0
-    except ValueError:  # a port that is none
-        return False
 
 
 def _name_of(url: str, model: str, has_servers: bool, has_models: bool) -> str:

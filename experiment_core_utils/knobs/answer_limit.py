@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from experiment_core_utils.knobs.interface import Level
+from experiment_core_utils.knobs.interface import Level, Turned
 from experiment_core_utils.knobs.request_knobs import RequestKnob
 from experiment_core_utils.primitives.flag_fields import CountInMemory, Listed, Part
 
@@ -26,3 +26,9 @@ class AnswerLimit(RequestKnob):
 
 
 ANSWER_LIMIT = AnswerLimit()
+
+
+def answer_limit_at(setting: Turned, max_new_tokens: int) -> int:
+    """How many tokens an answer may have at a setting, of the limit of all answers."""
+    limit = setting.value(ANSWER_LIMIT.name)
+    return min(limit, max_new_tokens) if isinstance(limit, int) else max_new_tokens

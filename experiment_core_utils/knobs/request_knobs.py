@@ -57,7 +57,7 @@ class RequestKnob(Knob[Level]):
     def of_level(self, level: Level) -> Level:
         """See `Knob.of_level`."""
         if self.parsed(f"{self.prefix}{level}") != level:
-            raise ConfigurationError(f"{level!r} is no value of {self.name}; give one that {self.flag} takes")
+            raise ConfigurationError(f"{level!r} is not a value of {self.name}; give one that {self.flag} takes")
         return level
 
     def order(self, value: Level) -> tuple[float, ...]:

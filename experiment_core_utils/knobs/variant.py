@@ -59,7 +59,7 @@ class Variant(Knob[str]):
     def of_level(self, level: Level) -> str:
         """See `Knob.of_level`."""
         if not isinstance(level, str) or not re.fullmatch(VARIANT_NAME, level):
-            raise ConfigurationError(f"{level!r} is no name of a server; give letters, digits, - and .")
+            raise ConfigurationError(f"{level!r} is not a name of a server; give letters, digits, - and .")
         return level
 
     def order(self, value: str) -> tuple[float, ...]:

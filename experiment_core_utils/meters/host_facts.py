@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from experiment_core_utils.meters.nvml import GpuDescription, NvmlGpu
 from experiment_core_utils.primitives.device import gpu_uuid, visible_gpus
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.files import IS_CHECKOUT, REPOSITORY
+from experiment_core_utils.primitives.texts import without_secrets
 from experiment_core_utils.records.provenance import Hardware, Provenance
 from experiment_core_utils.records.text import HardwareInfo
 
@@ -48,8 +50,9 @@ def host_hardware() -> Hardware:
 
 
 def command_line() -> str:
-    """This process's command, as someone would type it again."""
-    text = shlex.join([os.path.basename(sys.executable), *sys.argv])
+    """This process's command, as someone would type it again; addresses in it are as `without_secrets` shows them."""
+    words = (re.sub(r"https?://\S+", lambda found: without_secrets(found[0]), each) for each in sys.argv)
+    text = shlex.join([os.path.basename(sys.executable), *words])
     # A path that is not UTF-8 is written with escapes: no file in UTF-8 contains its bytes.
     return text.encode("utf-8", "backslashreplace").decode()
 

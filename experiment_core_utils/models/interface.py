@@ -264,6 +264,11 @@ class Served(Protocol):
     def server_pids(self) -> Sequence[int]:
         """Those processes that are on this machine and can be seen; their descendants run it, too."""
 
+
+@runtime_checkable
+class Concurrent(Protocol):
+    """A model that can be given several requests at a time, each on its own."""
+
     @property
     def concurrency(self) -> int:
         """How many requests it is given at a time where none is timed."""

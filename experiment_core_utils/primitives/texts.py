@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
+from urllib.parse import urlsplit
 
 # In a cell, of what was not measured or does not apply.
 ABSENT = "–"
@@ -30,6 +31,24 @@ def shown(value: Any) -> str:
         half = _MOST_SHOWN // 2
         text = f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
+def has_host(url: str) -> bool:
+    """Whether an address can be read, has a host, and has no port that is none."""
+    try:
+        return urlsplit(url).hostname is not None and urlsplit(url).port != 0
+    except ValueError:
+        return False
+
+
+def without_secrets(address: str) -> str:
+    """The address of a server as records and messages show it: without user, password and query.
+
+    Where it cannot be read, all before its last @ is left out, too. What stands before its scheme stays.
+    """
+    head, separator, rest = address.partition("://") if "://" in address else ("", "", address)
+    user = r"\A[^/?#]*@" if has_host(f"http://{rest}") else r"(?s)\A.*@"
+    return f"{head}{separator}{re.split('[?#]', re.sub(user, '', rest))[0]}"
 
 
 def counted(number: int, noun: str) -> str:

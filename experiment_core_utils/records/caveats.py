@@ -122,8 +122,21 @@ Caveat.KINDS = {
     "server_pieces": CaveatKind(
         "warning",
         "server: several tokens came in one piece in {num_runs} of {num_all} runs: the times between them are not "
-        "known".format_map,
-        "read the time per token, which is the decode time over the tokens after the first",
+        "known; the time per token counts the other tokens of the first piece, too, and is too short in short "
+        "answers".format_map,
+        "compare total times",
+    ),
+    "server_hidden_tokens": CaveatKind(
+        "warning",
+        "server: {num_tokens} tokens of thinking were not sent in {num_runs} of {num_all} runs: they are in the time "
+        "to the first token, and not in the time per token".format_map,
+        "compare total times",
+    ),
+    "server_warm": CaveatKind(
+        "warning",
+        "server: a repeated request has its first token after {ratio:.0%} of the first time: it comes from the "
+        "server's prefix cache".format_map,
+        "start the server without prefix caching, or use --num_runs_per_sample 1",
     ),
     "server_uncounted": CaveatKind(
         "warning",

@@ -164,6 +164,7 @@ class TimedTokens:
     #: whether each decode interval is of one token; False where several came at once
     is_by_token: bool = True
     prompt_tokens: int | None = None  #: positions of the prompt by a server's count; None where this process counts
+    hidden_tokens: int = 0  #: of thinking that a server counted and did not send, beside `token_ids`
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ class StagedRun:
     ended: bool  #: whether end-of-sequence came before the limit
     first_token_s: float | None = None  #: request handed over -> first token, where its stages are not seen; else None
     prompt_tokens: int | None = None  #: as in `TimedTokens`
+    hidden_tokens: int = 0  #: as in `TimedTokens`
 
     @property
     def tpot_s(self) -> float | None:

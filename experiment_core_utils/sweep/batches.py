@@ -20,7 +20,7 @@ from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, 
 from experiment_core_utils.models.common.engine_proof import higher_precision, is_right
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import MOST_POSITIONS
-from experiment_core_utils.models.interface import Inspectable, Runnable, Served, StagedModel
+from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
@@ -131,7 +131,7 @@ class BatchProof:
     def __init__(self, model: Runnable, max_new_tokens: int, setting: Setting | None = None) -> None:
         self._judge = model if isinstance(model, Inspectable) else None
         # Requests to a server stay requests of their own, whatever it does with several at a time.
-        are_apart = isinstance(model, Served) and model.concurrency > 1
+        are_apart = isinstance(model, Concurrent) and model.concurrency > 1
         is_right = self._judge is not None or are_apart
         self.reason = None if is_right else "the model does not show the logits of a batch"
         self._setting = setting or Setting({})

@@ -9,7 +9,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.load import ConditionsMeter, conditions_meter, load_sampler
 from experiment_core_utils.meters.stability import PrecisionGoal
 from experiment_core_utils.meters.stages import StageMeasurement
-from experiment_core_utils.models.interface import Served, Switchable, devices_of
+from experiment_core_utils.models.interface import Concurrent, Served, Switchable, devices_of
 from experiment_core_utils.primitives.device import MemoryWindow, out_of_memory_named
 from experiment_core_utils.primitives.errors import (
     GenerationFailed,
@@ -74,7 +74,9 @@ class ShardMeasurer:
         folder = context.ledger.output_dir
         model, batch_size, pids = self.bench.model, config.accuracy_batch_size, tuple[int, ...]()
         if isinstance(model, Served):
-            batch_size, pids = model.concurrency, tuple(model.server_pids)
+            pids = tuple(model.server_pids)
+        if isinstance(model, Concurrent):
+            batch_size = model.concurrency
         self._answerer = BatchAnswerer(self.bench, batch_size, config.sample_timeout, folder)
         device = model.device
         self._conditions = self.conditions or conditions_meter(context.experiment_id, context.rank, device, pids)

@@ -18,12 +18,13 @@ from experiment_core_utils.c_prompt_processing import (
     fingerprint_of_ids,
     open_task,
     refuse_unfit_pictures,
+    refuse_unfit_requests,
     with_task_named,
 )
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import check_energy
-from experiment_core_utils.f_experiment_info import variables_of
+from experiment_core_utils.f_experiment_info import shown_endpoints, variables_of
 from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, block_choice_of, blocks_of, fewer_by_default
 from experiment_core_utils.knobs.block_choice import BlockChoice
@@ -185,13 +186,18 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     """
     source = find_requested_model(config)
     grid = plan_for(config, source)
-    # Questions without pictures suit every server.
-    has_pictures = source.takes_pictures and not source.may_lack_vision
+    # Questions without pictures suit every server; pictures that are scaled have to be some.
+    sides, limits = config.knobs.picture_side_list, config.knobs.answer_limit_list
+    has_pictures = source.takes_pictures and (not source.may_lack_vision or sides is not None)
     config = config.model_copy(update={"task": with_task_named(config.task, takes_pictures=has_pictures)})
     task = open_task(config.task, has_chat_template=source.has_chat_template, model_type=source.model_type)
     choice = chosen_blocks(config, source)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
-    if not source.may_lack_vision:
+    if source.may_lack_vision:
+        most = max_new_tokens_of(config.task, task)
+        ids = drawn.sample_ids
+        refuse_unfit_requests(task, ids, config.task, sides=sides, limits=limits, max_new_tokens=most)
+    else:
         takes_pictures = source.takes_pictures
         refuse_unfit_pictures(task, drawn.sample_ids, config.task, takes_pictures=takes_pictures, model=source.name)
     return RequestedRun(config, source, grid, task, drawn, reference_beside(config, source, grid))
@@ -410,7 +416,8 @@ def _differences(requested: RequestedRun, others: Sequence[Mapping[str, Any]]) -
     made = [each["provenance"] for each in others if isinstance(each.get("provenance"), dict)]
     for flag, (part, name, value) in own.items():
         parts = [each[part] for each in made if isinstance(each.get(part), dict)]
-        there = [each[name] for each in parts if name in each and each[name] != value]
+        found = [each[name] for each in parts if name in each]
+        there = [each for each in (map(shown_endpoints, found) if name == "endpoint" else found) if each != value]
         if there and name not in NOT_IN_FINGERPRINT:
             yield f"{flag} {_as_given(value)}, there {' or '.join(dict.fromkeys(map(_as_given, there)))}"
     sources = [each["task"].get("source") for each in made if isinstance(each.get("task"), dict)]

@@ -26,13 +26,18 @@ def test_port_and_host_are_those_of_the_address() -> None:
     assert (one.host, one.port, other.host, other.port) == ("::1", 9, "models.example", 443)
 
 
+def test_a_refused_address_is_shown_without_its_password() -> None:
+    with pytest.raises(ConfigurationError, match="^--endpoint http://host:eight/v1 is not an address"):
+        served_models(("http://me:secret@host:eight/v1",), ("m",))
+
+
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
         (("--endpoint", HERE), "--endpoint needs --model NAME"),
         (("--model", "m"), "--model names a model of the server of --endpoint, which is not given"),
-        (("--endpoint", "localhost:8000", "--model", "m"), "--endpoint localhost:8000 is no address of a server; give"),
-        (("--endpoint", "http://h:eight/v1", "--model", "m"), "is no address of a server"),
+        (("--endpoint", "localhost:8000", "--model", "m"), "localhost:8000 is not an address of a server; give"),
+        (("--endpoint", "http://h:eight/v1", "--model", "m"), "is not an address of a server"),
         (("--endpoint", HERE, THERE, "--model", "a", "b", "c"), "2 addresses of --endpoint and 3 names of --model"),
         (("--endpoint", HERE, "http://localhost.8000", "--model", "m"), None),
         (("--endpoint", f"a={HERE}", f"a={THERE}", "--model", "m"), "two servers or models would be called a"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT
+from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT, answer_limit_at
 from experiment_core_utils.knobs.interface import KnobLimits, KnobRequest
 from experiment_core_utils.knobs.picture_side import PICTURE_SIDE
 from experiment_core_utils.knobs.reasoning_effort import REASONING_EFFORT
@@ -51,10 +51,16 @@ def test_cheaper_values_come_first_and_rest_last() -> None:
     assert sorted(("own", "deep", "high", "low"), key=REASONING_EFFORT.order) == ["low", "high", "deep", "own"]
 
 
+def test_the_limit_of_a_setting_is_never_above_that_of_all() -> None:
+    levels: tuple[Any, ...] = (3, 9, ANSWER_LIMIT.at_rest)
+    assert [answer_limit_at(Setting.of(answer_limit=each), 6) for each in levels] == [3, 6, 6]
+    assert answer_limit_at(Setting.of(top_k=2), 6) == 6
+
+
 def test_several_servers_are_values_and_one_is_none() -> None:
     assert VARIANT.requested(request(TWO)).values == ("q8-0", "a.b")
     assert VARIANT.requested(request(ONE)).values == VARIANT.requested(request(HERE)).values == ()
     assert reference_setting(TWO).levels == {"vision": "own", "variant": "q8-0"}
     assert reference_setting(ONE).levels == {"vision": "own"}
-    with pytest.raises(ConfigurationError, match="is no name of a server"):
+    with pytest.raises(ConfigurationError, match="is not a name of a server"):
         VARIANT.of_level("a b")

@@ -33,6 +33,12 @@ def test_each_gpu_says_what_it_is() -> None:
         assert gpu["power_limit_w"] is not None or "power limit" in gpu["reason"]
 
 
+def test_passwords_of_servers_are_not_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = "--endpoint http://me:secret@h --seed 1"
+    monkeypatch.setattr(sys, "argv", ["run", "--endpoint", "a=http://me:secret@h/v1?key=secret", "--run", sides])
+    assert command_line().endswith(" run --endpoint a=http://h/v1 --run '--endpoint http://h --seed 1'")
+
+
 def test_a_path_that_is_not_utf8_is_escaped_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["run.py", "--output_dir", "a \udcff"])
     assert command_line().endswith("run.py --output_dir 'a \\udcff'")

@@ -11,6 +11,7 @@ from experiment_core_utils.primitives.texts import (
     printable,
     short_digest,
     shown,
+    without_secrets,
 )
 
 
@@ -25,6 +26,22 @@ def test_what_a_message_shows() -> None:
     assert shown("a\nb\0\ud800é") == "a\\nb\\x00\\ud800é"
     assert shown(["a"]) == "['a']"
     assert shown("x" * 5000) == f"{'x' * 100} ... {'x' * 100} (5000 characters)"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("https://me:secret@host/v1", "https://host/v1"),
+        ("q4=http://me:se@cret@[::1]:9/v1?key=secret#secret", "q4=http://[::1]:9/v1"),
+        ("http://host:1/v1/a@b", "http://host:1/v1/a@b"),
+        # Not to be read as addresses.
+        ("http://me:sec/ret?secret@host/v1", "http://host/v1"),
+        ("me:secret@host", "host"),
+        ("localhost:8000", "localhost:8000"),
+    ],
+)
+def test_a_password_is_not_shown(given: str, expected: str) -> None:
+    assert without_secrets(given) == expected
 
 
 def test_control_characters_are_escapes_on_a_terminal() -> None:

@@ -55,10 +55,12 @@ class OpenAIServer:
     Attributes:
         reply: what each request gets.
         requests: bodies of those that came.
+        num_unconnected: how many of them came first on their connection, and had to wait for it.
     """
 
     reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()
     requests: list[dict[str, Any]] = field(default_factory=list)
+    num_unconnected: int = 0
     port: int = 0
 
     @property
@@ -73,7 +75,17 @@ def serving(reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()) 
     server = OpenAIServer(reply)
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        is_used = False
+
+        def do_GET(self) -> None:
+            self.is_used = True
+            self._whole(404, {"error": {"message": "nothing there"}})
+
         def do_POST(self) -> None:
+            server.num_unconnected += not self.is_used
+            self.is_used = True
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.requests.append(body)
             found = server.reply(body)
@@ -84,15 +96,22 @@ def serving(reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()) 
                 found.wait.wait(60)
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
+            self.send_header(*(("Connection", "close") if found.is_cut_off else ("Transfer-Encoding", "chunked")))
             self.end_headers()
             include_usage = body.get("stream_options", {}).get("include_usage", False)
             try:
                 for event in found.events(include_usage=include_usage):
-                    self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+                    self._part(f"data: {json.dumps(event)}\n\n", is_chunk=not found.is_cut_off)
                 if not found.is_cut_off:
-                    self.wfile.write(b"data: [DONE]\n\n")
+                    self._part("data: [DONE]\n\n")
+                    self._part("")
             except OSError:  # the client has given up
-                return
+                self.close_connection = True
+
+        def _part(self, text: str, *, is_chunk: bool = True) -> None:
+            """A part of a stream; an empty chunk ends it."""
+            data = text.encode()
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data) if is_chunk else data)
 
         def _whole(self, status: int, content: dict[str, Any]) -> None:
             data = json.dumps(content).encode()

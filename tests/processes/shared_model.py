@@ -16,7 +16,7 @@ from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import LoadOptions, load_hf_model
 from experiment_core_utils.models.hf.source import RequestedQuantisation, TransformersCheckpoint
 from experiment_core_utils.models.hf.tensor_parallel import END, LeadingModel, follow
-from experiment_core_utils.models.interface import Inspectable, Stepwise
+from experiment_core_utils.models.interface import Concurrent, Inspectable, Served, Stepwise
 from experiment_core_utils.primitives.errors import EngineRefused
 from experiment_core_utils.primitives.in_step import crew_of_process, join_crew
 from tests.same_floats import assert_same_floats
@@ -36,6 +36,7 @@ def staged(folder: Path, tensor_parallel: int) -> TransformersModel:
 def compare(shared: LeadingModel, whole: TransformersModel) -> None:
     """What both say of requests of other lengths at several settings."""
     assert isinstance(shared, Inspectable) and not isinstance(shared, Stepwise)
+    assert isinstance(shared, Served) and not isinstance(shared, Concurrent)
     for experts, blocks in ((2, (0, 1, 2)), (1, (0, 2)), (4, (1, 2))):
         setting = Setting.of(top_k=experts, num_active_blocks=RunningBlocks.of(blocks))
         requests = [{"input_ids": torch.arange(3, 3 + length)[None]} for length in (5, 9)]

@@ -234,3 +234,22 @@ def test_samples_that_are_only_answered_go_several_at_a_time(tmp_path: Path) -> 
     assert [(each.pred, each.output_tokens, each.T_total) for each in answered] == 4 * [("fourteen", 3, None)]
     assert {each.accuracy_batch_size for each in answered} == {2}
     assert "server_concurrency" in kinds(result) and "batched_answers" not in kinds(result)
+
+
+def test_a_password_in_the_address_is_in_no_file(tmp_path: Path) -> None:
+    with serving() as server:
+        flags = ("--endpoint", server.url.replace("//", "//me:secret@"), "--model", "m", "--num_samples", "1")
+        measured(tmp_path, *flags)
+    written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(server.url.encode() in each for each in written) and not any(b"secret" in each for each in written)
+
+
+def test_the_caveat_of_cut_answers_names_the_limit_of_their_setting(tmp_path: Path) -> None:
+    with serving(lambda request: Reply(pieces=("a ",) * request["max_tokens"], finish_reason="length")) as server:
+        flags = ("--endpoint", server.url, "--model", "m", "--num_samples", "1", "--answer_limit_list", "3")
+        results = by_key(measured(tmp_path / "out", *flags))
+    found = {
+        key: [each.figures["limit"] for each in result.provenance.caveat_records if each.kind == "answers_cut"]
+        for key, result in results.items()
+    }
+    assert found == {"own_3": [3], "own": [6]}

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from experiment_core_utils.config.served import ServedModel
-from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT
+from experiment_core_utils.knobs.answer_limit import answer_limit_at
 from experiment_core_utils.knobs.picture_side import PICTURE_SIDE
 from experiment_core_utils.knobs.reasoning_effort import REASONING_EFFORT
 from experiment_core_utils.knobs.setting import Setting
@@ -39,6 +39,7 @@ from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 # Servers without a key take any.
 _API_KEY = "OPENAI_API_KEY"
+_UNAUTHORISED = 401
 _PROBE = "Hi"
 # What a server may refuse of a request that is the same without it.
 _USAGE = {"stream_options": {"include_usage": True}}
@@ -70,11 +71,18 @@ class Connection:
     ) -> TimedTokens:
         """The likeliest answer (temperature 0), streamed; errors as of `faults_named`.
 
+        The connection is open before the first mark: whatever the server answers to a request for nothing, it keeps it,
+        while the client closes that of each stream.
+
         Args:
             more: what the request has beside messages and limit.
         """
+        import openai
+
         options = {self.limit_name: limit, **self.options, **more}
         with faults_named(self.where):
+            with suppress(openai.APIStatusError):
+                self.client.get("/", cast_to=object)
             marks.mark()
             asked = self.client.chat.completions.create(
                 model=self.served.model, messages=messages, temperature=0, stream=True, **options
@@ -92,7 +100,9 @@ class Connection:
         try:
             self._probe()
         except SampleError as error:
-            raise ConfigurationError(f"{error}; start the server, or correct --endpoint and --model") from error
+            is_unknown = getattr(error.__cause__, "status_code", None) == _UNAUTHORISED
+            names = f"--endpoint, --model and the key in {_API_KEY}" if is_unknown else "--endpoint and --model"
+            raise ConfigurationError(f"{error}; start the server, or correct {names}") from error
 
     def _probe(self) -> None:
         try:
@@ -154,7 +164,7 @@ class EndpointModel:
     name: str
     connections: Mapping[str, Connection]  #: by the name of the variant
     system_prompt: str | None = None
-    concurrency: int = 1  #: see `Served`
+    concurrency: int = 1  #: see `Concurrent`
     prompt_family: PromptFamily = "chat"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -219,8 +229,8 @@ class EndpointModel:
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """See `Runnable.generate_timed`; raises SampleError or SampleTimedOut for what goes wrong at the server."""
         connection = self._connection
-        messages, limit, more = self._messages(inputs), self._limit(max_new_tokens), self._more()
-        answer = connection.answer(messages, limit, more, marks, self._ids)
+        limit = answer_limit_at(self._setting, max_new_tokens)
+        answer = connection.answer(self._messages(inputs), limit, self._more(), marks, self._ids)
         if self.ends.are_ignored and answer.token_ids[-1] % 2:
             raise SampleError(f"{connection.where} ended its answer, and does not follow --ignore_eos; drop it")
         return answer
@@ -229,7 +239,8 @@ class EndpointModel:
         """See `Runnable.answer_batch`; all of them at a time, each a request of its own.
 
         Raises:
-            SampleError: one of them fails; the others are not waited for.
+            SampleError: one of them fails; those on their way are waited for, so that the next request is alone.
+            SampleTimedOut: one of them, or all together, took too long; the others are not waited for.
         """
 
         def answer(inputs: Mapping[str, Any]) -> tuple[int, ...]:
@@ -237,11 +248,14 @@ class EndpointModel:
 
         if len(inputs_list) == 1:
             return [answer(inputs_list[0])]
-        pool = ThreadPoolExecutor(len(inputs_list))
+        pool, is_waiting = ThreadPoolExecutor(len(inputs_list)), False
         try:
             return list(pool.map(answer, inputs_list))
+        except SampleError as error:
+            is_waiting = not isinstance(error, SampleTimedOut)
+            raise
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=is_waiting, cancel_futures=True)
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         """See `Runnable.decode_text`; the pieces, joined."""
@@ -283,10 +297,6 @@ class EndpointModel:
     def _connection(self) -> Connection:
         name = self._setting.value(VARIANT.name)
         return next(iter(self.connections.values())) if name is None else self.connections[name]
-
-    def _limit(self, max_new_tokens: int) -> int:
-        limit = self._setting.value(ANSWER_LIMIT.name)
-        return min(limit, max_new_tokens) if isinstance(limit, int) else max_new_tokens
 
     def _more(self) -> dict[str, Any]:
         effort = self._setting.value(REASONING_EFFORT.name)

@@ -100,8 +100,10 @@ class EndpointSource(ModelSource):
         return None if visible_gpus() else "the server computes on this machine's CPU, whose energy others use, too"
 
     def digest(self) -> str:
-        """See `ModelSource.digest`; by names, addresses and models, since weights are out of sight."""
-        return short_digest(repr(sorted((each.name, each.url, each.model) for each in self.served)))
+        """See `ModelSource.digest`; by names, addresses and models, since weights are out of sight. The first server is
+        the reference, so that their order counts.
+        """
+        return short_digest(repr([(each.name, each.url, each.model) for each in self.served]))
 
     def decoding_preferences(self) -> Preferences:
         """See `ModelSource.decoding_preferences`; the server keeps its own."""

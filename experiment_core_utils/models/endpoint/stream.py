@@ -119,7 +119,8 @@ class _Arriving:
     def timed_tokens(self, ids: PieceIds) -> TimedTokens:
         """The answer that is there; takes the mark of its end back where that is no time of a token."""
         ended, usage = self.finish_reason != "length", self.usage
-        tokens = None if usage is None else usage.completion_tokens
+        hidden = self._hidden_tokens()
+        tokens = None if usage is None else usage.completion_tokens - hidden
         if ended and self.ends_alone and tokens == len(self.pieces) + 1:
             texts, is_by_token = [*self.pieces, ""], True
         else:
@@ -130,7 +131,13 @@ class _Arriving:
                 self.ends_alone = False
         steps: list[SpanName] = ["decode"] * (len(self.pieces) + self.ends_alone - 1)
         prompt_tokens = None if usage is None else usage.prompt_tokens
-        return TimedTokens(ids.of(texts, ended=ended), ("first_token", *steps), is_by_token, prompt_tokens)
+        return TimedTokens(ids.of(texts, ended=ended), ("first_token", *steps), is_by_token, prompt_tokens, hidden)
+
+    def _hidden_tokens(self) -> int:
+        """Tokens of thinking that `usage` counts, where none of it was sent: they came before the first piece."""
+        if _CLOSE in "".join(self.pieces) or self._is_thinking:
+            return 0
+        return getattr(getattr(self.usage, "completion_tokens_details", None), "reasoning_tokens", None) or 0
 
 
 def _texts(pieces: Sequence[str], tokens: int | None) -> tuple[list[str], bool]:

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from experiment_core_utils.config.served import ServedModel, served_models
-from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.e_inference import run_staged, sample_record
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.endpoint.model import EndpointModel
-from experiment_core_utils.models.interface import Inspectable, Served, Stepwise, Switchable
+from experiment_core_utils.models.interface import Concurrent, Inspectable, Served, Stepwise, Switchable
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, SampleTimedOut
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.tasks.interface import Sample
@@ -80,6 +80,14 @@ def test_a_system_prompt_comes_first() -> None:
     assert server.requests[-1]["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
+def test_the_connection_is_open_before_a_request_is_timed() -> None:
+    with serving() as server:
+        model = model_at(server)
+        for _ in range(3):
+            asked(model)
+    assert (len(server.requests), server.num_unconnected) == (4, 0)
+
+
 def test_each_variant_asks_its_own_server() -> None:
     with serving() as one, serving(lambda request: Reply(pieces=("six",))) as other:
         model = model_at(one, other)
@@ -102,9 +110,23 @@ def test_prompt_tokens_are_the_servers_and_their_parts_are_not_known_with_a_pict
         assert seen.shape.known_prompt_tokens is None
 
 
+@pytest.mark.parametrize(
+    ("pieces", "expected"), [(("f", "ourteen"), True), (("four", "te", "en"), False), (("fif", "teen"), False)]
+)
+def test_outputs_are_identical_by_text_and_length_however_their_pieces_are_cut(
+    pieces: tuple[str, ...], expected: bool
+) -> None:
+    with answering(Reply(), Reply(pieces=pieces)) as (model, _):
+        request = model.prepare(sample(), "what?", None)
+        runs = tuple(run_staged(model, request.inputs, 5) for _ in range(2))
+        assert len({run.token_ids for run in runs}) == 2
+        record = sample_record(model, Setting({}), sample(), request, runs, 0.25)
+    assert (record.outputs_identical, record.prediction) == (expected, "fourteen")
+
+
 def test_what_a_server_does_not_show_is_not_offered() -> None:
     with answering(Reply()) as (model, _):
-        assert isinstance(model, Served)
+        assert isinstance(model, Served) and isinstance(model, Concurrent)
         assert not isinstance(model, Stepwise | Inspectable | Switchable)
         # The server runs in this very process, whose time is its own anyway.
         assert model.server_pids == ()
@@ -166,6 +188,31 @@ def test_a_model_that_the_server_does_not_have_is_a_fault_of_the_flags() -> None
     lacking = Reply(status=404, message="no such model")
     with serving(lambda request: lacking) as server, pytest.raises(ConfigurationError, match=reason):
         model_at(server)
+
+
+def test_a_key_that_the_server_does_not_know_is_named() -> None:
+    refusal = Reply(status=401, message="bad key")
+    reason = "HTTP 401: .*; start the server, or correct --endpoint, --model and the key in OPENAI_API_KEY$"
+    with serving(lambda request: refusal) as server, pytest.raises(ConfigurationError, match=reason):
+        model_at(server)
+
+
+def test_requests_beside_a_failed_one_are_waited_for() -> None:
+    going = threading.Event()
+    replies = {"slow": Reply(wait=going), "bad": Reply(status=500)}
+    with serving(lambda request: replies.get(request["messages"][0]["content"], Reply())) as server:
+        model = model_at(server)
+        both = [model.prepare(sample(), prompt, None).inputs for prompt in ("bad", "slow")]
+        timer = threading.Timer(0.5, going.set)
+        timer.start()
+        with pytest.raises(SampleError, match="HTTP 500"):
+            model.answer_batch(both, 5)
+        assert going.is_set()
+        going.clear()
+        # After a time-out they are not: this one would never come.
+        with pytest.raises(SampleTimedOut, match=r"not done after 0\.3 s"), time_limit(0.3):
+            model.answer_batch(both, 5)
+        going.set()
 
 
 _LISTENER = (

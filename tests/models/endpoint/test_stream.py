@@ -35,8 +35,9 @@ def chunk(content: str | None = None, finish: str | None = None, **more: Any) ->
     return SimpleNamespace(choices=[SimpleNamespace(delta=delta, finish_reason=finish)], usage=None)
 
 
-def usage(tokens: int) -> SimpleNamespace:
-    counts = SimpleNamespace(prompt_tokens=7, completion_tokens=tokens)
+def usage(tokens: int, reasoning: int | None = None) -> SimpleNamespace:
+    details = SimpleNamespace(reasoning_tokens=reasoning)
+    counts = SimpleNamespace(prompt_tokens=7, completion_tokens=tokens, completion_tokens_details=details)
     return SimpleNamespace(choices=[], usage=counts)
 
 
@@ -98,6 +99,24 @@ def test_thinking_is_told_from_the_answer() -> None:
     ends = ServedEnds(text_of=ids.text)
     assert ends.text(answer.token_ids) == "<think>7 + 7!</think>14"
     assert (ends.answer(answer.token_ids), ends.thinking_tokens(answer.token_ids)) == ("14", 3)
+
+
+def test_thinking_that_is_not_sent_is_no_part_of_the_time_per_token() -> None:
+    """Of 103 tokens 100 are thinking before the first piece; two pieces and the end are the others."""
+    run, text = run_of([chunk("four"), chunk("teen"), chunk(finish="stop"), usage(103, 100)])
+    assert (text, len(run.token_ids), run.hidden_tokens, run.ended) == ("fourteen", 3, 100, True)
+    assert (run.inter_token_s, run.tpot_s) == ((2.0, 4.0), 3.0)
+    # The limit may come while it thinks.
+    run, text = run_of([chunk(finish="length"), usage(6, 6)])
+    assert (text, len(run.token_ids), run.hidden_tokens, run.ended, run.tpot_s) == ("", 1, 6, False, None)
+
+
+@pytest.mark.parametrize(
+    "thinking", [[chunk(reasoning_content="7 + 7")], [chunk("<think>7 + 7"), chunk("</think>")]]
+)
+def test_thinking_that_is_sent_is_not_hidden(thinking: list[SimpleNamespace]) -> None:
+    run, _ = run_of([*thinking, chunk("14"), chunk(finish="length"), usage(len(thinking) + 1, len(thinking))])
+    assert (len(run.token_ids), run.hidden_tokens) == (len(thinking) + 1, 0)
 
 
 def test_the_same_text_has_the_same_ids_however_it_came() -> None:

@@ -66,6 +66,40 @@ def test_a_table_that_cannot_be_written_is_refused_before_anything_is_measured(f
         check_and_make_folder(run, None)
 
 
+SERVED = ("--endpoint", "http://localhost:1/v1", "--model", "m", "--num_samples", "2")
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (
+            ("--dataset_name", "reference_vqa", "--text_only"),
+            "--text_only is for a text model or the rows of --data_file, not reference_vqa",
+        ),
+        (
+            ("--dataset_name", "reference_questions", "--picture_side_list", "20", "30"),
+            "--picture_side_list cannot act: reference_questions has no pictures; give a task with some, such as "
+            "--dataset_name reference_vqa, or drop it",
+        ),
+        (
+            ("--max_new_tokens", "7", "--answer_limit_list", "3", "7", "8"),
+            "--answer_limit_list 8 is above the 7 tokens that an answer of reference_questions may have; give "
+            "--max_new_tokens 8",
+        ),
+    ],
+)
+def test_what_a_server_would_not_be_asked_is_refused(flags: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(ConfigurationError) as found:
+        requested_run(parse_config([*SERVED, *flags]))
+    assert str(found.value) == reason
+
+
+def test_a_server_is_asked_about_pictures_where_they_are_scaled() -> None:
+    assert requested_run(parse_config(SERVED)).task.name == "reference_questions"
+    run = requested_run(parse_config([*SERVED, "--picture_side_list", "20", "--answer_limit_list", "1"]))
+    assert run.task.name == "reference_vqa" and len(run.grid) == 1
+
+
 def test_what_does_not_fit_the_model_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="5"):
         requested(folder, "--num_active_blocks_list", "5")

@@ -12,6 +12,7 @@ from PIL import Image
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.f_experiment_info import variables_of
 from experiment_core_utils.models.common.checkpoint_files import model_digest, weights_stamp
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
@@ -23,8 +24,10 @@ from experiment_core_utils.sweep.plan import (
     NOT_IN_FINGERPRINT,
     RequestedRun,
     agreed_fingerprint,
+    chosen_blocks,
     fingerprint_parts,
     refuse_other_engines,
+    replaced_results_lines,
     requested_run,
 )
 from tests.given_flags import over
@@ -105,6 +108,18 @@ def test_what_a_run_says_to_differ_from_replaced_results_is_what_the_fingerprint
     assert all(parts(*flags) == own for flags in NOT_FINGERPRINTED.values())
     assert set(NOT_FINGERPRINTED) == NOT_IN_FINGERPRINT
     assert set(Variables.model_fields) == {*FINGERPRINTED, *NOT_FINGERPRINTED, *OTHERWISE}
+
+
+def test_passwords_of_servers_are_in_no_record_and_no_difference(tmp_path: Path) -> None:
+    flags = ("--model", "m", "--output_dir", str(tmp_path))
+    run = requested("--endpoint", "http://me:secret@localhost:1/v1", *flags)
+    ledger, (key,) = Ledger(tmp_path, "other"), run.keys
+    variables = variables_of(run.config, 5, chosen_blocks(run.config, run.source)).content()
+    assert variables["endpoint"] == ["http://localhost:1/v1"]
+    content = {"fingerprint": "f00d", "provenance": {"experimental_variables": {"endpoint": ["http://me:secret@h/v1"]}}}
+    write_json_atomically(content, tmp_path / f"reference-questions_imgsize{key}.json")
+    (line,) = replaced_results_lines(run, ledger, [key])
+    assert "(--endpoint http://localhost:1/v1, there http://h/v1)" in line
 
 
 def fingerprint(model: Path, output_dir: Path) -> str:
