@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,8 +199,11 @@ def test_what_is_removed_under_a_run_ends_it_with_a_line(sweep: Sweep, gone: str
 
     def remove() -> None:
         # With its first line in it: one that is removed before is made anew.
-        while not (journals := [each for each in parts.glob("*.jsonl") if each.stat().st_size]):
+        journals: list[Path] = []
+        while not journals:
             time.sleep(0.001)
+            with suppress(OSError):
+                journals = [each for each in parts.glob("*.jsonl") if each.stat().st_size]
         began.set()
         if gone == "moved":
             sweep.output_dir.rename(sweep.output_dir.with_name("elsewhere"))
