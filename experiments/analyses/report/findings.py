@@ -33,7 +33,7 @@ def headlines(found: Analyses) -> list[Headline]:
 def _concluded(found: Conclusion, about: str) -> Headline:
     word = found.word if found.why is None else "INVALID" if found.voided_by else "no setting"
     _, *more = found.lines
-    return Headline(about, word, found.sentence, more)
+    return Headline(about, word, found.sentence, more, "a cheaper setting" if found.why is None else "")
 
 
 def _against_the_first(sweeps: Sequence[Sweep]) -> list[Headline]:

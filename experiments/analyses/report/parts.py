@@ -64,6 +64,7 @@ class Headline:
     word: str
     sentence: str
     more: Sequence[str] = ()  #: sentences below it, such as what each knob changes
+    word_about: str = ""  #: what the word is an answer to; empty where it speaks for itself
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,8 @@ def test_of_two_sweeps_one_against_the_other_stands_first(tmp_path: Path) -> Non
     one, two = write(tmp_path / "one", result(setting())), write(tmp_path / "two", result(setting(), model=model))
     first, second = report_of(analyse([one, two])).headlines
     assert (first.about, first.word) == ("float32 against bfloat16", "can't tell")
+    # The word is of the comparison, not of a cheaper setting.
+    assert first.word_about == ""
     assert first.sentence.startswith("B takes 1.000 times as long as A: CANNOT TELL")
     assert first.more[0] == "A: bfloat16; B: float32"
     assert second.sentence.startswith("no setting is named") or second.word != "yes"
