@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from experiment_core_utils.knobs.interface import Level, Turned
-from experiment_core_utils.knobs.request_knobs import RequestKnob
+from experiment_core_utils.knobs.request_knobs import ServerKnob
 from experiment_core_utils.primitives.flag_fields import CountInMemory, Listed, Part
 
 
@@ -16,7 +16,7 @@ class AnswerLimitFlags(Part):
     )
 
 
-class AnswerLimit(RequestKnob):
+class AnswerLimit(ServerKnob):
     """The largest number of tokens of an answer; `--max_new_tokens` still holds."""
 
     meaning = "largest number of tokens of an answer"

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from experiment_core_utils.knobs.interface import Level
-from experiment_core_utils.knobs.request_knobs import RequestKnob
+from experiment_core_utils.knobs.request_knobs import ServerKnob
 from experiment_core_utils.primitives.flag_fields import Count, Listed, Metavar, Part
 
 
@@ -19,7 +19,7 @@ class PictureSideFlags(Part):
     )
 
 
-class PictureSide(RequestKnob):
+class PictureSide(ServerKnob):
     """The longest side of the pictures that are sent, in pixels; smaller pictures stay as they are."""
 
     meaning = "longest side in pixels of the pictures sent to a server"

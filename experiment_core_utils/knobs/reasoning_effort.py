@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from experiment_core_utils.knobs.interface import CannotBeSeen, Level, Turned
-from experiment_core_utils.knobs.request_knobs import RequestKnob
+from experiment_core_utils.knobs.request_knobs import ServerKnob
 from experiment_core_utils.primitives.flag_fields import Listed, Metavar, Part
 
 _WORD = "[a-z]+"
@@ -25,7 +25,7 @@ class ReasoningEffortFlags(Part):
     )
 
 
-class ReasoningEffort(RequestKnob):
+class ReasoningEffort(ServerKnob):
     """How much a model that thinks should think, in the server's words."""
 
     meaning = "reasoning effort that the request names"
@@ -34,7 +34,7 @@ class ReasoningEffort(RequestKnob):
     neutral: Level = at_rest
 
     def read_level(self, text: str) -> Level | None:
-        """See `RequestKnob.read_level`; a word."""
+        """See `ServerKnob.read_level`; a word."""
         return text if re.fullmatch(_WORD, text) else None
 
     def order(self, value: Level) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 _NO_SERVER = "only a request to a server carries it; give --endpoint, or drop it"
 
 
-class RequestKnob(Knob[Level]):
+class ServerKnob(Knob[Level]):
     """A knob of a request. At rest the request does not name it, and the server does what it does by itself.
 
     A class of it sets `neutral` to `at_rest`.

@@ -107,25 +107,31 @@ def test_no_picture_has_no_vision_time() -> None:
     assert run.ttft_s == run.prefill_s
 
 
-def test_on_a_gpu_earlier_work_is_waited_for_before_the_first_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is still running there would count for the first stage. CUDA's events and its wait are written down."""
-    model = ScriptedModel(device=torch.device("cuda"))
+def write_cuda_down(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's events, 250 ms apart, and its wait are written into the list."""
 
     class Event:
         def __init__(self, enable_timing: bool) -> None:
             assert enable_timing
 
         def record(self) -> None:
-            model.calls.append("|")
+            calls.append("|")
 
         def synchronize(self) -> None:
-            model.calls.append("wait for the last mark")
+            calls.append("wait for the last mark")
 
         def elapsed_time(self, _later: object) -> float:
             return 250.0
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: model.calls.append(f"wait for {device}"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append(f"wait for {device}"))
+
+
+def test_on_a_gpu_earlier_work_is_waited_for_before_the_first_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is still running there would count for the first stage. CUDA's events and its wait are written down."""
+    model = ScriptedModel(device=torch.device("cuda"))
+
+    write_cuda_down(model.calls, monkeypatch)
     run = run_staged(model, PICTURE, 2)
     assert model.calls == [
         "wait for cuda", "|", "encode_image", "|", "prefill features", "|", "decode_step 1", "|",
@@ -151,22 +157,8 @@ def test_a_mark_of_a_model_on_two_gpus_waits_for_both(monkeypatch: pytest.Monkey
         def wait_event(self, event: str) -> None:
             model.calls.append(f"{self.device} after {event}")
 
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            model.calls.append("|")
-
-        def synchronize(self) -> None:
-            model.calls.append("wait for the last mark")
-
-        def elapsed_time(self, _later: object) -> float:
-            return 250.0
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    write_cuda_down(model.calls, monkeypatch)
     monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: model.calls.append(f"wait for {device}"))
     run_staged(model, TEXT, 1)
     mark = ["first after cuda:1 so far", "|"]
     assert model.calls == [

@@ -10,7 +10,7 @@ from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT, answer_limit_
 from experiment_core_utils.knobs.interface import KnobLimits, KnobRequest
 from experiment_core_utils.knobs.picture_side import PICTURE_SIDE
 from experiment_core_utils.knobs.reasoning_effort import REASONING_EFFORT
-from experiment_core_utils.knobs.request_knobs import RequestKnob
+from experiment_core_utils.knobs.request_knobs import ServerKnob
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.knobs.variant import VARIANT
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -29,7 +29,7 @@ def request(limits: KnobLimits, **flags: Any) -> KnobRequest:
 @pytest.mark.parametrize(
     ("knob", "values"), [(PICTURE_SIDE, (336, 672)), (ANSWER_LIMIT, (1,)), (REASONING_EFFORT, ("low", "high"))]
 )
-def test_given_values_are_those_of_a_server_alone(knob: RequestKnob, values: tuple[Any, ...]) -> None:
+def test_given_values_are_those_of_a_server_alone(knob: ServerKnob, values: tuple[Any, ...]) -> None:
     assert knob.requested(request(ONE, **{knob.flag: values})).values == values
     assert knob.requested(request(ONE)).values == (knob.neutral,)
     assert knob.requested(request(HERE)).values == (knob.neutral,)

@@ -112,7 +112,7 @@ def device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
 
-def devices_of(model: PreTrainedModel) -> tuple[torch.device, ...]:
+def computing_devices(model: PreTrainedModel) -> tuple[torch.device, ...]:
     """The devices on which a model computes, the one that requests are sent to first."""
     places = places_of(model)
     if not places:

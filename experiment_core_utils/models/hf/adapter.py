@@ -44,7 +44,7 @@ from experiment_core_utils.models.common.engine_proof import (
 from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.gguf_files import quantised_file_of
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
-from experiment_core_utils.models.common.placement import devices_of
+from experiment_core_utils.models.common.placement import computing_devices
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
@@ -123,7 +123,7 @@ class TransformersModel(HasEnds):
         self.ends = AnswerEnds(
             frozenset(self._eos.token_ids), text_of=requests.text_of, is_thinking_open=requests.opens_thinking
         )
-        self.devices = devices_of(model)
+        self.devices = computing_devices(model)
         self.device = self.devices[0]
         self.num_total_blocks = self.knobs.num_total_blocks
         self.num_experts = self.knobs.num_experts

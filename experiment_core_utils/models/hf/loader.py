@@ -33,7 +33,7 @@ from experiment_core_utils.models.common.checkpoint_files import (
 from experiment_core_utils.models.common.describe import computing_dtype, implementations, quantisation_in_force
 from experiment_core_utils.models.common.gguf_files import config_in, loading_options, refuse_quantised_again, source_of
 from experiment_core_utils.models.common.placement import (
-    devices_of,
+    computing_devices,
     is_offloaded,
     refuse_device_map,
     refuse_offload,
@@ -183,8 +183,8 @@ def refuse_as_loaded(
         if quantisation_in_force(model) is not None:
             facts.append("quantised")
         raise ConfigurationError(
-            f"{source.name}, loaded on {devices_of(model)[0].type} ({', '.join(dict.fromkeys(facts))}), cannot run a "
-            f"prompt: {knobs.failure}; give another --precision, --quantization or --experts_implementation"
+            f"{source.name}, loaded on {computing_devices(model)[0].type} ({', '.join(dict.fromkeys(facts))}), cannot "
+            f"run a prompt: {knobs.failure}; give another --precision, --quantization or --experts_implementation"
         )
 
 

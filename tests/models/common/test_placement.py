@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from experiment_core_utils.models.common.placement import (
+    computing_devices,
     device_of,
-    devices_of,
     is_offloaded,
     placement_caveats,
     places_of,
@@ -27,14 +27,14 @@ CPU = torch.device("cpu")
 def test_a_model_on_one_device_has_no_places() -> None:
     model = tiny_llama()
     assert (places_of(model), spread_reason(model), is_offloaded(model)) == ({}, None, False)
-    assert devices_of(model) == (CPU,)
+    assert computing_devices(model) == (CPU,)
     refuse_offload(model, ("disk",), "here")
 
 
 def test_a_dispatched_model_says_where_it_is_and_where_it_computes(tmp_path: Path) -> None:
     model = dispatched(tiny_llama(), tmp_path, ["model.embed_tokens", "model.layers.1"])
     assert model.get_input_embeddings().weight.device.type == "meta"
-    assert device_of(model.get_input_embeddings()) == CPU and devices_of(model) == (CPU,)
+    assert device_of(model.get_input_embeddings()) == CPU and computing_devices(model) == (CPU,)
     assert is_offloaded(model) and places_of(model)["model.layers.1"] == "disk"
     assert spread_reason(model) == "its weights are on several devices (cpu, disk)"
     with pytest.raises(OutOfMemory, match=r"does not fit here: 2 of its parts were left, for example model.embed_to"):
@@ -52,7 +52,7 @@ def test_gpus_are_numbers_in_a_map(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "hf_device_map", {"a": 0, "b": 1, "c": "cpu"}, raising=False)
     assert spread_reason(model) == "its weights are on several devices (cpu, cuda:0, cuda:1)"
     # The third part computes on the device of those before it.
-    assert devices_of(model) == (CPU, torch.device("cuda", 0), torch.device("cuda", 1))
+    assert computing_devices(model) == (CPU, torch.device("cuda", 0), torch.device("cuda", 1))
 
 
 def test_hooks_one_after_the_other_are_looked_through() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.registry import all_knobs
-from experiment_core_utils.knobs.request_knobs import RequestKnob
+from experiment_core_utils.knobs.request_knobs import ServerKnob
 from experiment_core_utils.knobs.variant import Variant
 from experiment_core_utils.models.molmoe.knobs import adapters_of
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
@@ -18,7 +18,7 @@ def test_there_is_one_for_every_knob_and_each_turns_its_own() -> None:
     model = MolmoeForConditionalGeneration(tiny_config())
     adapters = adapters_of(model, PlacedTokens())
     # All but those of a request to a server.
-    in_process = {knob.name for knob in all_knobs() if not isinstance(knob, RequestKnob | Variant)}
+    in_process = {knob.name for knob in all_knobs() if not isinstance(knob, ServerKnob | Variant)}
     assert set(adapters) == in_process and len(in_process) == 5
     assert not any(adapter.unsupported_reason for adapter in adapters.values())
     top_k, blocks = adapters["top_k"], adapters["num_active_blocks"]

@@ -7,7 +7,7 @@ import pytest
 
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.registry import all_knobs
-from experiment_core_utils.knobs.request_knobs import RequestKnob
+from experiment_core_utils.knobs.request_knobs import ServerKnob
 from experiment_core_utils.knobs.variant import Variant
 from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
 from experiment_core_utils.models.hf.knobs.adapters import VisionFields, adapters_of
@@ -36,7 +36,7 @@ def adapters(family: str) -> tuple[Any, dict[str, Any]]:
 def test_there_is_one_for_every_knob_which_says_why_it_cannot_be_turned() -> None:
     _, of_experts = adapters("olmoe")
     # All but those of a request to a server.
-    in_process = {knob.name for knob in all_knobs() if not isinstance(knob, RequestKnob | Variant)}
+    in_process = {knob.name for knob in all_knobs() if not isinstance(knob, ServerKnob | Variant)}
     assert set(of_experts) == in_process and len(in_process) == 5
     no_pictures = {
         "vision": "it takes no pictures",
