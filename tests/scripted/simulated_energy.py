@@ -5,9 +5,16 @@ from typing import Any
 import torch
 
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.primitives.clock import Clock, HostClock
+from experiment_core_utils.primitives.clock import Clock
 from tests.scripted.scripted_model import EOS, ScriptedModel
-from tests.scripted.simulated_meters import ScriptedClock, SimulatedCounter, SimulatedDevice, SimulatedPower, constant
+from tests.scripted.simulated_meters import (
+    CatchingUpClock,
+    ScriptedClock,
+    SimulatedCounter,
+    SimulatedDevice,
+    SimulatedPower,
+    constant,
+)
 
 
 def device_of(clock: Clock, watts: float = 70.0, name: str = "GPU-12", **changes: Any) -> SimulatedDevice:
@@ -32,7 +39,7 @@ def scripted_device(**changes: Any) -> SimulatedDevice:
 
 def device_in_real_time(watts: float = 100.0, name: str = "GPU-12", **changes: Any) -> SimulatedDevice:
     """Whatever runs beside it, it draws the same power: joules are `watts` times seconds."""
-    return device_of(HostClock(), watts, name, **{"tick_s": 0.01, **changes})
+    return device_of(CatchingUpClock(), watts, name, **{"tick_s": 0.01, **changes})
 
 
 class ModelOnDevice(ScriptedModel):

@@ -7,6 +7,7 @@ known exactly, by `SimulatedDevice.true_j`.
 import bisect
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -80,6 +81,40 @@ class _ScriptedRepeating:
         error, self.error = self.error, None
         if error is not None:
             raise error
+
+
+class CatchingUpClock(ScriptedClock):
+    """The host's clock, whose repeated calls are made whenever it is read, at the times that are theirs.
+
+    No thread makes them, so that a busy machine keeps none from its turn.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(time.perf_counter())
+
+    def now_s(self) -> float:
+        """See `Clock.now_s`; within a repeated call it is the call's own time."""
+        if not self._is_calling:
+            super().sleep(time.perf_counter() - self._now_s)
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        """See `Clock.sleep`; a repeated call takes no time of the host's."""
+        if self._is_calling:
+            super().sleep(seconds)
+            return
+        time.sleep(seconds)
+        self.now_s()
+
+    def every(self, interval_s: float | Iterator[float], call: Callable[[], None]) -> Repeating:
+        """See `Clock.every`."""
+        self.now_s()
+        return super().every(interval_s, call)
+
+    def forget(self, repeating: "_ScriptedRepeating") -> None:
+        """The calls that are due are made before."""
+        self.now_s()
+        super().forget(repeating)
 
 
 class PowerCurve:
