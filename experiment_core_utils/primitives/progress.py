@@ -143,6 +143,7 @@ class Progress:
         watched = stream.isatty()
         self._watched, self._named, self._stream = watched, "", stream
         self._has_advanced = self._part_has_advanced = False
+        self._held: int | None = None
         self._table: _Table | None = None
         self._run: tqdm | None = None
         if shown and watched:
@@ -232,13 +233,27 @@ class Progress:
             self._table.close()
         self._table = _Table(table, 1 if self._part.disable else 2, self._stream)
 
-    def advance(self) -> None:
-        """One sample is done."""
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """A context at whose end the samples that were done inside count: they took the time before it together."""
+        self._held = 0
+        try:
+            yield
+        finally:
+            number, self._held = self._held, None
+            if number:
+                self.advance(number)
+
+    def advance(self, number: int = 1) -> None:
+        """So many samples are done."""
+        if self._held is not None:
+            self._held += number
+            return
         if self._run is None:
             return
         self._has_advanced = self._part_has_advanced = True
-        self._run.update()
-        self._part.update()
+        self._run.update(number)
+        self._part.update(number)
         if self._table is not None:
             self._table.draw_if_due()
 

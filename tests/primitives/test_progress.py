@@ -70,6 +70,18 @@ def test_the_time_left_counts_what_this_run_does(now: list[float]) -> None:
     assert "94/100 [00:20<00:30,  5.00s/sample]" in terminal.getvalue()
 
 
+def test_samples_that_end_together_took_their_time_together(now: list[float]) -> None:
+    log = io.StringIO()
+    with Progress(1, 20, shown=True, stream=log) as progress:
+        progress.start("only", 0, 20)
+        now[0] += 100.0
+        with progress.at_once():
+            for _ in range(10):
+                progress.advance()
+    # 10 s each, and 10 missing.
+    assert log.getvalue().splitlines()[1:2] == ["only: 10/20 samples; 01:40 elapsed, 01:40 left"]
+
+
 def test_the_clock_starts_with_the_first_sample(now: list[float]) -> None:
     """Warm-up takes 100 s and 40 s more, samples 5 s each; the second setting's own warm-up is part of the run."""
     terminal, log = Terminal(), io.StringIO()
