@@ -30,7 +30,7 @@ from experiment_core_utils.models.common.text_generation import (
 from experiment_core_utils.models.interface import Runnable, devices_of
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise
-from experiment_core_utils.primitives.device import new_marks, release_cached_memory, synchronize
+from experiment_core_utils.primitives.device import Marks, new_marks, release_cached_memory, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, GenerationFailed, OutOfMemory, first_line
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.requests import (
@@ -242,7 +242,9 @@ def _in_words(query: QueryRecord, ends: AnswerEnds) -> QueryRecord:
     }
 
 
-def run_staged(model: Runnable, inputs: Mapping[str, Any], max_new_tokens: int) -> StagedRun:
+def run_staged(
+    model: Runnable, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks | None = None
+) -> StagedRun:
     """Greedy decoding of one request, with a mark between the stages.
 
     Marks: request handed over | features ready | first token | second token | … | last token. The choice of a token
@@ -251,10 +253,11 @@ def run_staged(model: Runnable, inputs: Mapping[str, Any], max_new_tokens: int) 
 
     Args:
         inputs: tensors on the model's device.
+        marks: the first of which stands for the hand-over; None for new ones.
     """
     devices = devices_of(model)
     synchronize(*devices)
-    marks = new_marks(*devices)
+    marks = new_marks(*devices) if marks is None else marks
     generated = model.generate_timed(inputs, max_new_tokens, marks)
     return staged_run(generated, marks.seconds(), model.ends.up_to_end(generated.token_ids)[1])
 

@@ -105,9 +105,12 @@ def cut_caveats(ended: Sequence[bool], limit: int) -> list[Caveat]:
 _WARM_RATIO = 0.8
 
 
-def served_caveats(samples: Sequence[MeasuredSample]) -> list[Caveat]:
+def served_caveats(samples: Sequence[MeasuredSample], *, have_waited: bool = False) -> list[Caveat]:
     """The caveats of measured runs at a server that sent several tokens at once, did not count or did not send some, or
     answered repeated requests from its prefix cache.
+
+    Args:
+        have_waited: whether requests waited for each other, so that their times do not show a cache.
     """
     runs = [run for sample in samples for run in sample.runs if run.first_token_s is not None]
     found = {
@@ -122,7 +125,7 @@ def served_caveats(samples: Sequence[MeasuredSample]) -> list[Caveat]:
         )
     repeated = [(sample.runs[0].first_token_s, sample.runs[-1].first_token_s) for sample in samples if sample.runs[1:]]
     ratios = [last_s / first_s for first_s, last_s in repeated if first_s and last_s is not None]
-    if ratios and (ratio := median(ratios)) < _WARM_RATIO:
+    if not have_waited and ratios and (ratio := median(ratios)) < _WARM_RATIO:
         caveats.append(caveat("server_warm", ratio=ratio))
     return caveats
 

@@ -18,6 +18,7 @@ from experiment_core_utils.records.energy import AllocatedJoules, EnergyPass, En
 from experiment_core_utils.records.journal import JournalContent, journal_path, own_journals, read_end
 from experiment_core_utils.records.result_files import local_energy_type, raw_result_path, read_json_object
 from experiment_core_utils.records.settings import (
+    ArrivalsTrace,
     ConditionsReading,
     MeasuredSample,
     MeasuredSetting,
@@ -61,6 +62,7 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
         energy_end=content.energy_end,
         loads=content.every(SettingLoad),
         rounds=content.every(RoundsTrace),
+        arrivals=content.every(ArrivalsTrace),
     )
 
 
@@ -252,6 +254,7 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
         energy_end=energy_end,
         loads=_of_all(part.loads for part in parts),
         rounds=_of_all(part.rounds for part in parts),
+        arrivals=_of_all(part.arrivals for part in parts),
     )
 
 

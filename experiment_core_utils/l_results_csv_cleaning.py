@@ -176,6 +176,8 @@ ANSWER_COLUMNS = ("share_empty", "share_one_token")
 STEADINESS_COLUMNS = ("share_outlier_runs",)
 PROTOCOL_COLUMNS = ("share_discarded_runs", "protocol_version")
 LATENCY_COLUMNS = ("num_latency_samples",)
+# Keys of `open_loop`.
+OPEN_LOOP_COLUMNS = ("request_rate", "achieved_rate", "most_under_way")
 UTILISATION_COLUMNS = ("mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode")
 # Columns by the keys of `energy.summary`.
 ENERGY_COLUMNS = {
@@ -231,8 +233,10 @@ ORIGIN_COLUMNS = {
     "file": "name of the JSON file of the setting",
 }
 RATE_COLUMNS = {
-    "tokens_per_second": "output tokens / mean time of a sample's runs, over the measured samples, one at a time",
-    "requests_per_second": "measured samples / mean time of a sample's runs, one request at a time",
+    "tokens_per_second": "output tokens / mean time of a sample's runs, over the measured samples, one at a time; "
+    "absent with `--request_rate`",
+    "requests_per_second": "measured samples / mean time of a sample's runs, one request at a time; absent with "
+    "`--request_rate`",
     **{
         f"counted_{part}_bytes": f"`memory.counted_{part}_bytes`"
         for part in ("memory", "weights", "kv_cache", "activation")
@@ -252,7 +256,7 @@ FURTHER_COLUMNS = {
     SHARE_OF_REFERENCE: "mean total time over that of the reference setting, on the samples that both have",
 }
 # Whole numbers, beside counts (`num_…`), bytes and levels of knobs that are.
-WHOLE_COLUMNS = ("fixed_length_tokens", "protocol_version")
+WHOLE_COLUMNS = ("fixed_length_tokens", "protocol_version", "most_under_way")
 # Columns of text, and those of yes and no.
 TEXT_COLUMNS = (*IDENTITY_COLUMNS, *ORIGIN_COLUMNS, "tier", "metric", *ENERGY_SOURCE_COLUMNS)
 # What people read first; the other columns follow in the order of `settings_frame`, the origin at the end.
@@ -344,7 +348,8 @@ def in_reading_order(names: Sequence[str]) -> list[str]:
 def _identity_and_rates(result: SettingResult) -> dict[str, Any]:
     made = result.provenance
     measured = [sample for sample in result.per_sample_results if sample.mean_total is not None]
-    total_s = sum(sample.mean_total or 0.0 for sample in measured) / 1000
+    # Of requests that overlap the sum of their times is no time.
+    total_s = 0.0 if result.open_loop else sum(sample.mean_total or 0.0 for sample in measured) / 1000
     return {
         "task": made.task.name,
         "setting": setting_key(result),
@@ -521,6 +526,7 @@ def _setting_row(
     row |= {name: getattr(result, name) for name in REFERENCE_COLUMNS}
     row |= {f"{name}_ms": stats.get(name) for name in TYPICAL_COLUMNS}
     row |= {name: getattr(result, name) for name in PROTOCOL_COLUMNS}
+    row |= {name: getattr(result.open_loop, name, None) for name in OPEN_LOOP_COLUMNS}
     setting = setting_of(result)
     row |= {name: setting.level(name) for name in ("vision", *(knob.name for knob in further))}
     row |= {name: getattr(result, name) for name in ("num_total_blocks", "target_vision_tokens_mean")}

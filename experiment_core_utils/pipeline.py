@@ -85,7 +85,12 @@ from experiment_core_utils.sweep.run import (
 )
 from experiment_core_utils.sweep.sample_runs import RunContext, unseen_caveats
 from experiment_core_utils.sweep.search_rounds import FrontSearch, finished_search, only
-from experiment_core_utils.sweep.steadiness import conditions_caveats, discarded_caveats, steadiness_part
+from experiment_core_utils.sweep.steadiness import (
+    conditions_caveats,
+    discarded_caveats,
+    open_loop_caveats,
+    steadiness_part,
+)
 from experiment_core_utils.tasks.interface import answer_of
 from experiment_core_utils.tasks.sampling import few_samples_caveats
 
@@ -391,8 +396,11 @@ def summarise_and_save(
         is_stopped=is_stopped,
     )
     caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
+    caveats += open_loop_caveats(steadiness.open_loop)
     caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
-    caveats += unseen_caveats(merged.proof) + served_caveats(merged.samples)
+    caveats += unseen_caveats(merged.proof) + served_caveats(
+        merged.samples, have_waited=steadiness.open_loop is not None
+    )
     caveats += answer_caveats(accuracy, len(answers), summary.counts.share_one_token)
     limit = answer_limit_at(setting, bench.max_new_tokens)
     caveats += cut_caveats([sample.ended for sample in merged.samples], limit)

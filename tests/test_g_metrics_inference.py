@@ -426,6 +426,8 @@ def test_repeated_requests_that_come_sooner_are_from_a_cache(ratios: tuple[float
     assert [(each.kind, each.figures) for each in found] == [("server_warm", {"ratio": median})] * (median is not None)
     if median is not None:
         assert "first token after 75% of the first time" in found[0].sentence
+    # Of requests that waited for each other a shorter time does not mean that.
+    assert served_caveats(samples, have_waited=True) == []
 
 
 def test_tokens_that_a_server_hides_are_counted() -> None:

@@ -203,6 +203,12 @@ class ModelConfig(Part):
         default=1,
         description="with --endpoint: requests at a time of samples that are only answered; timed ones go one by one",
     )
+    request_rate: Annotated[float, Field(gt=0, le=MOST_TIMES), Metavar("R")] | None = Field(
+        default=None,
+        examples=[2.5],
+        description="with --endpoint: timed requests arrive at R a second (Poisson, by --seed), however many are under "
+        "way, and their times count from then (default: each begins when the one before has ended)",
+    )
     random_weights: bool = Field(
         default=False,
         description="use random weights; --model_path then needs only the config, tokenizer and processor",
@@ -259,8 +265,15 @@ class ModelConfig(Part):
             raise ConfigurationError(
                 "--concurrency is of requests to --endpoint; for a model here give --accuracy_batch_size"
             )
+        if self.request_rate is not None and self.endpoint is None:
+            raise ConfigurationError("--request_rate is of requests to --endpoint, which is not given; drop it")
+        if self.request_rate is not None and self.concurrency != 1:
+            raise ConfigurationError(
+                f"--request_rate {self.request_rate:g} and --concurrency {self.concurrency} are two ways to ask "
+                "several at a time; drop one"
+            )
         if self.endpoint is not None:
-            own = ("endpoint", "model", "concurrency")
+            own = ("endpoint", "model", "concurrency", "request_rate")
             others = {name: each for name, each in type(self).model_fields.items() if name not in own}
             if given := [f"--{name}" for name, each in others.items() if getattr(self, name) != each.default]:
                 raise ConfigurationError(

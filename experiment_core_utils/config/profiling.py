@@ -82,6 +82,24 @@ class ProfilingConfig(Part):
         return self
 
     @model_validator(mode="after")
+    def _check_rate(self) -> Self:
+        if self.model.request_rate is None:
+            return self
+        measuring = self.measuring
+        one_by_one = {
+            "until_precision": measuring.until_precision is not None,
+            "energy": measuring.energy != "off",
+            "pareto_search": self.search.pareto_search,
+        }
+        if given := [f"--{name}" for name, is_given in one_by_one.items() if is_given]:
+            raise ConfigurationError(
+                f"{given[0]} is of requests that run one by one, and --request_rate lets them arrive together; drop one"
+            )
+        if measuring.num_latency_samples == 0:
+            raise ConfigurationError("--request_rate is of timed samples, and --num_latency_samples 0 leaves none")
+        return self
+
+    @model_validator(mode="after")
     def _check_search(self) -> Self:
         for name in ("until_precision", "num_latency_samples"):
             if self.search.pareto_search and getattr(self.measuring, name) is not None:

@@ -273,6 +273,13 @@ class Concurrent(Protocol):
     def concurrency(self) -> int:
         """How many requests it is given at a time where none is timed."""
 
+    @property
+    def request_rate(self) -> float | None:
+        """Timed requests that it is given a second, whatever it manages; None where it is given one at a time."""
+
+    def limit_silence(self, seconds: float | None) -> None:
+        """From now on a request fails where nothing is heard of it for so long; None leaves that to the model."""
+
 
 class StagedModel(Runnable, Stepwise, Inspectable, Switchable, Protocol):
     """A model in this process, whose vision, prefill and decode can be called one by one; it may have several ways to

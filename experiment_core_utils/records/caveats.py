@@ -119,6 +119,30 @@ Caveat.KINDS = {
         "server: samples without times were asked {concurrency} at a time: batches of the server may change some "
         "answers".format_map,
     ),
+    "open_loop": CaveatKind(
+        "note",
+        "open loop: requests came at {request_rate:g} a second, and their times count from then; those of neighbours "
+        "depend on each other, so that intervals are too narrow where requests wait".format_map,
+    ),
+    "open_loop_short": CaveatKind(
+        "warning",
+        "open loop: up to {most_under_way} of the {batch} requests of a batch were under way at once: most of them met "
+        "a load that was still growing".format_map,
+        "lower --request_rate, or raise --num_latency_samples (a batch has at most 256)",
+    ),
+    "server_behind": CaveatKind(
+        "warning",
+        "server: it answered {achieved_rate:.3g} of {request_rate:g} requests a second, with up to {most_under_way} "
+        "under way: times depend on how many came".format_map,
+        "lower --request_rate before reading them",
+        _always,
+    ),
+    "client_late": CaveatKind(
+        "warning",
+        "client: {num_late} of {num_requests} requests were sent more than 5 ms after they were due, the latest after "
+        "{late_max_ms:.0f} ms: their times contain it".format_map,
+        "leave the client cores of its own, or lower --request_rate",
+    ),
     "server_pieces": CaveatKind(
         "warning",
         "server: several tokens came in one piece in {num_runs} of {num_all} runs: the times between them are not "

@@ -1,10 +1,10 @@
 """The journal of a process's samples of one setting, written line by line so that none is lost.
 
 One JSON object a line, of one key that says what it is: `header` (JournalHeader), `warmup` (WarmUp), `conditions`
-(ConditionsReading), `sample` (FinishedSample), `rounds` (RoundsTrace), `energy` (SettingEnergy), `energy_pass`
-(EnergyPass), `energy_end` (EnergyPassesEnd), `load` (SettingLoad) or `end` (ShardDone). The lines of a sample are on
-the disk before the next one begins. A process that is killed while it writes leaves the beginning of a line; it is
-ignored when read, and cut off by the process that resumes.
+(ConditionsReading), `sample` (FinishedSample), `rounds` (RoundsTrace), `arrivals` (ArrivalsTrace), `energy`
+(SettingEnergy), `energy_pass` (EnergyPass), `energy_end` (EnergyPassesEnd), `load` (SettingLoad) or `end` (ShardDone).
+The lines of a sample are on the disk before the next one begins. A process that is killed while it writes leaves the
+beginning of a line; it is ignored when read, and cut off by the process that resumes.
 """
 
 import os
@@ -32,6 +32,7 @@ from experiment_core_utils.records.energy import EnergyPass, EnergyPassesEnd, Se
 from experiment_core_utils.records.locks import RunLock, is_locked, locked_file, refuse_removed
 from experiment_core_utils.records.result_files import check_schema, field_fault, parsed_json
 from experiment_core_utils.records.settings import (
+    ArrivalsTrace,
     ConditionsReading,
     FinishedSample,
     JournalHeader,
@@ -52,6 +53,7 @@ Line = (
     | ConditionsReading
     | FinishedSample
     | RoundsTrace
+    | ArrivalsTrace
     | SettingEnergy
     | EnergyPass
     | EnergyPassesEnd
@@ -65,6 +67,7 @@ LINE_KINDS = {
     "conditions": ConditionsReading,
     "sample": FinishedSample,
     "rounds": RoundsTrace,
+    "arrivals": ArrivalsTrace,
     "energy": SettingEnergy,
     "energy_pass": EnergyPass,
     "energy_end": EnergyPassesEnd,

@@ -109,6 +109,7 @@ class Variables(Record):
     endpoint: Any = None  #: `--endpoint`; None if not given
     model: Any = None  #: `--model`, what the server calls the model; None if not given
     concurrency: Any = None  #: `--concurrency`, 1 without `--endpoint`
+    request_rate: Any = None  #: `--request_rate`, a second; None if not given
     num_samples: Any = None  #: `--num_samples`, also where the split has fewer or `--ids` chose
     sample_by: Any = None  #: `--sample_by`
     seed: Any = None  #: `--seed`

@@ -183,12 +183,27 @@ class Rounds(Record):
     experiment_id: str | None = None  #: the run that it was part of
     num_settings: Count | None = None  #: settings that took turns
     num_rounds: Count  #: rounds that were finished, each sample counted once for each of its runs
-    #: samples that each setting ran one after the other; more than 1 if memory did not allow to keep what all settings
-    #: need
+    #: samples that each setting ran one after the other, or with `--request_rate` together; otherwise more than 1 if
+    #: memory did not allow to keep what all settings need
     samples_per_round: Count | None = None
     seed: int | None = None  #: what the orders of the settings were drawn by
     common_factor: CommonFactor | None = None  #: changes of the machine's speed, as information
     switch_ms: Amount | None = None  #: median time of a change of settings
+
+
+class OpenLoop(Record):
+    """How a server kept up with requests that arrived at a rate."""
+
+    request_rate: Ratio  #: `--request_rate`: requests a second that came, in each batch
+    #: requests a second that were answered: those behind the first of each batch, over the time from the first to the
+    #: last answer; None if no batch has two
+    achieved_rate: Ratio | None
+    num_batches: Count  #: batches of requests, each run of a group of samples one
+    num_requests: Count  #: requests that came
+    num_answered: Count  #: those that did not fail
+    most_under_way: Count  #: most requests at a time that had come and were not answered
+    num_late: Count  #: requests that the client sent more than 5 ms after they were due
+    late_max_ms: Amount | None  #: how late it sent the latest; None if none was sent
 
 
 class TypeScores(Record):
@@ -288,6 +303,8 @@ class SteadinessPart(Record):
     setting_order: Order | None = None
     #: list of the rounds, one entry for each process and run, [below](#order-and-rounds); `[]` if measured in blocks
     rounds: list[Rounds] = []
+    #: how the server kept up with `--request_rate`, [below](#order-and-rounds); None if not given
+    open_loop: OpenLoop | None = None
     warmup: list[WarmUpRuns] = []  #: list of the warm-ups, [below](#warm-up), `[]` where no sample could be read
     conditions: list[Conditions] = []  #: list of the conditions of the device and the host, [below](#conditions)
     #: how well the mean `T_total` is known, and why no more samples were requested, [below](#precision)

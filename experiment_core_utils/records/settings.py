@@ -224,6 +224,21 @@ class RoundsTrace:
 
 
 @dataclass(frozen=True)
+class ArrivalsTrace:
+    """One batch of requests that arrived at a rate at one setting, and how the server kept up."""
+
+    experiment_id: str
+    rank: int
+    request_rate: float  #: requests a second
+    num_requests: int
+    num_answered: int
+    answering_s: float  #: from the end of the first answer to that of the last; 0 for fewer than 2
+    most_under_way: int  #: requests at a time
+    num_late: int  #: requests that the client sent more than 5 ms after they were due
+    late_max_s: float | None  #: how late it sent the latest; None where none was sent
+
+
+@dataclass(frozen=True)
 class FinishedSample:
     """A finished sample: either measured or failed."""
 
@@ -281,6 +296,7 @@ class MeasuredSetting:
     energy_end: EnergyPassesEnd | None = None  #: of these; None where there are none, or they did not end
     loads: tuple[SettingLoad, ...] = ()  #: of every window of every process
     rounds: tuple[RoundsTrace, ...] = ()  #: of every process and run that measured several settings in turn
+    arrivals: tuple[ArrivalsTrace, ...] = ()  #: of every batch of requests that arrived at a rate
 
 
 @dataclass(frozen=True)

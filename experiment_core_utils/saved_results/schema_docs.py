@@ -173,6 +173,7 @@ def settings_columns() -> list[tuple[str, str]]:
         **dict.fromkeys(csv.REFERENCE_COLUMNS, same),
         **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in csv.TYPICAL_COLUMNS},
         **dict.fromkeys(csv.PROTOCOL_COLUMNS, same),
+        **{name: f"`open_loop.{name}`" for name in csv.OPEN_LOOP_COLUMNS},
         **csv.FURTHER_COLUMNS,
     }
     return [(name, found[name]) for name in csv.in_reading_order(list(found))]

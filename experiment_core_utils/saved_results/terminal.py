@@ -110,7 +110,7 @@ def fixed_length_line(times: Mapping[str, FixedLengthTime]) -> str | None:
 _ANSWER_SHARES = {"cut": "share_truncated", "empty": "share_empty", "one token": "share_one_token"}
 
 
-_NOT_EVERYWHERE = ("crops", "vision ms", "prefill ms", "first token ms")
+_NOT_EVERYWHERE = ("crops", "vision ms", "prefill ms", "first token ms", "answered/s", "under way")
 
 
 def _first_token_alone(stats: Mapping[str, float | None]) -> float | None:
@@ -157,6 +157,9 @@ def closing_table(
                 REFERENCE_HEADING: _of_reference(result, reference),
                 "p95 ms": _text(stats.get("T_total_p95"), 1),
                 "ms/token": _text(stats.get("T_decode_per_token_mean"), 2),
+                # At `--request_rate`.
+                "answered/s": _text(getattr(result.open_loop, "achieved_rate", None), 2),
+                "under way": _text(getattr(result.open_loop, "most_under_way", None), 0),
                 "GFLOP": _text(_gflop(result), 1),
                 "MB": _text(_megabytes(result), 0),
                 "J": _joules(result),
@@ -196,6 +199,10 @@ def column_lines(results: Sequence[SettingResult], front: Mapping[str, str]) -> 
     costs = "GFLOP, MB, J: of a request; MB by formula: weights, KV cache, activations"
     is_estimated = any((_joules(result) or "").startswith(ESTIMATED) for result in results)
     lines = [f"{costs}{f'; {ESTIMATED}: estimated' if is_estimated else ''}; {ABSENT}: not measured, or not applicable"]
+    rates = {each.open_loop.request_rate for each in results if each.open_loop is not None}
+    if rates:
+        came = " or ".join(f"{rate:g}" for rate in sorted(rates))
+        lines.append(f"answered/s: of {came} a second that came; times count from then; under way: most at once")
     if front:
         meaning = "whether no other setting is as accurate in less mean time, or more accurate in no more"
         lines += [f"{FRONT_HEADING}: {meaning}", VERDICT_LEGEND]

@@ -1,8 +1,9 @@
 """One process's shard of the samples, measured in rounds and written to the journals of the settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.knobs.setting import Setting
@@ -22,7 +23,8 @@ from experiment_core_utils.primitives.files import allow_open_files
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
 from experiment_core_utils.records.requests import StagedRun
-from experiment_core_utils.records.settings import JournalHeader, SettingFailure, ShardDone, When
+from experiment_core_utils.records.settings import ArrivalsTrace, JournalHeader, SettingFailure, ShardDone, When
+from experiment_core_utils.sweep.arrivals import MOST_ARRIVALS, batch_size
 from experiment_core_utils.sweep.batches import BatchAnswerer, Bench
 from experiment_core_utils.sweep.energy_passes import EnergyPasses
 from experiment_core_utils.sweep.live_table import LiveTable
@@ -72,12 +74,13 @@ class ShardMeasurer:
     def __post_init__(self) -> None:
         config, context = self.config, self.context
         folder = context.ledger.output_dir
-        model, batch_size, pids = self.bench.model, config.accuracy_batch_size, tuple[int, ...]()
+        model, at_a_time, pids = self.bench.model, config.accuracy_batch_size, tuple[int, ...]()
+        self.request_rate: float | None = None
         if isinstance(model, Served):
             pids = tuple(model.server_pids)
         if isinstance(model, Concurrent):
-            batch_size = model.concurrency
-        self._answerer = BatchAnswerer(self.bench, batch_size, config.sample_timeout, folder)
+            at_a_time, self.request_rate = model.concurrency, model.request_rate
+        self._answerer = BatchAnswerer(self.bench, at_a_time, config.sample_timeout, folder)
         device = model.device
         self._conditions = self.conditions or conditions_meter(context.experiment_id, context.rank, device, pids)
         self._energy = None if self.energy is None else replace(self.energy, stop=context.stop)
@@ -96,7 +99,7 @@ class ShardMeasurer:
         Raises:
             Stopped, ResultsNotSaved, ResultsError: every sample that was finished is in the journals.
         """
-        allow_open_files(len(requested) + _OTHER_FILES)
+        allow_open_files(len(requested) + _OTHER_FILES + (0 if self.request_rate is None else MOST_ARRIVALS))
         done: dict[str, ShardDone] = {}
         with ExitStack() as stack:
             at_work = [self._opened(stack, setting, tuple(ids)) for setting, ids in requested.items()]
@@ -187,7 +190,10 @@ class ShardMeasurer:
             self._announce(due)
             with nullcontext() if is_alone else runner.progress.announced(f"warming up {len(due)} settings"):
                 self._warm_up(due, runner, is_alone=is_alone)
+            # Of arriving requests none is asked again: it would come when fewer others do.
+            is_last, runner.is_last_attempt = runner.is_last_attempt, runner.is_last_attempt or bool(self.request_rate)
             RoundsOfAttempt(self, runner, [each for each in due if each.error is None], at_work).run()
+            runner.is_last_attempt = is_last
             for each in due:
                 if each.error is None:
                     with runner.setting_boundary(each):
@@ -305,6 +311,10 @@ class RoundsOfAttempt:
     settings: Sequence[SettingAtWork]
     all_settings: Sequence[SettingAtWork]  #: with those that are done already, which are as precise as they are
     seen: RoundsSeen = field(default_factory=RoundsSeen)
+    #: the samples that arrive together by their setting, those that failed among them, so that no round has fewer
+    arriving: dict[str, list[SampleAtWork]] = field(default_factory=dict)
+    #: of each batch of them that counts, by its setting and round
+    arrived: dict[tuple[str, int], ArrivalsTrace] = field(default_factory=dict)
 
     def run(self) -> None:
         """Run group after group of samples; at the end repeat the first one's round, which shows the machine's drift.
@@ -321,10 +331,12 @@ class RoundsOfAttempt:
         begin = size = 0
         while begin < len(timed) and not has_enough(self.all_settings, timed[begin][0]):
             size = model.samples_per_round(len(self.settings)) if isinstance(model, Switchable) else 1
+            size = size if self.measurer.request_rate is None else batch_size(len(timed))
             done = self._group(begin // size, [sample_id for _, sample_id in timed[begin : begin + size]])
             first, begin = first or done, begin + size
         if len(self.settings) > 1 and self.seen.num_rounds:
-            self._close(first)
+            if self.measurer.request_rate is None:
+                self._close(first)
             seed = self.measurer.order.seed
             trace = self.seen.trace(context.experiment_id, context.rank, len(self.settings), seed, size)
             for each in self.settings:
@@ -343,11 +355,15 @@ class RoundsOfAttempt:
                         at_work.setdefault(each.key, []).append(runner.begin(each, sample_id, taken))
         if not at_work:
             return []
+        self.arriving, self.arrived = {key: list(group) for key, group in at_work.items()}, {}
         self.seen.add([self._round(place * num_runs + number, at_work) for number in range(num_runs)])
+        for (key, _), trace in self.arrived.items():
+            self.arriving[key][0].of.journal.append(trace)
         done = [at for group in at_work.values() for at in group]
-        for at in done:
-            with runner.sample_boundary(at.of, at.sample_id):
-                runner.finish(at, in_rounds=len(self.settings) > 1)
+        with runner.progress.at_once():
+            for at in done:
+                with runner.sample_boundary(at.of, at.sample_id):
+                    runner.finish(at, in_rounds=len(self.settings) > 1)
         if len(self.settings) > 1:
             # All settings have had them; in blocked order the next one may have the same crops.
             self.measurer.bench.requests.let_go(RequestKey(*place) for place in taken)
@@ -383,13 +399,13 @@ class RoundsOfAttempt:
         order = self.measurer.order.of_round(number + self.measurer.context.rank, at_work)
         for place, key in enumerate(order):
             left = []
-            for at in at_work[key]:
+            for at, result in zip(at_work[key], self._results(number, at_work[key]), strict=True):
                 # Of a single setting the sample at work ends; in rounds that may take long.
                 if len(self.settings) > 1:
                     self.measurer.context.stop.raise_if_requested("between two runs")
                 if at.of.error is None:
                     with self.runner.sample_boundary(at.of, at.sample_id):
-                        run, switch_s = self.runner.run(at)
+                        run, switch_s = result()
                         done.append((at, run, place))
                         self.seen.switches_s.append(switch_s)
                         left.append(at)
@@ -397,6 +413,18 @@ class RoundsOfAttempt:
         for key in [key for key, left in at_work.items() if not left]:
             del at_work[key]
         return done
+
+    def _results(self, number: int, group: Sequence[SampleAtWork]) -> list[Callable[[], tuple[StagedRun, float]]]:
+        """A call for each sample of a setting that gives its run; those that arrive together have run by then."""
+        rate = self.measurer.request_rate
+        if rate is None:
+            return [partial(self.runner.run, at) for at in group]
+        self.measurer.note_conditions_if_due(self.settings)
+        # The same at every setting and in every run of a sample, so that only these differ.
+        seed = self.measurer.order.seed, number // self.measurer.config.num_runs_per_sample
+        key = group[0].of.key
+        results, self.arrived[key, number] = self.runner.run_arriving(self.arriving[key], rate, seed)
+        return [result for at, result in zip(self.arriving[key], results, strict=True) if at in group]
 
     def _close(self, first: Sequence[SampleAtWork]) -> None:
         """Run the first group's round once more, into no statistic; without it where the group cannot run again."""

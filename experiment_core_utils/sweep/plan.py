@@ -526,6 +526,8 @@ def _later_parts(config: ProfilingConfig, choice: BlockChoice, stop: Sequence[st
     model, measuring, module, threads = config.model, config.measuring, config.task.task_module, environment_threads()
     if model.concurrency != 1:
         yield "concurrency", model.concurrency
+    if model.request_rate is not None:
+        yield "request_rate", model.request_rate, config.task.seed
     if measuring.energy != "off":
         yield "energy", measuring.energy
     if model.quantization != "none":

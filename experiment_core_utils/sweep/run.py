@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import leave_process_group
 from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
 from experiment_core_utils.c_prompt_processing import choose_latency_ids, picture_caveats
-from experiment_core_utils.config.parts import EnergyMode
+from experiment_core_utils.config.parts import EnergyMode, ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.knobs.setting import Setting
@@ -22,7 +22,7 @@ from experiment_core_utils.models.common.placement import placement_caveats
 from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.tensor_parallel import END, LOAD, LeadingModel, follow
-from experiment_core_utils.models.interface import Inspectable, Runnable, Stepwise
+from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
@@ -161,6 +161,9 @@ def bench_of(
     limit = max_new_tokens_of(config.task, task)
     model.end_answers_at(stops_of(config.task, task), config.task.ignore_eos)
     timeout = config.measuring.sample_timeout
+    if isinstance(model, Concurrent) and model.request_rate is not None:
+        # Its threads cannot be interrupted.
+        model.limit_silence(timeout)
     proofs = settle_execution(model, requests, tuple(settings), taken, limit, timeout, accelerator)
     engines = model.describe()["execution_stages"]
     refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
@@ -221,7 +224,7 @@ class ProfilingRun:
         self.measurer = ShardMeasurer(measuring, context, bench, order, profiles, energy=energy)
 
 
-def unseen_in_server_caveats(source: ModelSource, energy: EnergyMode, concurrency: int) -> list[Caveat]:
+def unseen_in_server_caveats(source: ModelSource, energy: EnergyMode, asked: ModelConfig) -> list[Caveat]:
     """What is absent from the results of a model that another process runs, with the reason, and how it was asked;
     nothing for others.
     """
@@ -229,8 +232,10 @@ def unseen_in_server_caveats(source: ModelSource, energy: EnergyMode, concurrenc
     caveats = [] if reason is None or energy == "off" else [caveat("energy_not_measured", reason=reason)]
     if source.limits.variants:
         caveats.append(caveat("server_unseen", place=source.place))
-    if concurrency > 1:
-        caveats.append(caveat("server_concurrency", concurrency=concurrency))
+    if asked.concurrency > 1:
+        caveats.append(caveat("server_concurrency", concurrency=asked.concurrency))
+    if asked.request_rate is not None:
+        caveats.append(caveat("open_loop", request_rate=asked.request_rate))
     return caveats
 
 
@@ -265,7 +270,7 @@ def provenance_of_run(
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
         *placement_caveats(described.get("device_map")),
         *decoding_caveats(described.get("decoding", {}).get("left_out", {})),
-        *unseen_in_server_caveats(source, config.measuring.energy, config.model.concurrency),
+        *unseen_in_server_caveats(source, config.measuring.energy, config.model),
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),
         *batching_caveats(len(requested.drawn), num_timed(config, len(requested.drawn)), described["dtype"]),
         # In a search each setting has a number of samples, and so a caveat, of its own.

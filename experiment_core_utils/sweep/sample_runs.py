@@ -1,9 +1,11 @@
 """What is done with one sample at one setting: its request, its runs, and what is written down of them."""
 
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +46,7 @@ from experiment_core_utils.records.requests import (
 )
 from experiment_core_utils.records.sample_result import FailedSample, failed_sample
 from experiment_core_utils.records.settings import (
+    ArrivalsTrace,
     FinishedSample,
     JournalHeader,
     MeasuredSample,
@@ -51,6 +54,7 @@ from experiment_core_utils.records.settings import (
     SettingLoad,
     ShardDone,
 )
+from experiment_core_utils.sweep.arrivals import arrivals_s, arrive, trace_of
 from experiment_core_utils.sweep.batches import Bench
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.tasks.interface import Sample, check_scorable
@@ -367,6 +371,25 @@ class SampleRunner:
         at.spent_s += self._clock.now_s() - started_s
         return run, switch_s
 
+    def run_arriving(
+        self, group: Sequence[SampleAtWork], rate: float, seed: Sequence[int]
+    ) -> tuple[list[Callable[[], tuple[StagedRun, float]]], ArrivalsTrace]:
+        """One measured run of samples of one setting that arrive at a rate, as a call for each that gives what `run`
+        would; the time limit of each begins when it is due.
+
+        Args:
+            seed: of the arrivals.
+        """
+        model, setting, started_s = self.bench.model, group[0].of, self._clock.now_s()
+        model.apply(setting.setting)
+        switch_s = self._clock.now_s() - started_s
+        works = [partial(run_staged, model, at.inputs, self.bench.max_new_tokens) for at in group]
+        after_s = arrivals_s(len(group), rate, seed)
+        with setting.memory_window(model):
+            futures, marks = arrive(works, after_s, self.config.sample_timeout, self.context.stop, self._clock)
+        trace = trace_of(futures, marks, rate, self.context.experiment_id, self.context.rank)
+        return [partial(_with_switch, each, switch_s) for each in futures], trace
+
     def finish(self, at: SampleAtWork, *, in_rounds: bool) -> None:
         """Write down a sample whose runs are done, and profile it where that is requested."""
         record = sample_record(self.bench.model, at.of.setting, at.sample, at.request, tuple(at.runs), at.transfer_s)
@@ -399,6 +422,10 @@ class SampleRunner:
         each.journal.append(finished)
         each.shard.add(finished)
         self.progress.advance()
+
+
+def _with_switch(future: Future[StagedRun], switch_s: float) -> tuple[StagedRun, float]:
+    return future.result(), switch_s
 
 
 def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

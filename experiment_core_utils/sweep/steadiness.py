@@ -6,12 +6,13 @@ from itertools import chain, pairwise
 from typing import TypeVar
 
 from experiment_core_utils.meters.nvml import THROTTLING
-from experiment_core_utils.primitives.statistics import highest_of, relative_half_width
+from experiment_core_utils.primitives.statistics import highest_of, rate, relative_half_width
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.setting_result import (
     CommonFactor,
     Conditions,
+    OpenLoop,
     Order,
     Precision,
     Rounds,
@@ -19,6 +20,7 @@ from experiment_core_utils.records.setting_result import (
     WarmUpRuns,
 )
 from experiment_core_utils.records.settings import (
+    ArrivalsTrace,
     ConditionsReading,
     MeasuredSample,
     MeasuredSetting,
@@ -32,6 +34,8 @@ Span = tuple[ConditionsReading, ConditionsReading]
 # Load of others above which, and time with clocks held down above which, a result carries a caveat.
 BACKGROUND_LOAD = 0.10
 THROTTLED_FRACTION = 0.01
+# Of the requests a second that came, answered at least; below it a server did not keep up.
+KEPT_UP = 0.9
 # The host counts its CPUs' time in hundredths of a second, so that a short window says nothing of 10 %.
 SHORTEST_LOAD_S = 0.5
 
@@ -49,6 +53,7 @@ def steadiness_part(
     return SteadinessPart.model_construct(
         setting_order=order_of(key, order),
         rounds=[rounds_of(each) for each in merged.rounds],
+        open_loop=open_loop_of(merged.arrivals),
         warmup=[warmup_of(each) for each in merged.warmups],
         conditions=conditions_of(merged.conditions),
         precision=precision_of(until_precision, merged, is_search=is_search, is_stopped=is_stopped),
@@ -75,6 +80,45 @@ def rounds_of(trace: RoundsTrace) -> Rounds:
         common_factor=CommonFactor(min=low, max=high, last_over_first=trace.closing_factor),
         switch_ms=milliseconds(trace.switch_s),
     )
+
+
+def open_loop_of(batches: Sequence[ArrivalsTrace]) -> OpenLoop | None:
+    """How the server kept up in all batches together; None where there was none.
+
+    The achieved rate counts as the arrivals do, from the first to the last, so that of constant times it is the same.
+    """
+    if not batches:
+        return None
+    answered = sum(max(each.num_answered - 1, 0) for each in batches)
+    return OpenLoop(
+        request_rate=batches[0].request_rate,
+        achieved_rate=rate(answered, sum(each.answering_s for each in batches)),
+        num_batches=len(batches),
+        num_requests=sum(each.num_requests for each in batches),
+        num_answered=sum(each.num_answered for each in batches),
+        most_under_way=max(each.most_under_way for each in batches),
+        num_late=sum(each.num_late for each in batches),
+        late_max_ms=milliseconds(highest_of([each.late_max_s for each in batches])),
+    )
+
+
+def open_loop_caveats(found: OpenLoop | None) -> list[Caveat]:
+    """The caveats of a server that did not keep up, of batches too short for the load to become full, and of a client
+    that was late; none where there is none of these.
+    """
+    if found is None:
+        return []
+    figures, caveats = found.content(), []
+    if found.achieved_rate is not None and found.achieved_rate < KEPT_UP * found.request_rate:
+        shortfall = 1 - found.achieved_rate / found.request_rate
+        caveats.append(caveat("server_behind", fraction=shortfall, **figures))
+    batch = round(found.num_requests / found.num_batches)
+    # By Little's law the load grows for as many requests as it has in the end.
+    if found.most_under_way > batch / 2:
+        caveats.append(caveat("open_loop_short", batch=batch, fraction=found.most_under_way / batch, **figures))
+    if found.num_late:
+        caveats.append(caveat("client_late", fraction=found.num_late / found.num_requests, **figures))
+    return caveats
 
 
 def warmup_of(warmup: WarmUp) -> WarmUpRuns:

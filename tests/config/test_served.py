@@ -7,6 +7,7 @@ from experiment_core_utils.config.served import ServedModel, served_models
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 HERE, THERE = "http://localhost:8000/v1", "https://models.example/v1/"
+AT_A_RATE = ("--endpoint", HERE, "--model", "m", "--request_rate", "2.5")
 
 
 def test_one_model_at_each_server_each_model_at_one_server_or_pairs() -> None:
@@ -44,6 +45,13 @@ def test_a_refused_address_is_shown_without_its_password() -> None:
         (("--endpoint", HERE, "--model", "m", "--precision", "bfloat16"), "--precision cannot act with --endpoint"),
         (("--endpoint", HERE, "--model", "m", "--model_path", "x"), "--model_path cannot act with --endpoint"),
         (("--endpoint", HERE, "--model", "m", "--quantization", "4bit"), "--quantization cannot act with --endpoint"),
+        (("--request_rate", "2"), "--request_rate is of requests to --endpoint, which is not given; drop it"),
+        ((*AT_A_RATE, "--concurrency", "2"), "--request_rate 2.5 and --concurrency 2 are two ways to ask several"),
+        ((*AT_A_RATE, "--until_precision", "0.1"), "--until_precision is of requests that run one by one"),
+        ((*AT_A_RATE, "--pareto_search"), "--pareto_search is of requests that run one by one"),
+        ((*AT_A_RATE, "--energy", "optional"), "--energy is of requests that run one by one"),
+        ((*AT_A_RATE, "--num_latency_samples", "0"), "--num_latency_samples 0 leaves none"),
+        ((*AT_A_RATE[:-1], "0"), "--request_rate 0 is not possible; give more than 0, such as 2.5"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(flags: tuple[str, ...], reason: str | None) -> None:

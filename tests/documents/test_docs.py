@@ -41,6 +41,7 @@ from experiment_core_utils.records.setting_result import (
     AccuracyPart,
     CommonFactor,
     Drift,
+    OpenLoop,
     Rounds,
 )
 from experiment_core_utils.records.text import (
@@ -114,7 +115,7 @@ def test_every_key_of_a_result_is_documented_and_no_other(run: tuple[dict[str, A
     assert set(result["conditions"][0]) == first_cells("Conditions")
     assert set(Drift.model_fields) == first_cells("Drift")
     assert set(result["precision"]) == first_cells("Precision")
-    of_rounds = {*Rounds.model_fields, *CommonFactor.model_fields}
+    of_rounds = {*Rounds.model_fields, *CommonFactor.model_fields, *OpenLoop.model_fields}
     assert set(result["setting_order"]) | of_rounds == first_cells("Order and rounds")
     assert result["protocol_version"] == PROTOCOL_VERSION
     assert dotted(result["provenance"]) == first_cells("Provenance")

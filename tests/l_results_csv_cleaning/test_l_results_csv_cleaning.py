@@ -15,6 +15,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import token_target
 from experiment_core_utils.l_results_csv_cleaning import (
     FURTHER_COLUMNS,
+    OPEN_LOOP_COLUMNS,
     ORIGIN_COLUMNS,
     SETTING_COLUMNS,
     TYPICAL_COLUMNS,
@@ -287,7 +288,7 @@ def test_the_table_says_how_many_samples_were_measured() -> None:
     assert frame["num_latency_samples"].tolist() == [1, 0, 2]
     # What came later is behind what was there.
     later = [*(f"{name}_ms" for name in TYPICAL_COLUMNS), "share_discarded_runs", "protocol_version"]
-    later += [*FURTHER_COLUMNS, *ORIGIN_COLUMNS]
+    later += [*OPEN_LOOP_COLUMNS, *FURTHER_COLUMNS, *ORIGIN_COLUMNS]
     assert list(frame.columns[-len(later) :]) == later
     first = [name for name in frame.columns if not name.startswith(("energy_", "mfu_", "mbu_")) and name not in later]
     assert first[-4:] == ["num_latency_samples", "share_outlier_runs", "is_reference", "in_grid"]

@@ -9,10 +9,25 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.meters.stability import warm_up_of
 from experiment_core_utils.records.caveats import Caveat, caveat
-from experiment_core_utils.records.setting_result import Order, SettingResult
-from experiment_core_utils.records.settings import ConditionsReading, CpuReading, GpuReading, MeasuringOrder, When
+from experiment_core_utils.records.setting_result import OpenLoop, Order, SettingResult
+from experiment_core_utils.records.settings import (
+    ArrivalsTrace,
+    ConditionsReading,
+    CpuReading,
+    GpuReading,
+    MeasuringOrder,
+    When,
+)
 from experiment_core_utils.saved_results.terminal import caveat_lines
-from experiment_core_utils.sweep.steadiness import conditions_caveats, conditions_of, order_of, precision_of, warmup_of
+from experiment_core_utils.sweep.steadiness import (
+    conditions_caveats,
+    conditions_of,
+    open_loop_caveats,
+    open_loop_of,
+    order_of,
+    precision_of,
+    warmup_of,
+)
 from tests.hand_made_records import measured_sample, part, result_of, staged_run
 
 GPU = GpuReading(1980, 2600, 60, 400.0, ("gpu_idle",), 5.0, 1.0, 3, 0, 0, None)
@@ -133,6 +148,42 @@ def test_the_precision_is_that_of_all_processes_together() -> None:
     }
     assert precision_of(None, part(samples[0])).reached is None
     assert precision_of(None, part(samples[0])).stopped_by == "num_samples"
+
+
+def arrivals(
+    num_answered: int, answering_s: float, late_s: float | None = 0.001, under_way: int = 2
+) -> ArrivalsTrace:
+    """A batch of 5 requests, 2 a second."""
+    num_late = int(late_s is not None and late_s > 0.005)
+    return ArrivalsTrace("0007", 0, 2.0, 5, num_answered, answering_s, under_way, num_late, late_s)
+
+
+def test_batches_of_arriving_requests_come_to_one_rate() -> None:
+    """4 and 2 answers behind the first of their batch, in 2 and in 4 seconds."""
+    found = open_loop_of([arrivals(5, 2.0, under_way=5), arrivals(3, 4.0, 0.25), arrivals(0, 0.0, None)])
+    assert found == OpenLoop(
+        request_rate=2.0,
+        achieved_rate=1.0,
+        num_batches=3,
+        num_requests=15,
+        num_answered=8,
+        most_under_way=5,
+        num_late=1,
+        late_max_ms=250.0,
+    )
+    behind, short, late = open_loop_caveats(found)
+    assert behind.sentence.startswith("server: it answered 1 of 2 requests a second, with up to 5 under way")
+    assert late.sentence.startswith("client: 1 of 15 requests were sent more than 5 ms after they were due, the latest")
+    assert short.sentence.startswith("open loop: up to 5 of the 5 requests of a batch were under way at once")
+    assert (behind.voids, short.voids, late.voids) == (True, False, False)
+
+
+def test_a_server_and_a_client_in_time_have_no_caveat() -> None:
+    # 4 in 2 s are all that came; 4 in 2.2 s are 91 % of them.
+    assert [open_loop_caveats(open_loop_of([arrivals(5, each)])) for each in (2.0, 2.2)] == [[], []]
+    assert open_loop_of([]) is None and open_loop_caveats(None) == []
+    # Of one answer there is no rate.
+    assert open_loop_caveats(open_loop_of([arrivals(1, 0.0)])) == []
 
 
 def test_each_kind_of_unsteadiness_is_one_line_under_the_table() -> None:

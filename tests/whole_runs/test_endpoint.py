@@ -21,6 +21,7 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import RunReport, run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, EnergyRefused
 from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.saved_results.terminal import closing_table, column_lines
 from experiment_core_utils.sweep.dry_run import describe_plan
 from experiments.core_exp.report import main as report_command
 from tests.given_flags import over
@@ -234,6 +235,67 @@ def test_samples_that_are_only_answered_go_several_at_a_time(tmp_path: Path) -> 
     assert [(each.pred, each.output_tokens, each.T_total) for each in answered] == 4 * [("fourteen", 3, None)]
     assert {each.accuracy_batch_size for each in answered} == {2}
     assert "server_concurrency" in kinds(result) and "batched_answers" not in kinds(result)
+
+
+def test_requests_arrive_at_a_rate_whatever_the_server_has_answered(tmp_path: Path) -> None:
+    """A server that answers none of five questions before all have come, at each of two settings."""
+    together = threading.Barrier(5)
+
+    def reply(request: dict[str, Any]) -> Reply:
+        # The probe, and one run of warm-up at each setting.
+        return Reply() if len(server.requests) <= 3 else Reply(wait=together)
+
+    def run(name: str) -> RunReport:
+        server.requests.clear()
+        flags = ("--endpoint", server.url, "--model", "m", "--num_samples", "5", "--answer_limit_list", "4")
+        return measured(tmp_path / name, *flags, "--request_rate", "200", "--sample_timeout", "60")
+
+    with serving(reply) as server:
+        report = run("out")
+        run("again")
+    assert report.exit_code == 0 and len(server.requests) == 3 + 2 * 2 * 5
+    for result in report.results:
+        found = result.open_loop
+        assert found is not None and found.achieved_rate is not None
+        assert (found.request_rate, found.num_batches, found.num_requests, found.num_answered) == (200.0, 2, 10, 10)
+        assert found.most_under_way == 5
+        assert result.provenance.experimental_variables.request_rate == 200.0 and "open_loop" in kinds(result)
+        (rounds,) = result.rounds
+        assert (rounds.num_rounds, rounds.samples_per_round, rounds.num_settings) == (2, 5, 2)
+        assert rounds.common_factor is not None and rounds.common_factor.last_over_first is None
+        assert all(len(each.runs) == 2 for each in result.per_sample_results)
+    frame = kp.load(tmp_path / "out").frame()
+    assert frame["request_rate"].tolist() == [200.0, 200.0] and frame["most_under_way"].tolist() == [5, 5]
+    assert frame["requests_per_second"].isna().all() and frame["tokens_per_second"].isna().all()
+    assert all(word in closing_table(report.results) for word in ("answered/s", "under way"))
+    assert any(each.startswith("answered/s: of 200 a second that came") for each in column_lines(report.results, {}))
+    # Samples that waited for each other decide nothing about times.
+    compared = kp.compare(tmp_path / "out", tmp_path / "again").frame()
+    assert set(compared[compared["quantity"] == "latency"]["verdict"]) == {"CANNOT TELL"}
+    assert "P95 latency" not in set(compared["quantity"])
+
+
+def test_an_arriving_request_that_fails_is_not_asked_again_when_fewer_come(tmp_path: Path) -> None:
+    """Of four, one gets HTTP 500 and one no answer in time; in the second round all come again."""
+    closing = threading.Event()
+    asked: list[str] = []
+
+    def reply(request: dict[str, Any]) -> Reply:
+        asked.append(question_of(request))
+        # The probe and the run of warm-up come before.
+        return {3: Reply(status=500), 4: Reply(wait=closing)}.get(len(asked), Reply())
+
+    with serving(reply) as server:
+        flags = ("--endpoint", server.url, "--model", "m", "--num_samples", "4", "--request_rate", "100")
+        given = ("--num_runs_per_sample", "2", "--sample_timeout", "3", "--max_config_retries", "2")
+        report = measured(tmp_path, *flags, *given, "--config_retry_delay", "0")
+        closing.set()
+    (result,) = report.results
+    assert report.exit_code == 3 and len(asked) == 2 + 2 * 4
+    assert {each.error for each in result.failed_samples} == {"SampleError", "SampleTimedOut"}
+    assert result.open_loop is not None
+    assert (result.open_loop.num_requests, result.open_loop.num_answered) == (8, 6)
+    assert result.num_samples == 2 and all(len(each.runs) == 2 for each in result.per_sample_results)
 
 
 def test_a_password_in_the_address_is_in_no_file(tmp_path: Path) -> None:

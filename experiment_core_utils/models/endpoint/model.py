@@ -55,6 +55,7 @@ class Connection:
     client: Any  #: an `openai.OpenAI`
     options: Mapping[str, Any] = field(default_factory=lambda: dict(_USAGE))  #: of every request beside its own
     limit_name: str = _LIMIT
+    opens_before: bool = True  #: whether the connection is opened before a request, by one for nothing
 
     @property
     def where(self) -> str:
@@ -71,8 +72,8 @@ class Connection:
     ) -> TimedTokens:
         """The likeliest answer (temperature 0), streamed; errors as of `faults_named`.
 
-        The connection is open before the first mark: whatever the server answers to a request for nothing, it keeps it,
-        while the client closes that of each stream.
+        Where it is opened before, it is open at the first mark: whatever the server answers to a request for nothing,
+        it keeps it, while the client closes that of each stream.
 
         Args:
             more: what the request has beside messages and limit.
@@ -81,8 +82,9 @@ class Connection:
 
         options = {self.limit_name: limit, **self.options, **more}
         with faults_named(self.where):
-            with suppress(openai.APIStatusError):
-                self.client.get("/", cast_to=object)
+            if self.opens_before:
+                with suppress(openai.APIStatusError):
+                    self.client.get("/", cast_to=object)
             marks.mark()
             asked = self.client.chat.completions.create(
                 model=self.served.model, messages=messages, temperature=0, stream=True, **options
@@ -159,12 +161,13 @@ def _raise_own_cause(error: BaseException) -> None:
 
 @dataclass
 class EndpointModel:
-    """Requests to servers, one at a time: a `Runnable`, and nothing of the model's inside."""
+    """Requests to servers, one or several at a time: a `Runnable`, and nothing of the model's inside."""
 
     name: str
     connections: Mapping[str, Connection]  #: by the name of the variant
     system_prompt: str | None = None
     concurrency: int = 1  #: see `Concurrent`
+    request_rate: float | None = None  #: see `Concurrent`
     prompt_family: PromptFamily = "chat"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
@@ -172,10 +175,16 @@ class EndpointModel:
         self._ids = PieceIds()
         self.ends: AnswerEnds = ServedEnds(text_of=self._ids.text)
         self._setting = Setting({})
+        self._timeout: dict[str, float] = {}
 
     @classmethod
     def connected(
-        cls, name: str, served: Sequence[ServedModel], system_prompt: str | None, concurrency: int = 1
+        cls,
+        name: str,
+        served: Sequence[ServedModel],
+        system_prompt: str | None,
+        concurrency: int = 1,
+        request_rate: float | None = None,
     ) -> "EndpointModel":
         """The model, once each of its servers has answered.
 
@@ -186,11 +195,17 @@ class EndpointModel:
             import openai
         key = os.environ.get(_API_KEY) or "none"
         connections = {
-            each.name: Connection(each, openai.OpenAI(base_url=each.url, api_key=key, max_retries=0)) for each in served
+            each.name: Connection(
+                each,
+                openai.OpenAI(base_url=each.url, api_key=key, max_retries=0),
+                # At a rate nothing comes but the requests.
+                opens_before=request_rate is None,
+            )
+            for each in served
         }
         for each in connections.values():
             each.probe()
-        return cls(name, connections, system_prompt, concurrency)
+        return cls(name, connections, system_prompt, concurrency, request_rate)
 
     @property
     def server_pids(self) -> tuple[int, ...]:
@@ -273,6 +288,10 @@ class EndpointModel:
         """See `Runnable.end_answers_at`; requests carry both."""
         self.ends = replace(self.ends, stop=tuple(stop), are_ignored=ignore_eos)
 
+    def limit_silence(self, seconds: float | None) -> None:
+        """See `Concurrent.limit_silence`."""
+        self._timeout = {} if seconds is None else {"timeout": seconds}
+
     def describe(self) -> Mapping[str, Any]:
         """See `Runnable.describe`; `endpoints` has the servers, and everything about weights is None."""
         unseen = dict.fromkeys(name for name in Model.model_fields if name not in ("name", "revision"))
@@ -303,7 +322,7 @@ class EndpointModel:
         more: dict[str, Any] = {} if effort == REASONING_EFFORT.at_rest else {"reasoning_effort": effort}
         if self.ends.stop and not self.ends.are_ignored:
             more["stop"] = list(self.ends.stop)
-        return more | ({"extra_body": {"ignore_eos": True}} if self.ends.are_ignored else {})
+        return more | self._timeout | ({"extra_body": {"ignore_eos": True}} if self.ends.are_ignored else {})
 
     def _messages(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
         side = self._setting.value(PICTURE_SIDE.name)

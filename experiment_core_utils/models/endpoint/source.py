@@ -117,7 +117,8 @@ class EndpointSource(ModelSource):
         """See `ModelSource.load`; raises ConfigurationError as `EndpointModel.connected`."""
         if is_profiled:
             raise ConfigurationError("--use_profiler sees this process alone, and a server runs the model; drop it")
-        return EndpointModel.connected(self.name, self.served, self.system_prompt, config.concurrency)
+        at_a_time = config.concurrency, config.request_rate
+        return EndpointModel.connected(self.name, self.served, self.system_prompt, *at_a_time)
 
 
 def endpoint_source(requested: RequestedModel) -> EndpointSource | None:

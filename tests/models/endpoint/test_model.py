@@ -197,6 +197,19 @@ def test_a_key_that_the_server_does_not_know_is_named() -> None:
         model_at(server)
 
 
+def test_at_a_rate_nothing_comes_but_the_requests_and_silence_ends_them() -> None:
+    closing = threading.Event()
+    served = served_models
+    with serving(lambda request: Reply(wait=closing if len(server.requests) > 2 else None)) as server:
+        model = EndpointModel.connected("m", served([f"s={server.url}"], ["m"]), None, request_rate=2.0)
+        asked(model)
+        assert server.num_unconnected == len(server.requests) == 2
+        model.limit_silence(0.3)
+        with pytest.raises(SampleTimedOut, match="has not answered in time"):
+            asked(model)
+        closing.set()
+
+
 def test_requests_beside_a_failed_one_are_waited_for() -> None:
     going = threading.Event()
     replies = {"slow": Reply(wait=going), "bad": Reply(status=500)}

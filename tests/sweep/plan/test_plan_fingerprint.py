@@ -78,6 +78,7 @@ FINGERPRINTED = {
     "device_map": ["--device_map", "auto"],
     "tensor_parallel": ["--tensor_parallel", "2"],
     "concurrency": ["--endpoint", "http://localhost:1/v1", "--model", "m", "--concurrency", "2"],
+    "request_rate": ["--endpoint", "http://localhost:1/v1", "--model", "m", "--request_rate", "2"],
     "num_threads": ["--num_threads", "1"],
     "pareto_search": ["--pareto_search"],
     "random_weights": ["--random_weights"],
