@@ -124,6 +124,11 @@ class SharedSamples:
         return any(order is None or order.how != "rounds" for order in orders)
 
     @property
+    def waited_for_each_other(self) -> bool:
+        """Whether the requests of a run arrived at a rate, so that its samples are not independent."""
+        return any(result.open_loop is not None for run in self.runs for result in run)
+
+    @property
     def drift_variance(self) -> float:
         """Of the log of the control setting's time over its first, the mean square of later readings, summed over
         runs.

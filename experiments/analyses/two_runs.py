@@ -273,10 +273,21 @@ class _Pair:
                 f"one run a side: its speed is taken to vary by {self.between_runs:.1%} (--between_runs), with other "
                 f"processes on {self.shared.other_load:.0%} of the CPUs; knobprof compare --run measures how much"
             )
-        if self.shared.cells(LOGS["latency"]) is not None and not self._tails():
+        if self._has_no_times:
+            found.append(
+                "latency has no verdict: the requests of a run waited for each other; use knobprof compare --run with "
+                "--repeats 5"
+            )
+        elif self.shared.cells(LOGS["latency"]) is not None and not self._tails():
             need = fewest_for(95, self.tail / len(self.shared.places) / 2)
             found.append(f"P95 is left out: it needs one run a side, and {need} pictures in every setting")
         return found
+
+    @property
+    def _has_no_times(self) -> bool:
+        """Whether samples tell nothing of times: those that waited for each other, of one run a side."""
+        shared = self.shared
+        return shared.is_one_run_a_side and shared.waited_for_each_other and not shared.is_identical
 
     def _parts(self, cells: Cells) -> list[_Part]:
         """The settings, then all together; a single one is all."""
@@ -304,6 +315,7 @@ class _Pair:
                 more=apart / len(own.numbers),
                 more_degrees=degrees,
             )
+            found = None if quantity == "latency" and self._has_no_times else found
             line = self._line(part, quantity, None if found is None else found.interval(part.tail))
             if found is not None:
                 line = replace(
@@ -342,7 +354,7 @@ class _Pair:
     def _tails(self) -> list[RunDifference]:
         """P95 of the first run of each sample: each end from those of both sides, each failing with half the tail."""
         cells = self.shared.cells(lambda sample: math.log(sample.runs[0].T_total) if sample.runs else None)
-        if cells is None or not self.shared.is_one_run_a_side:
+        if cells is None or not self.shared.is_one_run_a_side or self._has_no_times:
             return []
         lines = []
         for number in cells.numbers:

@@ -18,7 +18,13 @@ from experiment_core_utils.records.sample_result import SampleResult, is_same_qu
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.tasks.answers import scored_text
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
-from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance, is_in_rounds, setting_variance
+from experiments.analyses.knobs.setting_variance import (
+    NO_VARIANCE,
+    OPEN_LOOP,
+    SettingVariance,
+    is_in_rounds,
+    setting_variance,
+)
 from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
 from experiments.analyses.sweeps import StoredSetting, Sweep, load_sweeps
@@ -194,6 +200,8 @@ def mean_log_time(sample: SampleResult) -> float | None:
 
 def _variance_of(settings: Sequence[StoredSetting], log_times: np.ndarray) -> SettingVariance:
     """The disturbance of settings that were measured one after another, by those that the values of the knobs make."""
+    if any(each.result.open_loop is not None for each in settings):
+        return OPEN_LOOP
     if _shared_rounds([each.result for each in settings]):
         return NO_VARIANCE
     points = [_point(each) for each in settings]

@@ -24,7 +24,7 @@ from experiment_core_utils.primitives.contrasts import PairedContrasts, ScoreCon
 from experiment_core_utils.primitives.statistics import CONFIDENCE, bounded_mean_intervals
 from experiments.analyses.files import draws_for
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
-from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance
+from experiments.analyses.knobs.setting_variance import NO_VARIANCE, OPEN_LOOP, SettingVariance
 from experiments.fitting.intervals import draw_counts
 from experiments.fitting.verdicts import (
     TAIL,
@@ -100,9 +100,11 @@ class Objectives:
 
     @property
     def no_verdict(self) -> str | None:
-        """The reason why no setting is said to cost less than another: too few pictures, or an unknown disturbance of
-        settings that were measured one after another; None where there is none.
+        """The reason why no setting is said to cost less than another: too few pictures, an unknown disturbance of
+        settings that were measured one after another, or requests that waited for each other; None where there is none.
         """
+        if self.setting_variance.source == OPEN_LOOP.source:
+            return f"{self.of.label} is of requests that came at a rate and waited for each other"
         if not self.setting_variance.is_known:
             return f"{self.of.label} of settings that were measured one after another shows no change of the machine"
         fewest = fewest_for(PERCENT.get(self.of.statistic))
@@ -196,8 +198,10 @@ class Objectives:
 
     def cost_intervals(self) -> list[tuple[float, float] | None]:
         """95 % interval of each setting's cost: of a mean by Student's t over pictures, of a percentile by order
-        statistics of one sample of each picture; None where there are too few pictures.
+        statistics of one sample of each picture; None where there are too few pictures, or samples waited for others.
         """
+        if self.setting_variance.source == OPEN_LOOP.source:
+            return [None] * len(self.points)
         if self.of.statistic != "mean":
             alone = self.sample_costs[:, first_of_each(self.cost_clusters)]
             return [tail_interval(row, PERCENT[self.of.statistic]) for row in alone]

@@ -61,9 +61,9 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[A
         found.append(caveat("protocols_differ", versions=versions))
     for analysis in analyses:
         task, variance = analysis.grid.task, analysis.grid.setting_variance
-        if not variance.is_known:
+        if variance.source == "unknown":
             found.append(caveat("blocked_order_unknown", task=task))
-        elif variance.source != "rounds":
+        elif variance.is_known and variance.source != "rounds":
             found.append(caveat("blocked_order", task=task, fraction=math.expm1(math.sqrt(variance.variance))))
         found += _left_out_of_many(analysis)
         for each in present(analysis):

@@ -11,7 +11,7 @@ from experiments.analyses.knobs.conclusion import conclude, front_words
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, LATENCY_P95
 from experiments.analyses.knobs.records import TaskAnalysis, contents_of, present, tables_of
-from experiments.analyses.knobs.setting_variance import UNKNOWN, SettingVariance
+from experiments.analyses.knobs.setting_variance import OPEN_LOOP, UNKNOWN, SettingVariance
 from tests.experiments.hand_made_grid import grid, point, reference
 
 POINTS = [point(vision, top_k) for vision in ("low", "high") for top_k in (1, 2)]
@@ -136,7 +136,11 @@ def test_a_knob_whose_ends_are_alike_changes_nothing_surely_between_them() -> No
 
 @pytest.mark.parametrize(
     ("num_samples", "variance", "reason"),
-    [(5, SettingVariance(0.0, np.inf, "rounds"), "needs 6 pictures"), (40, UNKNOWN, "measured one after another")],
+    [
+        (5, SettingVariance(0.0, np.inf, "rounds"), "needs 6 pictures"),
+        (40, UNKNOWN, "measured one after another"),
+        (40, OPEN_LOOP, "requests that came at a rate and waited for each other"),
+    ],
 )
 def test_without_a_verdict_nothing_is_called_faster(num_samples: int, variance: SettingVariance, reason: str) -> None:
     times = np.outer((100.0, 110.0, 200.0, 210.0), np.linspace(0.95, 1.05, num_samples))

@@ -11,7 +11,7 @@ from experiments.analyses.knobs.objectives import (
     NoObjectives,
     objectives,
 )
-from experiments.analyses.knobs.setting_variance import NO_VARIANCE, UNKNOWN, SettingVariance
+from experiments.analyses.knobs.setting_variance import NO_VARIANCE, OPEN_LOOP, UNKNOWN, SettingVariance
 from experiments.fitting.intervals import interval
 from tests.experiments.hand_made_grid import grid, measured, point
 
@@ -105,6 +105,15 @@ def test_a_percentile_of_blocked_settings_needs_as_much() -> None:
     ms = np.outer([10.0, 12.0], np.linspace(0.95, 1.05, 120))
     made = [grid(POINTS, np.ones((2, 120)), ms, variance=each) for each in (NO_VARIANCE, variance(0.02), variance(0.2))]
     assert [measured(each, LATENCY_P95).cheaper(0)[1] for each in made] == [True, True, False]
+
+
+def test_times_of_requests_that_waited_for_each_other_have_neither_verdict_nor_interval() -> None:
+    ms = np.outer([10.0, 20.0], np.linspace(0.95, 1.05, 120))
+    made = grid(POINTS, np.ones((2, 120)), ms, variance=OPEN_LOOP)
+    for of in (LATENCY_MEAN, LATENCY_P95):
+        found = measured(made, of)
+        assert not found.cheaper(0).any() and found.cost_intervals() == [None, None]
+        assert found.no_verdict == f"{of.label} is of requests that came at a rate and waited for each other"
 
 
 def test_contrasts_are_of_logarithms_of_times_and_of_scores() -> None:
