@@ -43,6 +43,8 @@ class Run:
         kill_at_call: SIGKILL at the n-th changing call, from 0.
         signal_when: (pattern of paths, number): the process gets that signal after the changing call that made a
             path of that pattern.
+        command_when: (pattern of paths, shell command): the command runs, and the process waits for its end, after the
+            changing call that made a file of that pattern that is not empty.
         file_limit_bytes: no file can grow beyond that: what a full disk is to a program.
         calls_file: where the number of changing calls goes at the end of the process.
         program: the name of the driver.
@@ -58,6 +60,7 @@ class Run:
     kill_after_s: float | None = None
     kill_at_call: int | None = None
     signal_when: tuple[str, int] | None = None
+    command_when: tuple[str, str] | None = None
     file_limit_bytes: int | None = None
     calls_file: str | None = None
     program: str = "acc_lat_profiling.py"

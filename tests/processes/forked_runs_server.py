@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -104,7 +105,7 @@ def _fork(run: Run) -> int:
         os.dup2(1 if run.errors is None else _opened(run.errors), 2)
         os.environ.update(run.environment)
         sys.argv = [run.program, *run.arguments]
-        calls = _count_calls(run.kill_at_call, run.signal_when)
+        calls = _count_calls(run)
         faults = FaultyCalls(run.watched, run.fail_at, run.fault)
         if run.watched:
             faults.install()
@@ -133,24 +134,29 @@ def _limit_files(size_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
-def _count_calls(kill_at: int | None, signal_when: tuple[str, int] | None) -> Callable[[], int]:
-    """Counts the calls that change files; the process signals itself, so that a busy machine cannot delay a signal."""
+def _count_calls(run: Run) -> Callable[[], int]:
+    """Counts the calls that change files; what is to happen between two of them the process does itself, so that a busy
+    machine cannot delay it.
+    """
     count = 0
-    signalled = False
+    signal_when, command_when = run.signal_when, run.command_when
 
-    def signal_once() -> None:
-        nonlocal signalled
-        if signal_when is not None and not signalled and glob.glob(signal_when[0]):
-            signalled = True
-            os.kill(os.getpid(), signal_when[1])
+    def act_once() -> None:
+        nonlocal signal_when, command_when
+        if signal_when is not None and glob.glob(signal_when[0]):
+            number, signal_when = signal_when[1], None
+            os.kill(os.getpid(), number)
+        if command_when is not None and any(map(os.path.getsize, glob.glob(command_when[0]))):
+            command, command_when = command_when[1], None
+            subprocess.run(command, shell=True, check=True)
 
     def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*arguments: Any, **keywords: Any) -> Any:
             nonlocal count
             count += 1
-            if count - 1 != kill_at:
+            if count - 1 != run.kill_at_call:
                 returned = call(*arguments, **keywords)
-                signal_once()
+                act_once()
                 return returned
             if name == "write":
                 call(arguments[0], arguments[1][: len(arguments[1]) // 2])

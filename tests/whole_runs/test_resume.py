@@ -8,10 +8,7 @@ import random
 import re
 import shutil
 import signal
-import threading
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ import pytest
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.journal import read_journal
 from tests.conftest import save_tiny, tiny_config
-from tests.given_flags import over
 from tests.processes.forked_runs import KILLED, TWO_PROCESSES, Ended, Run, RunServer
 from tests.processes.sweep_contents import NOT_COMPARED, OF_THE_LAUNCH, Contents, contents, without
 
@@ -193,31 +189,21 @@ def test_a_main_process_that_is_stopped_is_missed_after_the_time_out(sweep: Swee
     assert line.startswith("error: process 0 of the run has shown no sign of life for 2 s (")
 
 
-@pytest.mark.parametrize("gone", ["folder", "moved", ".parts", "lock", "journal"])
-def test_what_is_removed_under_a_run_ends_it_with_a_line(sweep: Sweep, gone: str) -> None:
-    parts, began = sweep.output_dir / ".parts", threading.Event()
-
-    def remove() -> None:
-        # With its first line in it: one that is removed before is made anew.
-        journals: list[Path] = []
-        while not journals:
-            time.sleep(0.001)
-            with suppress(OSError):
-                journals = [each for each in parts.glob("*.jsonl") if each.stat().st_size]
-        began.set()
-        if gone == "moved":
-            sweep.output_dir.rename(sweep.output_dir.with_name("elsewhere"))
-        elif gone in ("folder", ".parts"):
-            shutil.rmtree(sweep.output_dir if gone == "folder" else parts)
-        else:
-            (parts / "lock" if gone == "lock" else journals[0]).unlink()
-
-    # Enough runs of each sample that some are left.
-    shutil.rmtree(sweep.output_dir.with_name("elsewhere"), ignore_errors=True)
-    remover = threading.Thread(target=remove, daemon=True)
-    remover.start()
-    (ended,) = sweep.server.run(Run(over(sweep.arguments, ["--num_runs_per_sample", "40"]), sweep.log_path()))
-    assert began.is_set() and ended.code == 1 and ended.seconds < 60, sweep.log()
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rm -r {folder}",
+        "mv {folder} {folder}.elsewhere",
+        "rm -r {folder}/.parts",
+        "rm {folder}/.parts/lock",
+        "rm {folder}/.parts/*.jsonl",
+    ],
+)
+def test_what_is_removed_under_a_run_ends_it_with_a_line(sweep: Sweep, command: str) -> None:
+    shutil.rmtree(f"{sweep.output_dir}.elsewhere", ignore_errors=True)
+    # With its first line in it: one that is removed before is made anew.
+    ended = sweep.run(command_when=(f"{sweep.output_dir}/.parts/*.jsonl", command.format(folder=sweep.output_dir)))
+    assert ended.code == 1, sweep.log()
     lines = [each for each in sweep.log().splitlines() if each.startswith("error: ")]
     assert len(lines) == 1 and " was removed or moved while this run writes it; " in lines[0], sweep.log()
     assert "Traceback" not in sweep.log()
