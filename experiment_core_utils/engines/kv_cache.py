@@ -24,7 +24,8 @@ class KVCache:
     next_tokens: torch.Tensor  # [B] int64, the last token of each request: a step reads it and puts its choice there
     checked_tokens: torch.Tensor  # [B] int64, the choices of a step as `finite_logits.checked_tokens` gives them
     # [B], by how much rotary positions of new tokens are more than their places (pictures take fewer); None for 0
-    rotary_offsets: list[int] | None = None
+    rotary_offsets: list[int] | None
+    device_rotary_offsets: torch.Tensor  # [B] int64, the same beside the keys
 
     @classmethod
     @torch.inference_mode(False)
@@ -37,7 +38,7 @@ class KVCache:
         keys = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
         lengths = torch.zeros(batch, dtype=torch.int64, device=decoder.device)
         tokens = torch.zeros_like(lengths), torch.zeros_like(lengths)
-        return cls(keys, torch.zeros_like(keys), [0] * batch, lengths, *tokens)
+        return cls(keys, torch.zeros_like(keys), [0] * batch, lengths, *tokens, None, torch.zeros_like(lengths))
 
     @property
     def max_seq_len(self) -> int:
@@ -56,6 +57,11 @@ class KVCache:
             self.device_lengths.fill_(self.lengths[0])
         else:
             self.device_lengths.copy_(torch.tensor(self.lengths))
+
+    def set_rotary_offset(self, offset: int) -> None:
+        """Set the offset of the only request, on the host and beside the keys."""
+        self.rotary_offsets = [offset] if offset else None
+        self.device_rotary_offsets.fill_(offset)
 
     def put_likeliest(self, logits: torch.Tensor) -> None:
         """Make the likeliest token of logits [B, V] the last one of each request."""

@@ -51,7 +51,7 @@ class BlockWeights:
     """One decoder block: H wide, Q query and KV key heads of width D, E experts of width I; of a dense block E is 1.
 
     All tensors are contiguous, on one device, in one dtype. Those that a block has not are None; `Any` is such a tensor
-    that every block of MolmoE has, for which the kernels of a GPU are made.
+    that most blocks have.
     """
 
     input_norm: Any  # [H], before attention
@@ -81,11 +81,6 @@ class BlockWeights:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The weights that the block has, by name."""
         return {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
-
-
-UNUSUAL_PARTS = "the kernels are for blocks like MolmoE's; these differ in {}"
-# Of each block of MolmoE.
-_USUAL_PARTS = {"input_norm", "qkv", "query_norm", "key_norm", "output", "ffn_norm", "router", "gate_up", "down"}
 
 
 @dataclass(frozen=True)
@@ -122,17 +117,11 @@ class DecoderWeights(DecoderDescription):
             return 1
         return self.default_top_k if index == self.routed_blocks[0] else top_k
 
-    @property
-    def unusual_part(self) -> str | None:
-        """What some block has more or less than those of MolmoE; None where all have their form."""
-        whole = self.num_heads * self.head_width, self.num_kv_heads * self.head_width
-        for block in self.blocks:
-            others = sorted(block.tensors.keys() ^ _USUAL_PARTS)
-            if others or block.window is not None or not block.has_rope:
-                return ", ".join(others) or ("has_rope" if block.window is None else "window")
-            if (block.query_norm.shape[0], block.key_norm.shape[0]) != whole:
-                return "norms of each head"
-        return None if self.rotary_scale == 1 else "rotary_scale"
+    def norms_of_heads(self, block: BlockWeights) -> int:
+        """0 where queries and keys of a block have no norm, 1 for one over all heads, 2 for one of each head."""
+        if block.query_norm is None:
+            return 0
+        return 2 if len(block.query_norm) == len(block.key_norm) == self.head_width else 1
 
     @classmethod
     def of(cls, description: DecoderDescription, **tensors: Any) -> "DecoderWeights":

@@ -59,7 +59,7 @@ def check_prefill(model: MolmoeForConditionalGeneration, tokens: int, padded: in
     kv_cache = KVCache.allocate(decoder, padded + 3)
     hidden = torch.randn(padded, decoder.width)
     hidden[:tokens] = decoder.embedding[ids[0]]
-    rotary = prefill_kernels.rotary_table(decoder.inverse_frequencies, padded)
+    rotary = prefill_kernels.rotary_table(decoder, padded)
     length = torch.tensor([tokens])
     keys, values = kv_cache.keys[: len(blocks), 0], kv_cache.values[: len(blocks), 0]
     record = ExpertRecord.allocate(decoder, padded * 4 + 5)
@@ -88,7 +88,7 @@ def check_split(model: MolmoeForConditionalGeneration, pause: int, top_k: int, b
     kv_cache = KVCache.allocate(decoder, padded + 3)
     hidden = torch.randn(padded, decoder.width)
     hidden[:tokens], hidden[tokens] = decoder.embedding[ids[0]], row[0, 0]
-    rotary = prefill_kernels.rotary_table(decoder.inverse_frequencies, padded)
+    rotary = prefill_kernels.rotary_table(decoder, padded)
     keys, values = kv_cache.keys[:, 0], kv_cache.values[:, 0]
     used = ExpertRecord.allocate(decoder, padded * 4).ids
     places = prefill_kernels.PromptPlaces(torch.tensor([tokens + 1]), keys, values, rotary, used)

@@ -21,13 +21,15 @@ from experiment_core_utils.engines.gpu.triton.tuning import (
     tuning_at,
 )
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.weights import UNUSUAL_PARTS, DecoderWeights
+from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.common.cuda_graphs import WARM_UPS, CudaGraphPool
 from experiment_core_utils.models.common.triton_build import built, vendor_unsupported_reason
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 # What one program keeps in registers: experts to rank, and one row of a weight.
 MOST_EXPERTS, MOST_WIDTH = 128, 4096
+# Weights of blocks that these kernels do not take: of a shared expert, and of norms behind a part.
+_NOT_ON_GPUS = ("shared_", "post_")
 
 
 def graphed_decode_unsupported_reason(decoder: DecoderWeights) -> str | None:
@@ -46,17 +48,27 @@ def shape_unsupported_reason(decoder: DecoderWeights) -> str | None:
         return f"the kernels take heads of 16, 32, 64, … values, not {width}"
     if decoder.num_experts > MOST_EXPERTS:
         return f"the kernels rank up to {MOST_EXPERTS} experts, not {decoder.num_experts}"
-    widest = max(decoder.width, decoder.num_heads * width, decoder.expert_width)
+    # A dense block's down-projection is cut into parts.
+    widest = max(decoder.width, decoder.num_heads * width, decoder.expert_width if decoder.routed_blocks else 0)
     if widest > MOST_WIDTH:
         return f"the kernels take rows of up to {MOST_WIDTH} values, not {widest}"
-    if (part := decoder.unusual_part) is not None:
-        return UNUSUAL_PARTS.format(part)
+    for block in decoder.blocks:
+        if others := sorted(name for name in block.tensors if name.startswith(_NOT_ON_GPUS)):
+            return f"the kernels of a GPU do not compute {', '.join(others)}"
     return None
 
 
 def can_share_weights(decoder: DecoderWeights) -> bool:
-    """Whether the widths allow a step that reads weights once for all requests, and not once for each."""
-    return decoder.width % FEWEST_ROWS == 0 and decoder.expert_width % FEWEST_ROWS == 0
+    """Whether the blocks' form and their widths allow a step that reads weights once for all requests."""
+    has_form = all(
+        block.router is not None
+        and block.qkv_bias is None
+        and decoder.norms_of_heads(block) == 1
+        and block.has_rope
+        and block.window is None
+        for block in decoder.blocks
+    )
+    return has_form and decoder.width % FEWEST_ROWS == 0 and decoder.expert_width % FEWEST_ROWS == 0
 
 
 class GraphedDecode(DecodeEngine):

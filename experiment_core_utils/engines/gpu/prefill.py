@@ -101,7 +101,7 @@ class _PaddedPrefill:
         """Allocated for the first prompt of this padded length."""
         if padded not in self._prompts:
             with torch.inference_mode(False), torch.no_grad():
-                rotary = self._kernels.rotary_table(self._decoder.inverse_frequencies, padded)
+                rotary = self._kernels.rotary_table(self._decoder, padded)
             self._prompts[padded] = _PaddedPrompt.allocate(self._decoder, padded, rotary)
         return self._prompts[padded]
 

@@ -223,7 +223,7 @@ class EngineDecode:
         )
         positions = prepared.get("position_ids")
         offset = 0 if positions is None else int(positions.flatten()[-1]) - tokens
-        cache.rotary_offsets = [offset] if offset else None
+        cache.set_rotary_offset(offset)
 
     def _take(self, state: GenerationState) -> None:
         """Copy keys and values of the modules' prefill; a block with a window has kept its last positions alone."""

@@ -45,7 +45,7 @@ def decoder_parts(decoder: DecoderWeights, tile: ProductTile | None = None) -> I
     hidden = torch.randn(ROWS, width, device=decoder.device, dtype=decoder.dtype)
     length = torch.tensor([POSITIONS], device=decoder.device)
     kv_cache = KVCache.allocate(decoder, ROWS)
-    rotary = rotary_table(decoder.inverse_frequencies, ROWS)
+    rotary = rotary_table(decoder, ROWS)
     block = blocks[0]
     normed = norm(hidden, block.ffn_norm, length, eps)
     tiles = prefill_tiles_for(width, inner, hidden) if tile is None else (tile, tile)

@@ -83,9 +83,12 @@ def test_shapes_that_the_kernels_do_not_cover() -> None:
     )
     double = replace(decoder, head=decoder.head.double())
     assert shape_unsupported_reason(double) == "the kernels take bfloat16, float16 and float32, not float64"
-    blocks = tuple(replace(block, window=4) for block in decoder.blocks)
-    windows = shape_unsupported_reason(replace(decoder, blocks=blocks))
-    assert windows == "the kernels are for blocks like MolmoE's; these differ in window"
+    blocks = tuple(replace(block, post_ffn_norm=block.ffn_norm) for block in decoder.blocks)
+    behind = shape_unsupported_reason(replace(decoder, blocks=blocks))
+    assert behind == "the kernels of a GPU do not compute post_ffn_norm"
+    # A dense block's columns are cut into parts.
+    dense = tuple(replace(block, router=None) for block in decoder.blocks)
+    assert shape_unsupported_reason(replace(decoder, blocks=dense, expert_width=14336)) is None
 
 
 def test_odd_widths_do_not_share_weights() -> None:
@@ -93,6 +96,9 @@ def test_odd_widths_do_not_share_weights() -> None:
     assert can_share_weights(decoder)
     assert not can_share_weights(replace(decoder, expert_width=24))
     assert not can_share_weights(replace(decoder, width=40))
+    for other in ({"router": None}, {"window": 4}, {"has_rope": False}, {"qkv_bias": torch.zeros(1)}):
+        blocks = (*decoder.blocks[:-1], replace(decoder.blocks[-1], **other))
+        assert not can_share_weights(replace(decoder, blocks=blocks))
 
 
 @needs_gpu

@@ -35,7 +35,7 @@ class StepBuffers:
     topk_ids: torch.Tensor  # [B, E] int32, the experts by rank
     topk_weights: torch.Tensor  # [B, E], their weights
     used: ExpertRecord  # of B tokens, whose products were taken
-    products: torch.Tensor  # [B, E, I] in the weights' dtype, for up to E choices
+    products: torch.Tensor  # [B, E, I] in the weights' dtype, for up to E choices of any block
     logits: torch.Tensor  # [B, V]
     best_logits: torch.Tensor  # [B, blocks of the head]
     best_rows: torch.Tensor  # [B, blocks of the head] int32
@@ -62,7 +62,9 @@ class StepBuffers:
             topk_ids=torch.zeros((batch, decoder.num_experts), dtype=torch.int32, device=decoder.device),
             topk_weights=floats(batch, decoder.num_experts),
             used=ExpertRecord.allocate(decoder, batch * decoder.num_experts),
-            products=floats(batch, decoder.num_experts, decoder.expert_width).to(decoder.dtype),
+            products=floats(batch, max(block.gate_up.shape[0] * block.down.shape[2] for block in decoder.blocks)).to(
+                decoder.dtype
+            ),
             logits=floats(batch, rows),
             best_logits=floats(batch, blocks),
             best_rows=torch.empty((batch, blocks), dtype=torch.int32, device=decoder.device),
@@ -88,7 +90,7 @@ class DecodeStep:
             # The first block that runs reads the tokens' embeddings, and writes the stream.
             source = decoder.embedding if row == 0 else buffers.stream
             self.launch_qkv(block, source, embed=row == 0)
-            top_k = decoder.default_top_k if index == 0 else knobs.top_k
+            top_k = decoder.experts_of(index, knobs.top_k)
             self.launch_attention(block, row)
             self.launch_output(block, source, top_k, embed=row == 0)
             self.launch_gate_up(block, buffers.used.ids[index], top_k)
@@ -112,12 +114,15 @@ class DecodeStep:
                 self.kv_cache.next_tokens,
                 block.input_norm,
                 block.qkv,
+                # What a block has not is not read.
+                block.qkv if block.qkv_bias is None else block.qkv_bias,
                 qkv,
                 rows,
                 decoder.norm_eps,
             ),
             **self._width(rows, tile),
             STEPS=tile.steps,
+            BIASED=block.qkv_bias is not None,
             EMBED=embed,
         )
 
@@ -140,7 +145,7 @@ class DecodeStep:
         rows, attended = block.output.shape
         padded, blocks = triton.next_power_of_2(attended), triton.cdiv(rows, tile.rows)
         routing = (buffers.router_parts, buffers.squares, buffers.counters)
-        parts = tuning_at(decoder.device).router_parts
+        parts, experts = tuning_at(decoder.device).router_parts, block.num_experts
         self._launch(
             mixture.output_kernel,
             (self.kv_cache.batch, blocks),
@@ -152,7 +157,7 @@ class DecodeStep:
                 self.kv_cache.next_tokens,
                 buffers.stream,
                 block.ffn_norm,
-                block.router,
+                block.output if block.router is None else block.router,
                 *routing,
                 buffers.spread,
                 buffers.topk_ids,
@@ -165,17 +170,18 @@ class DecodeStep:
             PADDED=padded,
             BLOCK=tile.rows,
             EXACT=padded == attended and rows % tile.rows == 0,
-            E=decoder.num_experts,
-            PADDED_E=triton.next_power_of_2(decoder.num_experts),
+            E=experts,
+            PADDED_E=triton.next_power_of_2(experts),
             PADDED_P=triton.next_power_of_2(blocks),
-            AT_ONCE=min(triton.next_power_of_2(blocks), parts // triton.next_power_of_2(decoder.num_experts)),
+            AT_ONCE=min(triton.next_power_of_2(blocks), parts // triton.next_power_of_2(experts)),
             NORMALISE=decoder.normalise_top_k,
+            DENSE=block.router is None,
             EMBED=embed,
         )
 
     def launch_gate_up(self, block: BlockWeights, used: torch.Tensor, top_k: int) -> None:
-        decoder, buffers, tile = self.decoder, self.buffers, self.tiles.gate_up
-        inner = decoder.expert_width
+        buffers, tile = self.buffers, self.tiles.gate_up
+        inner = block.down.shape[2]
         self._launch(
             mixture.gate_up_kernel,
             (self.kv_cache.batch * top_k, triton.cdiv(inner, tile.rows * tile.steps)),
@@ -190,28 +196,33 @@ class DecodeStep:
                 used,
                 top_k,
             ),
-            E=decoder.num_experts,
+            E=block.num_experts,
             INNER=inner,
             **self._width(inner, tile),
             STEPS=tile.steps,
+            DENSE=block.router is None,
         )
 
     def launch_down(self, block: BlockWeights, top_k: int) -> None:
         decoder, buffers, tile = self.decoder, self.buffers, self.tiles.down
-        rows, inner = decoder.width, decoder.expert_width
+        rows, inner, dense = decoder.width, block.down.shape[2], block.router is None
         padded = triton.next_power_of_2(inner)
+        if dense:
+            padded = min(padded, tuning_at(decoder.device).dense_columns)
+            top_k = triton.cdiv(inner, padded)
         self._launch(
             mixture.down_kernel,
             (self.kv_cache.batch, triton.cdiv(rows, tile.rows)),
             tile,
             (buffers.topk_ids, buffers.topk_weights, buffers.products, block.down, buffers.stream, rows),
-            E=decoder.num_experts,
+            E=block.num_experts,
             TOP_K=top_k,
             AT_ONCE=tuning_at(decoder.device).slots_at_once,
             INNER=inner,
             PADDED=padded,
             BLOCK=tile.rows,
-            EXACT=padded == inner and rows % tile.rows == 0,
+            EXACT=inner % padded == 0 and rows % tile.rows == 0,
+            DENSE=dense,
         )
 
     def launch_head(self) -> None:

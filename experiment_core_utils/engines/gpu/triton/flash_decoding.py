@@ -27,6 +27,18 @@ def _spread(values, WIDTH: tl.constexpr, eps):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _of_heads(norm, head, D: tl.constexpr, NORMS: tl.constexpr, SHIFT: tl.constexpr = 0):  # type: ignore[no-untyped-def]
+    """Weights of the D values of one head, those SHIFT values further round; 1 without a norm."""
+    along = (tl.arange(0, D) + SHIFT) % D
+    weight = tl.full((D,), 1.0, dtype=tl.float32)
+    if NORMS == 1:
+        weight = tl.load(norm + head * D + along).to(tl.float32)
+    elif NORMS == 2:
+        weight = tl.load(norm + along).to(tl.float32)
+    return weight
+
+
+@triton.jit
 def _rotated(own, other, cosine, sine, D: tl.constexpr):  # type: ignore[no-untyped-def]
     """D values of one head with rotary positions applied; `other` are the values half a head away."""
     return own * cosine + tl.where(tl.arange(0, D) < D // 2, -other, other) * sine
@@ -69,6 +81,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     keys,
     values,
     lengths,
+    rotary_offsets,
     partial,
     peaks,
     totals,
@@ -82,6 +95,9 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     D: tl.constexpr,
     PADDED_Q: tl.constexpr,
     PADDED_KV: tl.constexpr,
+    NORMS: tl.constexpr,
+    ROPE: tl.constexpr,
+    WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
     PADDED_SPLITS: tl.constexpr,
@@ -89,7 +105,8 @@ def attention_kernel(  # type: ignore[no-untyped-def]
 ):
     """Compute attended [B, Q, D] of one token over the KV cache; programs: (head, split, request).
 
-    The first split also takes the new token, and stores its key and value.
+    The first split also takes the new token, and stores its key and value. NORMS of queries and of keys: 0 for none, 1
+    for one over all heads, 2 for one of each head. WINDOW: positions that the token sees, itself among them; 0 for all.
     """
     head = tl.program_id(0)
     split = tl.program_id(1)
@@ -97,10 +114,11 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     kv_head = head // (Q // KV)
     along = tl.arange(0, D)
     length = tl.load(lengths + request).to(tl.int32)
-    cosine = tl.load(cosines + length * D + along)
-    sine = tl.load(sines + length * D + along)
-    taken = tl.cdiv(length, SPLITS)
-    begin = split * taken
+    seen_from = 0
+    if WINDOW:
+        seen_from = tl.maximum(length + 1 - WINDOW, 0)
+    taken = tl.cdiv(length - seen_from, SPLITS)
+    begin = seen_from + split * taken
     end = tl.minimum(begin + taken, length)
     first = (request * KV + kv_head).to(tl.int64) * max_seq_len * D
     keys += first
@@ -110,24 +128,39 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     key = tl.load(keys + place, mask=(slot < end)[:, None], other=0.0)
     value = tl.load(values + place, mask=(slot < end)[:, None], other=0.0)
     partner = (along + D // 2) % D
-    query_scale = tl.load(query_norm + head * D + along).to(tl.float32) * scale
-    query_scale_other = tl.load(query_norm + head * D + partner).to(tl.float32) * scale
-    key_scale = tl.load(key_norm + kv_head * D + along).to(tl.float32)
-    key_scale_other = tl.load(key_norm + kv_head * D + partner).to(tl.float32)
+    query_scale = _of_heads(query_norm, head, D, NORMS) * scale
+    key_scale = _of_heads(key_norm, kv_head, D, NORMS)
+    if ROPE:
+        position = length + tl.load(rotary_offsets + request).to(tl.int32)
+        cosine = tl.load(cosines + position * D + along)
+        sine = tl.load(sines + position * D + along)
+        query_scale_other = _of_heads(query_norm, head, D, NORMS, D // 2) * scale
+        key_scale_other = _of_heads(key_norm, kv_head, D, NORMS, D // 2)
     wait_for_previous(PDL)
     # All loads before the first sum, which waits for the slowest.
     queries = qkv + request * (Q + 2 * KV) * D
-    column = tl.arange(0, PADDED_Q)
-    every_query = tl.load(queries + column, mask=column < Q * D, other=0.0)
-    kv_column = tl.arange(0, PADDED_KV)
-    every_key = tl.load(queries + Q * D + kv_column, mask=kv_column < KV * D, other=0.0)
+    if NORMS == 1:
+        column = tl.arange(0, PADDED_Q)
+        normed_query = tl.load(queries + column, mask=column < Q * D, other=0.0)
+        kv_column = tl.arange(0, PADDED_KV)
+        normed_key = tl.load(queries + Q * D + kv_column, mask=kv_column < KV * D, other=0.0)
+    elif NORMS == 2:
+        normed_query = tl.load(queries + head * D + along)
+        normed_key = tl.load(queries + (Q + kv_head) * D + along)
     query = tl.load(queries + head * D + along) * query_scale
-    query_other = tl.load(queries + head * D + partner) * query_scale_other
     new_key = tl.load(queries + (Q + kv_head) * D + along) * key_scale
-    key_other = tl.load(queries + (Q + kv_head) * D + partner) * key_scale_other
     new_value = tl.load(queries + (Q + KV + kv_head) * D + along)
-    query = _rotated(query, query_other, cosine, sine, D) * _spread(every_query, Q * D, eps)
-    new_key = _rotated(new_key, key_other, cosine, sine, D) * _spread(every_key, KV * D, eps)
+    if ROPE:
+        query_other = tl.load(queries + head * D + partner) * query_scale_other
+        key_other = tl.load(queries + (Q + kv_head) * D + partner) * key_scale_other
+        query = _rotated(query, query_other, cosine, sine, D)
+        new_key = _rotated(new_key, key_other, cosine, sine, D)
+    if NORMS == 1:
+        query *= _spread(normed_query, Q * D, eps)
+        new_key *= _spread(normed_key, KV * D, eps)
+    elif NORMS == 2:
+        query *= _spread(normed_query, D, eps)
+        new_key *= _spread(normed_key, D, eps)
     if (split == 0) & (head % (Q // KV) == 0):
         tl.store(keys + length * D + along, new_key.to(keys.dtype.element_ty))
         tl.store(values + length * D + along, new_value.to(values.dtype.element_ty))
@@ -178,6 +211,7 @@ class AttentionBuffers:
 
         positions = torch.arange(max_seq_len, dtype=torch.float32, device=decoder.device)
         angles = torch.outer(positions, decoder.inverse_frequencies).repeat(1, 2)
+        cosines, sines = decoder.rotary_scale * angles.cos(), decoder.rotary_scale * angles.sin()
         return cls(
             qkv=floats(batch, decoder.blocks[0].qkv.shape[0]),
             partial=floats(batch, heads, splits, width),
@@ -185,8 +219,8 @@ class AttentionBuffers:
             totals=floats(batch, heads, splits),
             counters=torch.zeros(batch * heads, dtype=torch.int32, device=decoder.device),
             attended=floats(batch, heads * width).to(attended),
-            cosines=angles.cos(),
-            sines=angles.sin(),
+            cosines=cosines,
+            sines=sines,
         )
 
 
@@ -201,7 +235,7 @@ def launch_attention(
     use_pdl: bool,
 ) -> None:
     """`buffers.qkv` -> `buffers.attended`; the token's keys and values go into the block's row of the KV cache."""
-    width = decoder.head_width
+    width, norms = decoder.head_width, decoder.norms_of_heads(block)
     launch(
         attention_kernel,
         (decoder.num_heads, splits, kv_cache.batch),
@@ -209,13 +243,15 @@ def launch_attention(
         use_pdl,
         (
             buffers.qkv,
-            block.query_norm,
-            block.key_norm,
+            # What a block has not is not read.
+            block.query_norm if norms else block.qkv,
+            block.key_norm if norms else block.qkv,
             buffers.cosines,
             buffers.sines,
             kv_cache.keys[row],
             kv_cache.values[row],
             kv_cache.device_lengths,
+            kv_cache.device_rotary_offsets,
             buffers.partial,
             buffers.peaks,
             buffers.totals,
@@ -230,6 +266,9 @@ def launch_attention(
         D=width,
         PADDED_Q=triton.next_power_of_2(decoder.num_heads * width),
         PADDED_KV=triton.next_power_of_2(decoder.num_kv_heads * width),
+        NORMS=norms,
+        ROPE=block.has_rope,
+        WINDOW=0 if block.window is None else block.window,
         SPLITS=splits,
         BLOCK=tile.rows,
         PADDED_SPLITS=triton.next_power_of_2(splits),

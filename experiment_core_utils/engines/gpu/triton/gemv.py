@@ -80,6 +80,7 @@ def normed_product_kernel(  # type: ignore[no-untyped-def]
     tokens,
     norm,
     weight,
+    bias,
     output,
     rows,
     eps,
@@ -88,11 +89,12 @@ def normed_product_kernel(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
     EXACT: tl.constexpr,
+    BIASED: tl.constexpr,
     EMBED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute output [B, rows] = weight [rows, WIDTH] times the norm of the stream; programs: (request, STEPS row
-    blocks).
+    """Compute output [B, rows] = weight [rows, WIDTH] times the norm of the stream, with a bias [rows] where BIASED;
+    programs: (request, STEPS row blocks).
     """
     request = tl.program_id(0)
     row = tl.program_id(1) * (BLOCK * STEPS) + tl.arange(0, BLOCK)
@@ -108,6 +110,8 @@ def normed_product_kernel(  # type: ignore[no-untyped-def]
         if step + 1 < STEPS:
             following = weight_rows(weight, row + BLOCK, column, rows, WIDTH, EXACT)
         total = tl.sum(tile.to(tl.float32) * state[None, :], axis=1)
+        if BIASED:
+            total += tl.load(bias + row, mask=row < rows, other=0.0).to(tl.float32)
         tl.store(output + request * rows + row, total, mask=row < rows)
         row += BLOCK
         tile = following

@@ -32,8 +32,11 @@ def _route(  # type: ignore[no-untyped-def]
     PADDED_P: tl.constexpr,
     AT_ONCE: tl.constexpr,
     NORMALISE: tl.constexpr,
+    DENSE: tl.constexpr,
 ):
-    """One request's experts in the order of their rank, their weights, and the factor of the norm before them."""
+    """One request's experts in the order of their rank, their weights, and the factor of the norm before them; the
+    factor alone of a DENSE block.
+    """
     expert = tl.arange(0, PADDED_E)
     square = tl.zeros((), dtype=tl.float32)
     logit = tl.zeros((PADDED_E,), dtype=tl.float32)
@@ -44,13 +47,15 @@ def _route(  # type: ignore[no-untyped-def]
         place = parts + program[:, None] * E + expert[None, :]
         # Other programs wrote these: past the first-level cache.
         square += tl.sum(tl.load(squares + program, mask=inside, other=0.0, cache_modifier=".cg"), axis=0)
-        logit += tl.sum(tl.load(place, mask=there, other=0.0, cache_modifier=".cg"), axis=0)
+        if not DENSE:
+            logit += tl.sum(tl.load(place, mask=there, other=0.0, cache_modifier=".cg"), axis=0)
     factor = tl.rsqrt(square / width + eps)
-    logit = tl.where(expert < E, logit * factor, float("-inf"))
-    rank, prob = ranked(logit, expert, top_k, E, NORMALISE)
     tl.store(spread, factor)
-    tl.store(topk_ids + rank, expert, mask=expert < E)
-    tl.store(topk_weights + rank, prob, mask=expert < E)
+    if not DENSE:
+        logit = tl.where(expert < E, logit * factor, float("-inf"))
+        rank, prob = ranked(logit, expert, top_k, E, NORMALISE)
+        tl.store(topk_ids + rank, expert, mask=expert < E)
+        tl.store(topk_weights + rank, prob, mask=expert < E)
 
 
 @triton.jit
@@ -80,13 +85,14 @@ def output_kernel(  # type: ignore[no-untyped-def]
     PADDED_P: tl.constexpr,
     AT_ONCE: tl.constexpr,
     NORMALISE: tl.constexpr,
+    DENSE: tl.constexpr,
     EMBED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Compute stream [B, rows] = source + weight [rows, WIDTH] times `attended`; programs: (request, block of rows).
 
     With it the experts' order `topk_ids` [B, E], their weights `topk_weights` [B, E] (right for the first top_k), and
-    `spread` [B], the factor of the norm before them.
+    `spread` [B], the factor of the norm before them; of a DENSE block `spread` alone.
     """
     request = tl.program_id(0)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -94,9 +100,10 @@ def output_kernel(  # type: ignore[no-untyped-def]
     column = tl.arange(0, PADDED)
     expert = tl.arange(0, PADDED_E)
     tile = weight_rows(weight, row, column, rows, WIDTH, EXACT)
-    there = (expert < E)[:, None] & inside[None, :]
-    routing = tl.load(router + expert[:, None] * rows + row[None, :], mask=there, other=0.0).to(tl.float32)
-    routing = routing * tl.load(norm + row, mask=inside, other=0.0).to(tl.float32)[None, :]
+    if not DENSE:
+        there = (expert < E)[:, None] & inside[None, :]
+        routing = tl.load(router + expert[:, None] * rows + row[None, :], mask=there, other=0.0).to(tl.float32)
+        routing = routing * tl.load(norm + row, mask=inside, other=0.0).to(tl.float32)[None, :]
     wait_for_previous(PDL)
     state = tl.load(attended + request * WIDTH + column, mask=column < WIDTH, other=0.0)
     before = tl.load(stream_row(source, tokens, request, rows, EMBED) + row, mask=inside, other=0.0)
@@ -104,7 +111,8 @@ def output_kernel(  # type: ignore[no-untyped-def]
     tl.store(stream + request * rows + row, after, mask=inside)
     programs = tl.num_programs(1)
     place = request * programs + tl.program_id(1)
-    tl.store(parts + place * E + expert, tl.sum(routing * after[None, :], axis=1), mask=expert < E)
+    if not DENSE:
+        tl.store(parts + place * E + expert, tl.sum(routing * after[None, :], axis=1), mask=expert < E)
     tl.store(squares + place, tl.sum(after * after, axis=0))
     if is_last(counters + request, programs):
         _route(
@@ -122,6 +130,7 @@ def output_kernel(  # type: ignore[no-untyped-def]
             PADDED_P,
             AT_ONCE,
             NORMALISE,
+            DENSE,
         )
 
 
@@ -142,11 +151,12 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     STEPS: tl.constexpr,
     EXACT: tl.constexpr,
+    DENSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Compute products [B, top_k, INNER] = silu(gate) * up; programs: (request and choice, STEPS blocks of rows).
 
-    The first program of each choice notes in `used` [B, top_k] whose weights it took.
+    The first program of each choice notes in `used` [B, top_k] whose weights it took. A DENSE block is one choice.
     """
     pair = tl.program_id(0)
     request = pair // top_k
@@ -154,12 +164,16 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
     scale = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
-    wait_for_previous(PDL)
-    expert = tl.load(topk_ids + request * E + pair % top_k).to(tl.int64)
-    tl.store(used + pair, expert.to(tl.int32), mask=tl.program_id(1) == 0)
-    weight = gate_up + expert * (2 * INNER * WIDTH)
+    weight = gate_up
+    if not DENSE:
+        wait_for_previous(PDL)
+        expert = tl.load(topk_ids + request * E + pair % top_k).to(tl.int64)
+        tl.store(used + pair, expert.to(tl.int32), mask=tl.program_id(1) == 0)
+        weight += expert * (2 * INNER * WIDTH)
     gate_tile = weight_rows(weight, row, column, INNER, WIDTH, EXACT)
     up_tile = weight_rows(weight + INNER * WIDTH, row, column, INNER, WIDTH, EXACT)
+    if DENSE:
+        wait_for_previous(PDL)
     state = tl.load(stream + request * WIDTH + column, mask=inside, other=0.0)
     state = state * tl.load(spread + request) * scale
     for step in tl.static_range(STEPS):
@@ -190,11 +204,13 @@ def down_kernel(  # type: ignore[no-untyped-def]
     PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
     EXACT: tl.constexpr,
+    DENSE: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Compute stream [B, rows] += the weighted sum over choices, in their order; programs: (request, block of rows).
 
-    The first AT_ONCE choices' weights are read before the wait: the last kernel but one chose the experts.
+    The first AT_ONCE choices' weights are read before the wait: the last kernel but one chose the experts. The columns
+    of a DENSE block are cut into TOP_K parts of PADDED, each of which is a choice with weight 1.
     """
     request = tl.program_id(0)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -203,15 +219,22 @@ def down_kernel(  # type: ignore[no-untyped-def]
     for first in tl.static_range(0, TOP_K, AT_ONCE):
         tiles = ()
         for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K)):
-            expert = tl.load(topk_ids + request * E + slot).to(tl.int64)
-            tile = weight_rows(down + expert * (rows * INNER), row, column, rows, INNER, EXACT)
+            if DENSE:
+                tile = weight_rows(down, row, slot * PADDED + column, rows, INNER, EXACT)
+            else:
+                expert = tl.load(topk_ids + request * E + slot).to(tl.int64)
+                tile = weight_rows(down + expert * (rows * INNER), row, column, rows, INNER, EXACT)
             tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
         if first == 0:
             wait_for_previous(PDL)
         for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K)):
-            place = products + (request * TOP_K + slot) * INNER + column
-            product = tl.load(place, mask=column < INNER, other=0.0).to(tl.float32)
-            product = product * tl.load(topk_weights + request * E + slot)
+            if DENSE:
+                inner = slot * PADDED + column
+                product = tl.load(products + request * INNER + inner, mask=inner < INNER, other=0.0).to(tl.float32)
+            else:
+                place = products + (request * TOP_K + slot) * INNER + column
+                product = tl.load(place, mask=column < INNER, other=0.0).to(tl.float32)
+                product = product * tl.load(topk_weights + request * E + slot)
             total += tiles[slot - first].to(tl.float32) * product[None, :]
     before = tl.load(stream + request * rows + row, mask=row < rows, other=0.0)
     tl.store(stream + request * rows + row, before + tl.sum(total, axis=1), mask=row < rows)

@@ -122,22 +122,35 @@ def _apply_rope(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr,
     PADDED: tl.constexpr,
     HALF: tl.constexpr,
+    NORMS: tl.constexpr,
+    ROPE: tl.constexpr,
 ):
-    """One row of heads: RMS norm over the whole row, then rotary positions on each head's halves."""
+    """One row of heads: RMS norm (NORMS 1: over the whole row, 2: of each head), then with ROPE rotary positions on the
+    halves of each head.
+    """
     head = tl.arange(0, PADDED)
     half = tl.arange(0, HALF)
     inside = (head < HEADS)[:, None] & (half < HALF)[None, :]
     low_place = head[:, None] * (2 * HALF) + half[None, :]
     low = tl.load(given + low_place, mask=inside, other=0.0).to(tl.float32)
     high = tl.load(given + low_place + HALF, mask=inside, other=0.0).to(tl.float32)
-    squares = tl.sum(tl.sum(low * low + high * high, axis=1), axis=0)
-    scale = tl.rsqrt(squares / (HEADS * 2 * HALF) + eps)
-    low *= scale * tl.load(norm_weight + low_place, mask=inside, other=0.0).to(tl.float32)
-    high *= scale * tl.load(norm_weight + low_place + HALF, mask=inside, other=0.0).to(tl.float32)
+    squares = tl.sum(low * low + high * high, axis=1)
+    if NORMS == 1:
+        scale = tl.rsqrt(tl.sum(squares, axis=0) / (HEADS * 2 * HALF) + eps)
+        low *= scale * tl.load(norm_weight + low_place, mask=inside, other=0.0).to(tl.float32)
+        high *= scale * tl.load(norm_weight + low_place + HALF, mask=inside, other=0.0).to(tl.float32)
+    elif NORMS == 2:
+        scales = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
+        low *= scales * tl.load(norm_weight + half).to(tl.float32)[None, :]
+        high *= scales * tl.load(norm_weight + HALF + half).to(tl.float32)[None, :]
+    turned_low, turned_high = low, high
+    if ROPE:
+        turned_low = low * cosine[None, :] - high * sine[None, :]
+        turned_high = high * cosine[None, :] + low * sine[None, :]
     out = output + head[:, None] * head_stride + half[None, :]
     kind: tl.constexpr = output.dtype.element_ty
-    tl.store(out, (low * cosine[None, :] - high * sine[None, :]).to(kind), mask=inside)
-    tl.store(out + HALF, (high * cosine[None, :] + low * sine[None, :]).to(kind), mask=inside)
+    tl.store(out, turned_low.to(kind), mask=inside)
+    tl.store(out + HALF, turned_high.to(kind), mask=inside)
 
 
 @triton.jit
@@ -157,6 +170,8 @@ def apply_rope_and_store_kernel(  # type: ignore[no-untyped-def]
     PADDED: tl.constexpr,
     KEY_PADDED: tl.constexpr,
     HALF: tl.constexpr,
+    NORMS: tl.constexpr,
+    ROPE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     width: tl.constexpr = 2 * HALF
@@ -165,9 +180,10 @@ def apply_rope_and_store_kernel(  # type: ignore[no-untyped-def]
     sine = tl.load(sines + row * HALF + half)
     given = qkv_states + row * ((HEADS + 2 * KEY_HEADS) * width)
     out = queries + row * (HEADS * width)
-    _apply_rope(given, query_norm, out, width, cosine, sine, eps, HEADS, PADDED, HALF)
+    _apply_rope(given, query_norm, out, width, cosine, sine, eps, HEADS, PADDED, HALF, NORMS, ROPE)
     given += HEADS * width
-    _apply_rope(given, key_norm, keys + row * width, head_stride, cosine, sine, eps, KEY_HEADS, KEY_PADDED, HALF)
+    out = keys + row * width
+    _apply_rope(given, key_norm, out, head_stride, cosine, sine, eps, KEY_HEADS, KEY_PADDED, HALF, NORMS, ROPE)
     given += KEY_HEADS * width
     head = tl.arange(0, KEY_PADDED)
     channel = tl.arange(0, 2 * HALF)
@@ -178,14 +194,16 @@ def apply_rope_and_store_kernel(  # type: ignore[no-untyped-def]
 
 def apply_rope_and_store(
     qkv_states: torch.Tensor,
-    query_norm: torch.Tensor,
-    key_norm: torch.Tensor,
+    query_norm: torch.Tensor | None,
+    key_norm: torch.Tensor | None,
     cosines: torch.Tensor,
     sines: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     heads: int,
     eps: float,
+    norms: int = 1,
+    has_rope: bool = True,
 ) -> torch.Tensor:
     """Apply norm and rotary positions to queries and keys of [T, (Q + 2 * KV) * D]; keys and values go to the first T
     positions.
@@ -193,6 +211,8 @@ def apply_rope_and_store(
     Args:
         cosines, sines: [>= T, D / 2] float32, by position.
         keys, values: [KV, slots, D], contiguous, slots >= T.
+        norms: as `DecoderWeights.norms_of_heads`.
+        has_rope: whether positions are applied at all.
 
     Returns:
         queries [T, Q, D].
@@ -201,8 +221,9 @@ def apply_rope_and_store(
     queries = torch.empty((qkv_states.shape[0], heads, width), dtype=qkv_states.dtype, device=qkv_states.device)
     apply_rope_and_store_kernel[(qkv_states.shape[0],)](
         qkv_states,
-        query_norm,
-        key_norm,
+        # What a block has not is not read.
+        qkv_states if query_norm is None else query_norm,
+        qkv_states if key_norm is None else key_norm,
         cosines,
         sines,
         queries,
@@ -215,6 +236,8 @@ def apply_rope_and_store(
         PADDED=triton.next_power_of_2(heads),
         KEY_PADDED=triton.next_power_of_2(key_heads),
         HALF=width // 2,
+        NORMS=norms,
+        ROPE=has_rope,
         num_warps=tuning_at(qkv_states.device).row_warps,
     )
     return queries

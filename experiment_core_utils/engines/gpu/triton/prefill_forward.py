@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
 from experiment_core_utils.engines.gpu.triton.grouped_gemm import expert_rows
 from experiment_core_utils.engines.gpu.triton.norms import (
@@ -27,10 +27,21 @@ from experiment_core_utils.engines.gpu.triton.tuning import (
 from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
 
 
-def attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool) -> torch.Tensor:
-    """Attention of [B, Q, T, D] over [B, KV, T, D] -> [B, T, Q, D]; a key head serves Q / KV query heads."""
+def attention(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool, window: int | None = None
+) -> torch.Tensor:
+    """Attention of [B, Q, T, D] over [B, KV, T, D] -> [B, T, Q, D]; a key head serves Q / KV query heads.
+
+    Args:
+        window: positions that one sees, itself the last of them; None for all that `causal` leaves.
+    """
     grouped = queries.shape[1] != keys.shape[1]
-    if _cudnn_is_faster(queries, keys, values, causal, grouped):
+    if window is not None and window < keys.shape[2]:
+        at = torch.arange(keys.shape[2], device=keys.device)
+        before = at[:, None] - at
+        seen = (before >= 0) & (before < window)
+        attended = scaled_dot_product_attention(queries, keys, values, attn_mask=seen, enable_gqa=grouped)
+    elif _cudnn_is_faster(queries, keys, values, causal, grouped):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             attended = scaled_dot_product_attention(queries, keys, values, is_causal=causal, enable_gqa=grouped)
     else:
@@ -39,10 +50,15 @@ def attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, c
 
 
 def attention_of_last(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, length: torch.Tensor
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, length: torch.Tensor, window: int | None = None
 ) -> torch.Tensor:
-    """Attention [1, Q, D] of the queries [1, Q, D] of position `length` - 1 (one int64) over [KV, T, D]."""
-    seen = torch.arange(keys.shape[1], device=keys.device) < length
+    """Attention [1, Q, D] of the queries [1, Q, D] of position `length` - 1 (one int64) over [KV, T, D]; `window` as
+    of `attention`.
+    """
+    at = torch.arange(keys.shape[1], device=keys.device)
+    seen = at < length
+    if window is not None:
+        seen &= at >= length - window
     grouped = queries.shape[1] != keys.shape[0]
     attended = scaled_dot_product_attention(
         queries.transpose(0, 1)[None], keys[None], values[None], attn_mask=seen[None, None, None], enable_gqa=grouped
@@ -60,11 +76,11 @@ def _cudnn_is_faster(
     return can_use_cudnn_attention(SDPAParams(queries, keys, values, None, 0.0, causal, grouped))
 
 
-def rotary_table(inverse_frequencies: torch.Tensor, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_table(decoder: DecoderWeights, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines [positions, D / 2] in float32."""
-    position = torch.arange(positions, device=inverse_frequencies.device, dtype=torch.float32)
-    angles = position[:, None] * inverse_frequencies
-    return angles.cos(), angles.sin()
+    position = torch.arange(positions, device=decoder.device, dtype=torch.float32)
+    angles = position[:, None] * decoder.inverse_frequencies
+    return decoder.rotary_scale * angles.cos(), decoder.rotary_scale * angles.sin()
 
 
 @dataclass(frozen=True)
@@ -80,6 +96,7 @@ class PromptPlaces:
     #: the ids of an `ExpertRecord` for T * k or more, k the most experts per token of any block that runs; of the last
     #: block of a prefill, the ids of the last token alone
     used: torch.Tensor
+    added: Sequence[torch.Tensor] = ()  #: states [T, H] to add after each of the first blocks that run
 
 
 def prefill(
@@ -95,8 +112,15 @@ def prefill(
     Returns:
         logits [1, V] of the last token.
     """
+    return linear(last_state(decoder, hidden, blocks, top_k, places), decoder.head)
+
+
+def last_state(
+    decoder: DecoderWeights, hidden: torch.Tensor, blocks: Sequence[int], top_k: int, places: PromptPlaces
+) -> torch.Tensor:
+    """The state [1, H] that `prefill` multiplies with the head."""
     hidden, normed = through(decoder, hidden, blocks[:-1], top_k, places, decoder.blocks[blocks[-1]].input_norm)
-    return _last_logits(decoder, hidden, normed, len(blocks) - 1, blocks[-1], top_k, places)
+    return _last_state(decoder, hidden, normed, len(blocks) - 1, blocks[-1], top_k, places)
 
 
 def through(
@@ -122,12 +146,14 @@ def through(
         block = decoder.blocks[index]
         attended = _attend(decoder, block, normed, row, places)
         hidden = torch.addmm(hidden, attended, block.output.t())
-        rows, topk_weights = _experts(decoder, index, hidden, top_k, places, None)
-        hidden, normed = combine_norm(hidden, rows, topk_weights, length, norms[row + 1], eps)
+        hidden, normed = _mixed(decoder, index, hidden, top_k, places, norms[row + 1], None)
+        if row < len(places.added):
+            hidden = hidden + places.added[row]
+            normed = norm(hidden, norms[row + 1], length, eps)
     return hidden, normed
 
 
-def _last_logits(
+def _last_state(
     decoder: DecoderWeights,
     hidden: torch.Tensor,
     normed: torch.Tensor,
@@ -136,7 +162,7 @@ def _last_logits(
     top_k: int,
     places: PromptPlaces,
 ) -> torch.Tensor:
-    """Logits [1, V] from states [T, H] before the last block and their norm.
+    """The state [1, H] for the head, from states [T, H] before the last block and their norm.
 
     After its keys and values only row `length` - 1 is read, and so nothing else is computed.
     """
@@ -144,12 +170,33 @@ def _last_logits(
     last = length - 1
     queries = _queries(decoder, block, normed, row, places).index_select(0, last)
     keys, values = places.keys[row, :, :seen], places.values[row, :, :seen]
-    attended = attention_of_last(queries, keys, values, length).reshape(1, -1)
+    attended = attention_of_last(queries, keys, values, length, block.window).reshape(1, -1)
     state = torch.addmm(hidden.index_select(0, last), attended, block.output.t())
     tiles = tiles_of_few_rows(decoder.width, decoder.expert_width, state, FEWEST_ROWS)
-    rows, topk_weights = _experts(decoder, index, state, top_k, places, tiles)
-    _, normed = combine_norm(state, rows, topk_weights, length, decoder.final_norm, decoder.norm_eps)
-    return linear(normed, decoder.head)
+    state, normed = _mixed(decoder, index, state, top_k, places, decoder.final_norm, tiles)
+    if row < len(places.added):
+        state = state + places.added[row].index_select(0, last)
+        normed = norm(state, decoder.final_norm, length, decoder.norm_eps)
+    return normed
+
+
+def _mixed(
+    decoder: DecoderWeights,
+    index: int,
+    hidden: torch.Tensor,
+    top_k: int,
+    places: PromptPlaces,
+    after: torch.Tensor,
+    tiles: tuple[ProductTile, ProductTile] | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """States [T, H] after a block's experts or its dense layers, from those after its attention, and their norm."""
+    block, length, eps = decoder.blocks[index], places.length, decoder.norm_eps
+    if block.router is None:
+        gate, up = linear(norm(hidden, block.ffn_norm, length, eps), block.gate_up[0]).chunk(2, dim=1)
+        hidden = torch.addmm(hidden, silu(gate) * up, block.down[0].t())
+        return hidden, norm(hidden, after, length, eps)
+    rows, topk_weights = _experts(decoder, index, hidden, top_k, places, tiles)
+    return combine_norm(hidden, rows, topk_weights, length, after, eps)
 
 
 def _experts(
@@ -162,7 +209,7 @@ def _experts(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts' rows [T * k, H] of [T, H] and their weights [T, k], in `expert_rows`' tiles."""
     block = decoder.blocks[index]
-    count = decoder.default_top_k if index == 0 else top_k
+    count = decoder.experts_of(index, top_k)
     # What the experts' products read is the record itself.
     topk_ids = places.used[index, : len(hidden) * count].view(len(hidden), count)
     normed = norm(hidden, block.ffn_norm, places.length, decoder.norm_eps)
@@ -177,16 +224,25 @@ def _attend(
     rows = normed.shape[0]
     queries = _queries(decoder, block, normed, row, places)
     keys, values = places.keys[row, None, :, :rows], places.values[row, None, :, :rows]
-    return attention(queries.transpose(0, 1)[None], keys, values, causal=True).reshape(rows, -1)
+    return attention(queries.transpose(0, 1)[None], keys, values, causal=True, window=block.window).reshape(rows, -1)
 
 
 def _queries(
     decoder: DecoderWeights, block: BlockWeights, normed: torch.Tensor, row: int, places: PromptPlaces
 ) -> torch.Tensor:
     """Queries [T, Q, D] of normed states [T, H]; keys and values go to the first T positions."""
-    qkv_states, stored = linear(normed, block.qkv), (places.keys[row], places.values[row])
-    norms = block.query_norm, block.key_norm
-    return apply_rope_and_store(qkv_states, *norms, *places.rotary, *stored, decoder.num_heads, decoder.norm_eps)
+    qkv_states, stored = linear(normed, block.qkv, block.qkv_bias), (places.keys[row], places.values[row])
+    return apply_rope_and_store(
+        qkv_states,
+        block.query_norm,
+        block.key_norm,
+        *places.rotary,
+        *stored,
+        decoder.num_heads,
+        decoder.norm_eps,
+        decoder.norms_of_heads(block),
+        block.has_rope,
+    )
 
 
 def begin(decoder: DecoderWeights, hidden: torch.Tensor, pause: int, places: PromptPlaces) -> torch.Tensor:

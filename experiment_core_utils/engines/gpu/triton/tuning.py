@@ -122,6 +122,7 @@ class Tuning:
     #: together at once
     splits: tuple[int, int]
     slots_at_once: int  #: choices whose down-projections a program there reads before it multiplies them
+    dense_columns: int  #: of a dense block's down-projection, which count as one choice there
     router_parts: int  #: parts of the router's logits that the last program of its output product reads at once
     next_token_warps: int  #: of the choice of the next token, in every step
     fewest_together: int  #: from so many requests on a step that reads weights once for all of them is the faster one
@@ -152,6 +153,7 @@ TUNINGS = {
         head=ReadTile(kibibytes=32, warps=8),
         splits=(24, 32),
         slots_at_once=8,
+        dense_columns=1024,
         router_parts=16384,
         next_token_warps=8,
         fewest_together=6,
