@@ -58,10 +58,12 @@ class KVCache:
         else:
             self.device_lengths.copy_(torch.tensor(self.lengths))
 
-    def set_rotary_offset(self, offset: int) -> None:
-        """Set the offset of the only request, on the host and beside the keys."""
-        self.rotary_offsets = [offset] if offset else None
-        self.device_rotary_offsets.fill_(offset)
+    def set_rotary_offset(self, offset: int | torch.Tensor) -> None:
+        """Set the offset of the only request, a number or [1]; of one on a GPU the host does not learn."""
+        self.device_rotary_offsets.copy_(torch.as_tensor(offset))
+        self.rotary_offsets = None
+        if self.keys.device.type == "cpu" and (known := int(offset)):
+            self.rotary_offsets = [known]
 
     def put_likeliest(self, logits: torch.Tensor) -> None:
         """Make the likeliest token of logits [B, V] the last one of each request."""

@@ -29,7 +29,7 @@ from experiment_core_utils.engines.reference.decoder import (
 )
 from experiment_core_utils.engines.reference.vision import ReferenceVision
 from experiment_core_utils.engines.weights import DecoderWeights
-from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphPool
+from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphPool, GraphCapturer
 from experiment_core_utils.models.interface import (
     CPU_BLOCKS,
     CPU_STEP,
@@ -76,16 +76,20 @@ def choose_engines(model: EngineModel, decoder: DecoderWeights, most_copied_byte
     return replace(chosen, vision=vision, ways={"vision": way, **chosen.ways}, reasons=reasons, large=large)
 
 
-def decoder_engines(decoder: DecoderWeights) -> Engines:
-    """Engines without the vision stage; see `choose_engines`."""
-    if decoder.device.type != "cuda":
+def decoder_engines(decoder: DecoderWeights, graph_capturer: GraphCapturer | None = None) -> Engines:
+    """Engines without the vision stage; see `choose_engines`.
+
+    Args:
+        graph_capturer: makes the graphs of a GPU's kernels; None for CUDA graphs, and on the CPU for its own kernels.
+    """
+    if decoder.device.type != "cuda" and graph_capturer is None:
         prefill, way, why = _cpu_prefill(decoder)
         steps, way_steps, why_steps = _cpu_decode(decoder)
         ways: dict[StageName, str] = {"prefill": way, "decode": way_steps}
         reasons: dict[StageName, str] = {"prefill": why, "decode": why_steps}
         return Engines(prefill, ReferencePausedPrefill(decoder, prefill), steps, ways, reasons)
     # Not those of engines before: a graph's name is an address, which a new store can have again.
-    graphs = CudaGraphPool(MOST_GRAPHS)
+    graphs = CudaGraphPool(MOST_GRAPHS, graph_capturer)
     decode = GraphedDecode(decoder, graphs)
     try:
         whole, split = GraphedPrefill(decoder, graphs), GraphedPausedPrefill(decoder, graphs)

@@ -36,13 +36,15 @@ COMPONENTS: tuple[Component, ...] = get_args(Component)
 STAGES = ("vision", "prefill", "decode")
 
 # Names of what runs a stage, as results give them: the model's modules, plain torch on fused weights, C++ for whole
-# blocks, one C++ call a decode step, a CUDA graph, and a server behind an address.
-MODULES, REFERENCE, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH, SERVER = (
+# blocks, one C++ call a decode step, a CUDA graph, one of own kernels where modules could be captured too, and a server
+# behind an address.
+MODULES, REFERENCE, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH, KERNEL_GRAPH, SERVER = (
     "modules",
     "reference",
     "cpu blocks",
     "cpu step",
     "cuda graph",
+    "kernel graph",
     "server",
 )
 

@@ -5,7 +5,7 @@ needs nothing from the host. `graphed_decode_unsupported_reason` says why a deco
 """
 
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from experiment_core_utils.engines.gpu.triton.tuning import (
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.common.cuda_graphs import WARM_UPS, CudaGraphPool
-from experiment_core_utils.models.common.triton_build import built, vendor_unsupported_reason
+from experiment_core_utils.models.common.triton_build import are_interpreted, built, vendor_unsupported_reason
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 # What one program keeps in registers: experts to rank, and one row of a weight.
@@ -34,7 +34,7 @@ _NOT_ON_GPUS = ("shared_", "post_")
 
 def graphed_decode_unsupported_reason(decoder: DecoderWeights) -> str | None:
     """The reason why a decode step of this decoder cannot be captured; None where it can."""
-    if decoder.device.type != "cuda":
+    if decoder.device.type != "cuda" and not are_interpreted():
         return f"CUDA graphs need a GPU, and the model is on {decoder.device}"
     return vendor_unsupported_reason() or shape_unsupported_reason(decoder)
 
@@ -140,7 +140,9 @@ class GraphedDecode(DecodeEngine):
         self._kv_caches[id(kv_cache)] = kv_cache
         step = self._new_step(knobs, kv_cache)
         building = built("the decode step's kernels", ConfigurationError)
-        with torch.cuda.device(self._decoder.device), _restored_afterwards(kv_cache), building:
+        device = self._decoder.device
+        on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with on_device, _restored_afterwards(kv_cache), building:
             self._graphs.capture(name, partial(step.launch, knobs))
         return name
 

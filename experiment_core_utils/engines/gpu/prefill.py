@@ -4,8 +4,9 @@ Prompts are padded on the right to a multiple of 64 tokens. Importing this modul
 does.
 """
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from experiment_core_utils.engines.api import (
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.expert_trace import ExpertRecord
 from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.reference.decoder import RotaryTable
 from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.common.triton_build import built, kernels_unsupported_reason
@@ -35,6 +37,8 @@ class _PaddedPrompt:
     # Its own, so that it is never above T: a capture runs with what the last request left here.
     length: torch.Tensor  # one int64, 1 to T
     rotary: tuple[torch.Tensor, torch.Tensor]  # [T, D / 2] each
+    # [T, H] each, zeros behind the prompt; made where a prompt has states to add.
+    added: list[torch.Tensor] = field(default_factory=list)
 
     @classmethod
     @torch.inference_mode(False)
@@ -55,6 +59,16 @@ class _PaddedPrompt:
             self.hidden[tokens].copy_(appended)
             tokens += 1
         self.length.fill_(tokens)
+
+    def load_added(self, added: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """States [tokens, H] to add after each of the first blocks; returns what graphs read of them."""
+        while len(self.added) < len(added):
+            with torch.inference_mode(False), torch.no_grad():
+                self.added.append(torch.zeros_like(self.hidden))
+        for own, states in zip(self.added, added, strict=False):
+            own[: len(states)].copy_(states)
+            own[len(states) :].zero_()
+        return self.added[: len(added)]
 
 
 @dataclass(frozen=True)
@@ -112,10 +126,16 @@ class _PaddedPrefill:
         return self._records[most]
 
     def _places(
-        self, prompt: _PaddedPrompt, kv_cache: KVCache, rows: slice, used: torch.Tensor, request: int = 0
+        self,
+        prompt: _PaddedPrompt,
+        kv_cache: KVCache,
+        rows: slice,
+        used: torch.Tensor,
+        request: int = 0,
+        added: Sequence[torch.Tensor] = (),
     ) -> Any:
         keys, values = kv_cache.keys[rows, request], kv_cache.values[rows, request]
-        return self._kernels.PromptPlaces(prompt.length, keys, values, prompt.rotary, used)
+        return self._kernels.PromptPlaces(prompt.length, keys, values, prompt.rotary, used, added)
 
     def _capture(self, name: Hashable, run: Callable[[], torch.Tensor]) -> None:
         with built("the kernels of the prefill", ConfigurationError):
@@ -156,6 +176,8 @@ class GraphedPrefill(_PaddedPrefill, PrefillEngine):
     def __init__(self, decoder: DecoderWeights, graphs: CudaGraphPool | None = None) -> None:
         super().__init__(decoder, graphs)
         self._noted: _Noted | None = None
+        # Padded lengths whose rotary factors are not those of positions 0 to T - 1.
+        self._turned: set[int] = set()
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
         """See `PrefillEngine.warm_up`; captures for request 0."""
@@ -170,8 +192,48 @@ class GraphedPrefill(_PaddedPrefill, PrefillEngine):
         name = self._capture_graphs(knobs, kv_cache, tokens, request)
         padded = _padded_length(tokens, kv_cache)
         self._prompts[padded].load(embeddings)
+        self._turn(padded, None)
         self._noted = _Noted(self._record_for(knobs, kv_cache), padded, tokens, knobs.blocks[-1])
         return self._graphs.replay(name)
+
+    @torch.inference_mode()
+    def last_state(
+        self,
+        embeddings: torch.Tensor,
+        knobs: EngineKnobs,
+        kv_cache: KVCache,
+        rotary: RotaryTable | None = None,
+        added: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
+        """See `ReferencePrefill.last_state`; captures first where none was captured, and the next call may overwrite
+        the state.
+        """
+        tokens = embeddings.shape[0]
+        padded = _refuse_too_long(tokens, kv_cache)
+        prompt, record = self._prompt_of(padded), self._record_for(knobs, kv_cache)
+        given = prompt.load_added(added)
+        name = ("state", knobs, padded, kv_cache.keys.data_ptr(), len(given))
+        if name not in self._graphs:
+            places = self._places(prompt, kv_cache, slice(len(knobs.blocks)), record.ids, added=given)
+            work = partial(self._kernels.last_state, self._decoder, prompt.hidden, knobs.blocks, knobs.top_k, places)
+            self._capture(name, work)
+        prompt.load(embeddings)
+        self._turn(padded, rotary)
+        self._noted = _Noted(record, padded, tokens, knobs.blocks[-1])
+        return self._graphs.replay(name)
+
+    def _turn(self, padded: int, rotary: RotaryTable | None) -> None:
+        """Put the factors of a prompt's positions where its graphs read them; None for those of 0 to T - 1."""
+        factors, half = self._prompts[padded].rotary, self._decoder.head_width // 2
+        if rotary is not None:
+            self._turned.add(padded)
+            # Both halves are alike but for the sign of the first.
+            for own, given in zip(factors, (rotary.cosine, rotary.sine), strict=True):
+                own[: len(given)].copy_(given[:, 0, half:])
+        elif padded in self._turned:
+            self._turned.remove(padded)
+            for own, usual in zip(factors, self._kernels.rotary_table(self._decoder, padded), strict=True):
+                own.copy_(usual)
 
     def forget_experts(self) -> None:
         self._noted = None
@@ -197,11 +259,7 @@ class GraphedPrefill(_PaddedPrefill, PrefillEngine):
     @torch.inference_mode()
     def _capture_graphs(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int, request: int) -> Hashable:
         """The name of the graph, captured if it was not there."""
-        if tokens > kv_cache.max_seq_len:
-            raise ConfigurationError(
-                f"a prompt of {tokens} tokens does not fit into a KV cache of {kv_cache.max_seq_len} tokens"
-            )
-        padded = _padded_length(tokens, kv_cache)
+        padded = _refuse_too_long(tokens, kv_cache)
         name = ("prefill", knobs, padded, kv_cache.keys.data_ptr(), request)
         if name not in self._graphs:
             prompt, used = self._prompt_of(padded), self._record_for(knobs, kv_cache).ids
@@ -285,6 +343,15 @@ class GraphedPausedPrefill(_PaddedPrefill, PausedPrefillEngine):
             paused, used = self._paused[padded], self._record_of(padded * knobs.top_k).ids
             self._capture_logits(name, self._kernels.finish, paused, knobs, kv_cache, used, ran=pause)
         return name
+
+
+def _refuse_too_long(tokens: int, kv_cache: KVCache) -> int:
+    """The padded length of a prompt that fits into the KV cache."""
+    if tokens > kv_cache.max_seq_len:
+        raise ConfigurationError(
+            f"a prompt of {tokens} tokens does not fit into a KV cache of {kv_cache.max_seq_len} tokens"
+        )
+    return _padded_length(tokens, kv_cache)
 
 
 def _padded_length(tokens: int, kv_cache: KVCache) -> int:

@@ -3,6 +3,7 @@
 Importing this module does not need Triton; launching its kernels does.
 """
 
+import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,9 +22,14 @@ def vendor_unsupported_reason() -> str | None:
     return f"its kernels are for CUDA, and this torch is built for ROCm {torch.version.hip}"
 
 
+def are_interpreted() -> bool:
+    """Whether Triton's interpreter runs kernels, which it does on the CPU; Triton reads the variable when imported."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
 def kernels_unsupported_reason(device: torch.device, import_kernels: Callable[[], object]) -> str | None:
     """The reason why kernels cannot be launched for weights on this device; None where they can."""
-    if device.type != "cuda":
+    if device.type != "cuda" and not are_interpreted():
         return f"its weights are on {device.type}, not on a CUDA device"
     if (reason := vendor_unsupported_reason()) is not None:
         return reason

@@ -95,6 +95,7 @@ class TransformersModel(HasEnds):
         execution: as requested; `describe` and each setting's proof show how it runs.
         graph_capturer: makes the replays; None for CUDA graphs, and on the CPU for engines.
         eager_reason: why `auto` leaves the modules in place, whatever can be graphed; None where it may choose.
+        by_kernels: whether graphs are those of a GPU's own kernels, and of nothing else.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class TransformersModel(HasEnds):
         execution: ExecutionMode = "eager",
         graph_capturer: GraphCapturer | None = None,
         eager_reason: str | None = None,
+        by_kernels: bool = False,
     ) -> None:
         self.name = name
         self.model = model
@@ -133,13 +135,13 @@ class TransformersModel(HasEnds):
         self._stages = GenerateStages(model, self.preferences, self._visual_tokens)
         self._graphed, self._unsupported_reason = None, eager_reason
         if eager_reason is None:
-            self._graphed, self._unsupported_reason = self._choose(execution, graph_capturer)
+            self._graphed, self._unsupported_reason = self._choose(execution, graph_capturer, by_kernels)
         self._architecture = architecture_of(model.config)
         self._blocks = self.knobs.every_block
         self._judged: dict[Hashable, EngineErrors] = {}
 
     def _choose(
-        self, requested: ExecutionMode, graph_capturer: GraphCapturer | None
+        self, requested: ExecutionMode, graph_capturer: GraphCapturer | None, by_kernels: bool
     ) -> tuple[GraphedGeneration | None, str | None]:
         """The graphed stages, or the reason why there are none though they were requested."""
         if requested == "eager":
@@ -149,6 +151,11 @@ class TransformersModel(HasEnds):
                 return self._engines(takes_plain=requested == "graph"), None
             except ConfigurationError as error:
                 return None, NO_GRAPHS + ", and " + str(error).removeprefix(OWN_KERNELS.format(""))
+        if by_kernels:
+            try:
+                return self._engines(False, graph_capturer or CudaGraphs(self.device)), None
+            except ConfigurationError as error:
+                return None, str(error)
         unsupported_reason = graphs_unsupported_reason(self.model, self._stages)
         if unsupported_reason is not None:
             return None, unsupported_reason
@@ -156,12 +163,12 @@ class TransformersModel(HasEnds):
         graphs = GraphParts(self.model, capturer, self.num_experts)
         return GraphedGeneration(self.device, self._stages, graphs), None
 
-    def _engines(self, takes_plain: bool) -> GraphedGeneration:
+    def _engines(self, takes_plain: bool, graph_capturer: GraphCapturer | None = None) -> GraphedGeneration:
         """The stages by engines; raises ConfigurationError, with the reason, where they cannot run the model."""
         reason = engines_unsupported_reason(self.model, self._stages)
         if reason is not None:
             raise ConfigurationError(reason)
-        parts = EngineParts(self.model, lambda: self.knobs.in_force, takes_plain)
+        parts = EngineParts(self.model, lambda: self.knobs.in_force, takes_plain, graph_capturer)
         return GraphedGeneration(self.device, self._stages, parts)
 
     @property
@@ -413,6 +420,8 @@ class TransformersModel(HasEnds):
     def _judge(self, graphed: GraphedGeneration, inputs: Mapping[str, Any], features: Any) -> EngineErrors:
         setting = self._graph_key
         graphed.warm_up(setting, inputs, PROOF_STEPS + 1)
+        if isinstance(graphed.parts, EngineParts):
+            graphed.parts.forget_experts()
         trace, tokens = RouterTrace(self.num_experts), list[torch.Tensor]()
         with trace.of_pass():
             logits, state = graphed.prefill(setting, inputs, features)

@@ -33,8 +33,9 @@ _CHANGES = (
 # Numbers that a module may have: dropout acts in training alone, the others are checked by their own values.
 _NUMBERS = re.compile(r"dropout|_eps|epsilon|^eps$|^scaling$|noise|attention_scaling|aux_loss")
 _TRIAL_TOKENS = 7
-# Relative; float32 roundings of a few blocks make 1e-6, another form of block a hundredth and more.
-_MOST_OFF = 1e-3
+# Relative; float32 roundings of a few blocks make 1e-6, another form of block a hundredth and more. In lower precision
+# roundings make several of its steps, and the proof at each setting finds what passes here.
+_MOST_OFF, _MOST_STEPS_OFF = 1e-3, 16
 
 
 def fused_decoder(model: PreTrainedModel) -> DecoderWeights:
@@ -347,5 +348,5 @@ def _refuse_other_states(stack: Any, decoder: DecoderWeights) -> None:
     except HF_CODE_ERRORS as error:
         raise _refused(f"it cannot run a prompt by itself ({first_line(error)})") from error
     off = relative_distance(found, exact)
-    if not off <= _MOST_OFF:
+    if not off <= max(_MOST_OFF, _MOST_STEPS_OFF * torch.finfo(decoder.dtype).eps):
         raise _refused(f"its blocks compute something else than their parts say (relative difference {off:.2g})")

@@ -14,18 +14,21 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.gpu.prefill import GraphedPrefill
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferencePrefill, RotaryTable
 from experiment_core_utils.engines.select import Engines, decoder_engines
 from experiment_core_utils.engines.weights import DecoderWeights
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
 from experiment_core_utils.models.hf.decoder_description import fused_decoder
 from experiment_core_utils.models.hf.generate import GenerationState
 from experiment_core_utils.models.hf.graphed_stages import StageParts
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
-from experiment_core_utils.models.interface import MODULES, PLAIN, REFERENCE
+from experiment_core_utils.models.interface import KERNEL_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import StageName
 
+STAGES_OF_DECODER: tuple[StageName, ...] = ("prefill", "decode")
 # What a decoder is given that does not change what it computes, or that an engine computes with.
 _KNOWN = frozenset(
     "input_ids inputs_embeds attention_mask position_ids past_key_values use_cache return_dict visual_pos_masks "
@@ -37,9 +40,10 @@ class EngineParts(StageParts):
     """The engines of a model's decoder, with one KV cache for all settings.
 
     Args:
-        model: in float32 on the CPU.
+        model: on the CPU in float32, or with `graph_capturer` on a GPU.
         in_force: top-k (None for the model's own) and the active blocks.
         takes_plain: whether plain torch may run decode steps, in which it gains little over the modules.
+        graph_capturer: makes graphs of a GPU's kernels; None for the CPU's own kernels.
 
     Raises:
         ConfigurationError: its decoder is not of the form that engines compute, or no kernel runs it.
@@ -50,20 +54,26 @@ class EngineParts(StageParts):
         model: PreTrainedModel,
         in_force: Callable[[], tuple[int | None, tuple[int, ...]]],
         takes_plain: bool = False,
+        graph_capturer: GraphCapturer | None = None,
     ) -> None:
-        if model.device.type != "cpu" or model.dtype != torch.float32:
+        on_cpu = graph_capturer is None
+        if on_cpu and (model.device.type != "cpu" or model.dtype != torch.float32):
             found = f"{str(model.dtype).removeprefix('torch.')} on {model.device}"
             raise ConfigurationError(f"engines run models of transformers in float32 on the CPU, not in {found}")
         self.model: Any = model
-        self._in_force = in_force
+        self._in_force, self._graph_capturer = in_force, graph_capturer
         self.decoder: DecoderWeights = fused_decoder(model)
-        self.engines: Engines = decoder_engines(self.decoder)
-        if self.engines.ways["decode"] in PLAIN and not takes_plain:
-            raise ConfigurationError(self.engines.reasons["decode"])
+        self.engines: Engines = decoder_engines(self.decoder, graph_capturer)
+        # Where graphs of the modules are the other choice, plain torch is none.
+        for stage in ("decode",) if on_cpu else STAGES_OF_DECODER:
+            if self.engines.ways[stage] in PLAIN and not (takes_plain and on_cpu):
+                raise ConfigurationError(self.engines.reasons[stage])
         self.kv_cache = KVCache.allocate(self.decoder, max_seq_len=0)
-        self.ways: Mapping[StageName, str] = {"vision": MODULES, **self.engines.ways}
+        found_ways = self.engines.ways if on_cpu else dict.fromkeys(STAGES_OF_DECODER, KERNEL_GRAPH)
+        self.ways: Mapping[StageName, str] = {"vision": MODULES, **found_ways}
         self.reasons: Mapping[StageName, str] = self.engines.reasons
-        self.mode, self.waits = "reference" if self.ways["decode"] == REFERENCE else "cpu", True
+        self.waits = on_cpu
+        self.mode = ("reference" if self.ways["decode"] == REFERENCE else "cpu") if on_cpu else "graph"
         self.names = self._name("prefill"), self._name("decode")
 
     def _name(self, stage: StageName) -> str:
@@ -78,9 +88,22 @@ class EngineParts(StageParts):
         routed = self.decoder.routed_blocks
         return tuple(ids for index, ids in topk_ids.items() if index in routed)
 
+    def forget_experts(self) -> None:
+        """What is chosen from now on is not mixed with what other settings chose."""
+        self.engines.prefill.forget_experts()
+        self.engines.decode.forget_experts()
+
+    @property
+    def graphs_of(self) -> tuple[Hashable, ...]:
+        """What graphs are captured for, beside setting and shape: the KV cache's size. () without graphs."""
+        return () if self._graph_capturer is None else (self.kv_cache.max_seq_len,)
+
     def new_decode(self, max_seq_len: int) -> "EngineDecode":
         if self.kv_cache.max_seq_len < max_seq_len:
             self.kv_cache = KVCache.allocate(self.decoder, max_seq_len)
+            if self._graph_capturer is not None:
+                # Without the graphs of the cache of before, which hold it.
+                self.engines = decoder_engines(self.decoder, self._graph_capturer)
         return EngineDecode(self, self._knobs())
 
     def new_prefill(self) -> "EnginePrefill":
@@ -95,9 +118,12 @@ class EnginePrefill:
     def __init__(self, parts: EngineParts, knobs: EngineKnobs) -> None:
         self._parts, self._knobs = parts, knobs
         self._decoder: Any = parts.model.get_decoder()
-        engine = parts.engines.prefill
-        assert isinstance(engine, ReferencePrefill)
-        self._engine = engine
+
+    @property
+    def _engine(self) -> ReferencePrefill | GraphedPrefill:
+        engine = self._parts.engines.prefill
+        assert isinstance(engine, ReferencePrefill | GraphedPrefill)
+        return engine
 
     @property
     def chosen_experts(self) -> tuple[torch.Tensor, ...]:
@@ -105,8 +131,8 @@ class EnginePrefill:
         return self._parts.of_routed(self._engine.topk_expert_ids)
 
     def has_graphs(self, names: Iterable[Hashable]) -> bool:
-        """True, since nothing has to be captured."""
-        return True
+        """Whether what was captured, if anything, is for the KV cache that there is."""
+        return tuple(names) == self._parts.graphs_of
 
     @contextmanager
     def in_place(self, captures_new: bool = False) -> Iterator[Sequence[Hashable]]:
@@ -116,7 +142,7 @@ class EnginePrefill:
             ConfigurationError: the decoder is given something that no engine computes with.
         """
         with replaced_method(self._decoder, "forward", self._forward):
-            yield ()
+            yield self._parts.graphs_of
 
     def _forward(self, input_ids: Any = None, **given: Any) -> MoeModelOutputWithPast:
         parts, mask = self._parts, given.get("attention_mask")
@@ -132,7 +158,8 @@ class EnginePrefill:
             embeddings = F.embedding(input_ids, parts.decoder.embedding)
         if len(embeddings) > 1:
             raise ConfigurationError(f"an engine runs one prompt at a time, not {len(embeddings)}")
-        self._engine.warm_up(self._knobs, parts.kv_cache, embeddings.shape[1])
+        if isinstance(self._engine, ReferencePrefill):
+            self._engine.warm_up(self._knobs, parts.kv_cache, embeddings.shape[1])
         state = self._engine.last_state(
             embeddings[0].contiguous(),
             self._knobs,
@@ -149,7 +176,7 @@ class EnginePrefill:
         if positions is None:
             return None
         rows = positions[None] if positions.dim() == 2 else positions[-3:]
-        if bool((rows == torch.arange(rows.shape[-1])).all()):
+        if bool((rows == torch.arange(rows.shape[-1], device=rows.device)).all()):
             return None
         cosines, sines = self._decoder.rotary_emb(embeddings, positions if positions.dim() == 2 else rows)
         return RotaryTable.given(cosines[0], sines[0])
@@ -222,8 +249,7 @@ class EngineDecode:
             torch.cat([ids, cache.next_tokens[None]], dim=-1), next_sequence_length=1, **kwargs
         )
         positions = prepared.get("position_ids")
-        offset = 0 if positions is None else int(positions.flatten()[-1]) - tokens
-        cache.set_rotary_offset(offset)
+        cache.set_rotary_offset(0 if positions is None else positions.flatten()[-1:] - tokens)
 
     def _take(self, state: GenerationState) -> None:
         """Copy keys and values of the modules' prefill; a block with a window has kept its last positions alone."""

@@ -17,6 +17,7 @@ from experiment_core_utils.models.interface import (
     CPU_BLOCKS,
     CPU_STEP,
     CUDA_GRAPH,
+    KERNEL_GRAPH,
     MODULES,
     REFERENCE,
     STAGES,
@@ -60,6 +61,7 @@ class Variant:
 VARIANTS: Mapping[str, Variant] = {
     "modules": Variant("the model's modules", frozenset({MODULES})),
     "graph": Variant("CUDA graphs, of engines where they serve the model, else of modules", frozenset({CUDA_GRAPH})),
+    "kernels": Variant("graphs of own kernels in place of a transformers decoder", frozenset({KERNEL_GRAPH})),
     "no_pdl": Variant("engines' graphs whose decode kernels do not overlap", frozenset({CUDA_GRAPH}), _without_pdl),
     "launched": Variant("the graphs' work, launched kernel by kernel", frozenset({CUDA_GRAPH}), _launched, True),
     "cpu": Variant("C++ kernels", frozenset({CPU_BLOCKS, CPU_STEP})),
@@ -78,7 +80,8 @@ def staged_variant(name: str, model: PreTrainedModel, stage: str, max_seq_len: i
     """
     variant = VARIANTS[name]
     capturer = Reruns() if variant.is_rerun else None
-    staged: Any = staged_model(model, embedded_processor(), "eager" if name == "modules" else "graph", capturer)
+    mode, by_kernels = "eager" if name == "modules" else "graph", name == "kernels"
+    staged: Any = staged_model(model, embedded_processor(), mode, capturer, by_kernels)
     staged.eos_token_ids = frozenset()
     stages: EngineStages | None = getattr(staged, "_engine_stages", None)
     described = staged.describe()

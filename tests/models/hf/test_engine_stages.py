@@ -15,6 +15,7 @@ from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
+from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
 from experiment_core_utils.models.hf.engine_stages import EngineParts
 from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config
 from experiment_core_utils.models.hf.graphed_stages import GraphedGeneration
@@ -38,13 +39,13 @@ def prompt_of(tokens: int) -> dict[str, torch.Tensor]:
 
 
 class Beside:
-    """A model's stages by its modules, and by the engines on the same weights."""
+    """A model's stages by its modules, and by the engines on the same weights; `graph_capturer` as of `EngineParts`."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, graph_capturer: GraphCapturer | None = None) -> None:
         model.generation_config = greedy_config(model)
         self.knobs = DecoderKnobs(model)
         self.modules = GenerateStages(model)
-        self.parts = EngineParts(model, lambda: self.knobs.in_force)
+        self.parts = EngineParts(model, lambda: self.knobs.in_force, graph_capturer=graph_capturer)
         self.engines = GraphedGeneration(model.device, self.modules, self.parts)
 
     @torch.inference_mode()
