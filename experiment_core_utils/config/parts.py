@@ -51,7 +51,7 @@ P = TypeVar("P", bound=BaseModel)
 Device = Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: a GPU where there is one, else the CPU")]
 NUMBER_FORMAT = Field(description="number format of the weights; auto: bfloat16 on a GPU, else float32")
 Precision = Annotated[Literal["auto", "float32", "bfloat16", "float16"], NUMBER_FORMAT]
-ExecutionMode = Literal["auto", "eager", "graph"]
+ExecutionMode = Literal["auto", "eager", "graph", "kernels"]
 EnergyMode = Literal["off", "required", "optional"]
 ProfilerMode = Literal["minimal", "full"]
 TableFormat = Literal["csv", "parquet"]
@@ -230,7 +230,8 @@ class ModelConfig(Part):
     execution: ExecutionMode = Field(
         default="auto",
         description="eager: the model's modules; graph: CUDA graphs (on the CPU: compiled kernels), where the model "
-        "allows it; auto: graph where every stage can, else eager",
+        "allows it; kernels: graph, of own kernels in place of a transformers decoder on a GPU, too; auto: graph where "
+        "every stage can, else eager",
     )
     attn_implementation: AttnImplementation = None
     experts_implementation: Implementation | None = Field(

@@ -48,18 +48,16 @@ def staged_model(
     processor: MolmoeProcessor,
     mode: ExecutionMode,
     graph_capturer: GraphCapturer | None = None,
-    by_kernels: bool = False,
 ) -> StagedModel:
     """A MolmoE, or a text model of transformers, as it is measured; answers of the latter do not end.
 
     Args:
         graph_capturer: of a text model; None for CUDA graphs.
-        by_kernels: of a text model; see `TransformersModel`.
     """
     if isinstance(model, MolmoeForConditionalGeneration):
         return MolmoeStagedModel("benchmark", model, processor, mode)
     requests = HFRequests(processor.tokenizer, model.config, "benchmark")
-    found = TransformersModel("benchmark", model, requests, mode, graph_capturer, by_kernels=by_kernels)
+    found = TransformersModel("benchmark", model, requests, mode, graph_capturer)
     model.generation_config.eos_token_id = None
     found.eos_token_ids = frozenset()
     return found

@@ -95,7 +95,6 @@ class TransformersModel(HasEnds):
         execution: as requested; `describe` and each setting's proof show how it runs.
         graph_capturer: makes the replays; None for CUDA graphs, and on the CPU for engines.
         eager_reason: why `auto` leaves the modules in place, whatever can be graphed; None where it may choose.
-        by_kernels: whether graphs are those of a GPU's own kernels, and of nothing else.
     """
 
     def __init__(
@@ -106,7 +105,6 @@ class TransformersModel(HasEnds):
         execution: ExecutionMode = "eager",
         graph_capturer: GraphCapturer | None = None,
         eager_reason: str | None = None,
-        by_kernels: bool = False,
     ) -> None:
         self.name = name
         self.model = model
@@ -135,13 +133,13 @@ class TransformersModel(HasEnds):
         self._stages = GenerateStages(model, self.preferences, self._visual_tokens)
         self._graphed, self._unsupported_reason = None, eager_reason
         if eager_reason is None:
-            self._graphed, self._unsupported_reason = self._choose(execution, graph_capturer, by_kernels)
+            self._graphed, self._unsupported_reason = self._choose(execution, graph_capturer)
         self._architecture = architecture_of(model.config)
         self._blocks = self.knobs.every_block
         self._judged: dict[Hashable, EngineErrors] = {}
 
     def _choose(
-        self, requested: ExecutionMode, graph_capturer: GraphCapturer | None, by_kernels: bool
+        self, requested: ExecutionMode, graph_capturer: GraphCapturer | None
     ) -> tuple[GraphedGeneration | None, str | None]:
         """The graphed stages, or the reason why there are none though they were requested."""
         if requested == "eager":
@@ -151,7 +149,7 @@ class TransformersModel(HasEnds):
                 return self._engines(takes_plain=requested == "graph"), None
             except ConfigurationError as error:
                 return None, NO_GRAPHS + ", and " + str(error).removeprefix(OWN_KERNELS.format(""))
-        if by_kernels:
+        if requested == "kernels":
             try:
                 return self._engines(False, graph_capturer or CudaGraphs(self.device)), None
             except ConfigurationError as error:
@@ -520,6 +518,7 @@ class TransformersModel(HasEnds):
             "execution": self._mode,
             "execution_reason": self._execution_reason,
             "execution_stages": self._execution_stages(),
+            "execution_untuned": None if self._graphed is None else self._graphed.parts.untuned,
             "timed_inside": "generate" if self._graphed is None else "stages",
             "decoding": decoding_in_force(
                 self.preferences, self.model.generation_config, self.ends, self._eos, self.requests.chat_template

@@ -15,6 +15,7 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.prefill import GraphedPrefill
+from experiment_core_utils.engines.gpu.triton.tuning import untuned_reason
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferencePrefill, RotaryTable
 from experiment_core_utils.engines.select import Engines, decoder_engines
@@ -75,6 +76,8 @@ class EngineParts(StageParts):
         self.waits = on_cpu
         self.mode = ("reference" if self.ways["decode"] == REFERENCE else "cpu") if on_cpu else "graph"
         self.names = self._name("prefill"), self._name("decode")
+        is_on_card = model.device.type == "cuda"
+        self.untuned = untuned_reason(torch.cuda.get_device_name(model.device)) if is_on_card else None
 
     def _name(self, stage: StageName) -> str:
         return f"{self.ways[stage]} engine of the {stage}"

@@ -70,6 +70,7 @@ class StageParts(Protocol):
     mode: str  #: as `Executed.mode`
     waits: bool  #: whether a step has run when the call returns, so that steps need not be launched ahead
     names: tuple[str, str]  #: of prefill and decode step, for messages
+    untuned: str | None  #: what is to be said of own kernels on an unknown card
 
     def new_decode(self, max_seq_len: int) -> FixedDecode: ...
     def new_prefill(self) -> DecoderInPlace: ...
@@ -84,7 +85,7 @@ class GraphParts(StageParts):
 
     ways: Mapping[StageName, str] = {"vision": MODULES, "prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}
     reasons: Mapping[StageName, str] = {}
-    mode, waits, names = "graph", False, ("graphed prefill", "graphed decode step")
+    mode, waits, names, untuned = "graph", False, ("graphed prefill", "graphed decode step"), None
 
     def __init__(self, model: PreTrainedModel, graph_capturer: GraphCapturer, num_experts: int | None) -> None:
         self._model, self.graph_capturer, self._num_experts = model, graph_capturer, num_experts

@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.engines.gpu.prefill import GraphedPrefill
 from experiment_core_utils.engines.gpu.vision import GraphedVision
@@ -80,8 +81,8 @@ def staged_variant(name: str, model: PreTrainedModel, stage: str, max_seq_len: i
     """
     variant = VARIANTS[name]
     capturer = Reruns() if variant.is_rerun else None
-    mode, by_kernels = "eager" if name == "modules" else "graph", name == "kernels"
-    staged: Any = staged_model(model, embedded_processor(), mode, capturer, by_kernels)
+    mode: ExecutionMode = "eager" if name == "modules" else "kernels" if name == "kernels" else "graph"
+    staged: Any = staged_model(model, embedded_processor(), mode, capturer)
     staged.eos_token_ids = frozenset()
     stages: EngineStages | None = getattr(staged, "_engine_stages", None)
     described = staged.describe()
