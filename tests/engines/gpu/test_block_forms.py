@@ -46,3 +46,17 @@ def test_other_forms_are_refused_by_name(found: Any) -> None:
 def test_positions_that_repeat_and_states_that_are_added(found: Any, form: str) -> None:
     """Beside plain torch: the prompt's last state, keys, and steps whose positions are 3 less than their places."""
     assert max(found[f"{form} with pictures"].values()) < MOST_OFF
+
+
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_every_form_is_built_for_a_gpu(capability: str) -> None:
+    """By Triton and ptxas, which need none: no program wants more shared memory than there is."""
+    pytest.importorskip("triton", minversion="3.7")
+    command = [sys.executable, "-m", "tests.engines.compiled_forms", capability]
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["forms"].keys() == FORMS.keys() - REFUSED.keys()
+    for kernels in found["forms"].values():
+        assert {"attention_kernel", "down_kernel", "apply_rope_and_store_kernel"} <= {one["kernel"] for one in kernels}
+        assert all(one["shared"] <= found["memory"] for one in kernels)
