@@ -27,8 +27,9 @@ class TaskDescription(Record):
 class ExecutionStages(Record):
     """The engine of each stage of the model."""
 
-    #: the engine: `modules`, `reference`, `cpu blocks`, `cuda graph` or `kernel graph` ([execution.md](execution.md#what-is-recorded));
-    #: results from before say `cpu rows`, `eager`, `straight` or `captured`
+    #: the engine: `modules`, `reference`, `cpu blocks`, `cuda graph` or `kernel graph`
+    #: ([execution.md](execution.md#what-is-recorded)); results from before say `cpu rows`, `eager`, `straight` or
+    #: `captured`
     vision: str | None = None
     prefill: str | None = None  #: the same
     decode: str | None = None  #: the same, or `cpu step`
