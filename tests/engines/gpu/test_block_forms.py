@@ -4,12 +4,24 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.gpu.decode import GraphedDecode
+from experiment_core_utils.engines.gpu.prefill import GraphedPrefill
+from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.primitives.files import REPOSITORY
-from tests.engines.cpu.block_forms import FORMS
+from tests.engines.cpu import block_forms
+from tests.engines.cpu.block_forms import FORMS, decoder_of_form, in_float64
+from tests.same_floats import assert_same_floats
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="runs on a GPU")
 
 REFUSED = {
     "dense_first_then_shared": "the kernels of a GPU do not compute shared_down, shared_gate_up",
@@ -60,3 +72,37 @@ def test_every_form_is_built_for_a_gpu(capability: str) -> None:
     for kernels in found["forms"].values():
         assert {"attention_kernel", "down_kernel", "apply_rope_and_store_kernel"} <= {one["kernel"] for one in kernels}
         assert all(one["shared"] <= found["memory"] for one in kernels)
+
+
+def on_gpu(decoder: DecoderWeights) -> DecoderWeights:
+    def moved(part: Any, names: Iterable[str]) -> Any:
+        return replace(part, **{name: getattr(part, name).to("cuda") for name in names})
+
+    blocks = tuple(moved(block, block.tensors) for block in decoder.blocks)
+    return replace(moved(decoder, ("embedding", "final_norm", "head", "inverse_frequencies")), blocks=blocks)
+
+
+@needs_gpu
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in REFUSED])
+@torch.inference_mode()
+def test_every_form_on_a_gpu(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps from an empty cache, then a prompt; a block is left out."""
+    monkeypatch.setattr(block_forms, "WIDTH", 80)
+    monkeypatch.setattr(block_forms, "INNER", 48)
+    host = decoder_of_form(form)
+    decoder, knobs, steps = on_gpu(host), EngineKnobs(2, (0, 2)), 9
+    kv_cache, decode = KVCache.allocate(decoder, 128, blocks=2), GraphedDecode(decoder)
+    kv_cache.set_lengths([0])
+    tokens, logits = [], []
+    for _ in range(steps):
+        tokens.append(kv_cache.next_tokens.cpu())
+        logits.append(decode.step(knobs, kv_cache).cpu())
+        kv_cache.note_step()
+    expected = in_float64(host, host.embedding[torch.cat(tokens)], knobs)
+    assert_same_floats(torch.cat(logits), expected.logits)
+    assert_same_floats(kv_cache.keys[:, 0, :, :steps].cpu(), expected.keys)
+    rows = torch.randn(70, host.width, generator=torch.Generator().manual_seed(5))
+    found = GraphedPrefill(decoder).prefill(rows.to("cuda"), knobs, kv_cache).cpu()
+    expected = in_float64(host, rows, knobs)
+    assert_same_floats(found[0], expected.logits[-1])
+    assert_same_floats(kv_cache.values[:, 0, :, :70].cpu(), expected.values)
