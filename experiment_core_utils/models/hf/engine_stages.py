@@ -73,7 +73,7 @@ class EngineParts(StageParts):
         found_ways = self.engines.ways if on_cpu else dict.fromkeys(STAGES_OF_DECODER, KERNEL_GRAPH)
         self.ways: Mapping[StageName, str] = {"vision": MODULES, **found_ways}
         self.reasons: Mapping[StageName, str] = self.engines.reasons
-        self.waits = on_cpu
+        self.waits, self.is_captured = on_cpu, not on_cpu
         self.mode = ("reference" if self.ways["decode"] == REFERENCE else "cpu") if on_cpu else "graph"
         self.names = self._name("prefill"), self._name("decode")
         is_on_card = model.device.type == "cuda"
@@ -90,6 +90,10 @@ class EngineParts(StageParts):
         """The ids of blocks with experts alone, in the order in which the blocks ran."""
         routed = self.decoder.routed_blocks
         return tuple(ids for index, ids in topk_ids.items() if index in routed)
+
+    def reserve(self, tokens: int) -> None:
+        if isinstance(self.engines.prefill, ReferencePrefill):
+            self.engines.prefill.warm_up(self._knobs(), self.kv_cache, tokens)
 
     def forget_experts(self) -> None:
         """What is chosen from now on is not mixed with what other settings chose."""
@@ -161,8 +165,7 @@ class EnginePrefill:
             embeddings = F.embedding(input_ids, parts.decoder.embedding)
         if len(embeddings) > 1:
             raise ConfigurationError(f"an engine runs one prompt at a time, not {len(embeddings)}")
-        if isinstance(self._engine, ReferencePrefill):
-            self._engine.warm_up(self._knobs, parts.kv_cache, embeddings.shape[1])
+        parts.reserve(embeddings.shape[1])
         state = self._engine.last_state(
             embeddings[0].contiguous(),
             self._knobs,

@@ -71,6 +71,10 @@ class StageParts(Protocol):
     waits: bool  #: whether a step has run when the call returns, so that steps need not be launched ahead
     names: tuple[str, str]  #: of prefill and decode step, for messages
     untuned: str | None  #: what is to be said of own kernels on an unknown card
+    is_captured: bool  #: whether each shape of inputs has to be prepared by itself
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for a prompt of so many tokens, where the setting in force is ready but for that."""
 
     def new_decode(self, max_seq_len: int) -> FixedDecode: ...
     def new_prefill(self) -> DecoderInPlace: ...
@@ -86,9 +90,13 @@ class GraphParts(StageParts):
     ways: Mapping[StageName, str] = {"vision": MODULES, "prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}
     reasons: Mapping[StageName, str] = {}
     mode, waits, names, untuned = "graph", False, ("graphed prefill", "graphed decode step"), None
+    is_captured = True
 
     def __init__(self, model: PreTrainedModel, graph_capturer: GraphCapturer, num_experts: int | None) -> None:
         self._model, self.graph_capturer, self._num_experts = model, graph_capturer, num_experts
+
+    def reserve(self, tokens: int) -> None:
+        """Graphs have their own memory."""
 
     def new_decode(self, max_seq_len: int) -> FixedCacheDecode:
         return FixedCacheDecode(self._model, max_seq_len, self.graph_capturer, self._num_experts)
@@ -103,12 +111,12 @@ class _Graphed:
 
     decode: FixedDecode
     prefill: DecoderInPlace
-    #: shapes of inputs that were warmed up, and the names of the graphs for each
+    #: kinds of inputs that were warmed up, and the names of the graphs for each
     warmed_up: dict[Hashable, tuple[Hashable, ...]] = field(default_factory=dict)
 
-    def can_replay(self, shape: Hashable, max_seq_len: int) -> bool:
-        """Whether all graphs exist for inputs of the shape with this `max_seq_len`."""
-        names = self.warmed_up.get(shape)
+    def can_replay(self, kind: Hashable, max_seq_len: int) -> bool:
+        """Whether all graphs exist for inputs of the kind with this `max_seq_len`."""
+        names = self.warmed_up.get(kind)
         return names is not None and max_seq_len <= self.decode.max_seq_len and self.prefill.has_graphs(names)
 
 
@@ -162,6 +170,7 @@ class GraphedGeneration:
         """
         tokens = inputs["input_ids"].shape[1]
         if self.is_ready(setting, inputs, tokens + max_new_tokens):
+            self.parts.reserve(tokens)
             return
         self._slot.release()
         while True:
@@ -191,7 +200,7 @@ class GraphedGeneration:
     def is_ready(self, setting: Hashable, inputs: Mapping[str, Any], max_seq_len: int) -> bool:
         """Whether nothing is left to prepare for such a request, prompt and answer of `max_seq_len` tokens together."""
         graphed = self._graphed_settings.get(setting)
-        if graphed is None or not graphed.can_replay(_shape_of(inputs), max_seq_len):
+        if graphed is None or not graphed.can_replay(self._kind_of(inputs), max_seq_len):
             return False
         self._graphed_settings.move_to_end(setting)
         return True
@@ -227,7 +236,15 @@ class GraphedGeneration:
             logits, state = self._stages.prefill(inputs, features)
         with self._stages.decoding():
             graphed.decode.begin(state, logits)
-        graphed.warmed_up[_shape_of(inputs)] = names
+        graphed.warmed_up[self._kind_of(inputs)] = names
+
+    def _kind_of(self, inputs: Mapping[str, torch.Tensor]) -> Hashable:
+        """What requests have in common that are prepared together: the names of their inputs, and where they are
+        captured the shapes of the prompt, of its pictures and of all others.
+        """
+        return frozenset(
+            (name, tuple(tensor.shape) if self.parts.is_captured else tensor.dim()) for name, tensor in inputs.items()
+        )
 
     def _prefilled(
         self, graphed: _Graphed, inputs: Mapping[str, Any], features: Any
@@ -272,11 +289,6 @@ class GraphedGeneration:
         if decode.length != state.length:
             decode.rewind(decode.length - state.length)
         return decode
-
-
-def _shape_of(inputs: Mapping[str, torch.Tensor]) -> Hashable:
-    """Shapes of the prompt, of its pictures and of all other inputs."""
-    return frozenset((name, tuple(tensor.shape)) for name, tensor in inputs.items())
 
 
 def graphs_unsupported_reason(model: PreTrainedModel, stages: GenerateStages) -> str | None:

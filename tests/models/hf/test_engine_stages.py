@@ -97,6 +97,24 @@ def test_prompts_with_a_picture(name: str) -> None:
         beside.compare(None, blocks, prompt_of(7))
 
 
+def test_a_new_shape_at_a_ready_setting_is_not_run_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is captured, so that there is only room to be made; another kind of request is run once."""
+    model, pictured_inputs = pictured("qwen2_5_vl")
+    beside, ran = Beside(model), list[int]()
+    prefill = beside.modules.prefill
+
+    def noted(inputs: Any, features: Any) -> Any:
+        ran.append(inputs["input_ids"].shape[1])
+        return prefill(inputs, features)
+
+    monkeypatch.setattr(beside.modules, "prefill", noted)
+    for tokens in (9, 40, 11):
+        beside.engines.warm_up("all", prompt_of(tokens), NEW_TOKENS)
+    assert ran == [9]
+    beside.engines.warm_up("all", pictured_inputs, NEW_TOKENS)
+    assert ran == [9, pictured_inputs["input_ids"].shape[1]]
+
+
 SETTINGS = {
     "olmoe": [
         Setting.of(vision=LOW, top_k=1, num_active_blocks=RunningBlocks.of((0, 1, 2))),
