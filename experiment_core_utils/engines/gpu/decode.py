@@ -28,8 +28,6 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 
 # What one program keeps in registers: experts to rank, and one row of a weight.
 MOST_EXPERTS, MOST_WIDTH = 128, 4096
-# Weights of blocks that these kernels do not take: of a shared expert, and of norms behind a part.
-_NOT_ON_GPUS = ("shared_", "post_")
 
 
 def graphed_decode_unsupported_reason(decoder: DecoderWeights) -> str | None:
@@ -53,8 +51,9 @@ def shape_unsupported_reason(decoder: DecoderWeights) -> str | None:
     if widest > MOST_WIDTH:
         return f"the kernels take rows of up to {MOST_WIDTH} values, not {widest}"
     for block in decoder.blocks:
-        if others := sorted(name for name in block.tensors if name.startswith(_NOT_ON_GPUS)):
-            return f"the kernels of a GPU do not compute {', '.join(others)}"
+        behind = block.post_attention_norm is not None, block.post_ffn_norm is not None
+        if any(behind) and not (all(behind) and block.router is None and block.ffn_norm is None):
+            return "the kernels of a GPU compute norms behind a block's parts where dense blocks have no others"
     return None
 
 
@@ -63,6 +62,8 @@ def can_share_weights(decoder: DecoderWeights) -> bool:
     has_form = all(
         block.router is not None
         and block.qkv_bias is None
+        and block.shared_gate_up is None
+        and block.post_attention_norm is None
         and decoder.norms_of_heads(block) == 1
         and block.has_rope
         and block.window is None

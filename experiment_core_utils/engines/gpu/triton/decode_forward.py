@@ -27,6 +27,7 @@ class StepBuffers:
     """Buffers between the kernels of a step: B requests, S splits, T positions; float32 unless noted."""
 
     stream: torch.Tensor  # [B, H] the residual stream
+    part: torch.Tensor  # [B, H], what a block adds where a norm is behind it
     attention: AttentionBuffers  # with float32 for what the heads attended to
     router_parts: torch.Tensor  # [B, blocks of the output projection, E]
     squares: torch.Tensor  # [B, blocks of the output projection]
@@ -36,6 +37,8 @@ class StepBuffers:
     topk_weights: torch.Tensor  # [B, E], their weights
     used: ExpertRecord  # of B tokens, whose products were taken
     products: torch.Tensor  # [B, E, I] in the weights' dtype, for up to E choices of any block
+    shared_products: torch.Tensor  # [B, J] in the weights' dtype
+    opened: torch.Tensor  # [B], the weight of a shared expert that is gated
     logits: torch.Tensor  # [B, V]
     best_logits: torch.Tensor  # [B, blocks of the head]
     best_rows: torch.Tensor  # [B, blocks of the head] int32
@@ -51,8 +54,10 @@ class StepBuffers:
         rows = decoder.head.shape[0]
         blocks = triton.cdiv(rows, tiles.head.rows)
         parts = triton.cdiv(decoder.width, tiles.output.rows)
+        shared = max(0 if each.shared_down is None else each.shared_down.shape[1] for each in decoder.blocks)
         return cls(
             stream=floats(batch, decoder.width),
+            part=floats(batch, decoder.width),
             attention=AttentionBuffers.allocate(decoder, batch, max_seq_len, tiles.splits, torch.float32),
             router_parts=floats(batch, parts, decoder.num_experts),
             squares=floats(batch, parts),
@@ -65,6 +70,8 @@ class StepBuffers:
             products=floats(batch, max(block.gate_up.shape[0] * block.down.shape[2] for block in decoder.blocks)).to(
                 decoder.dtype
             ),
+            shared_products=floats(batch, shared).to(decoder.dtype),
+            opened=floats(batch),
             logits=floats(batch, rows),
             best_logits=floats(batch, blocks),
             best_rows=torch.empty((batch, blocks), dtype=torch.int32, device=decoder.device),
@@ -92,9 +99,19 @@ class DecodeStep:
             self.launch_qkv(block, source, embed=row == 0)
             top_k = decoder.experts_of(index, knobs.top_k)
             self.launch_attention(block, row)
-            self.launch_output(block, source, top_k, embed=row == 0)
+            if block.post_attention_norm is None:
+                self.launch_output(block, source, top_k, embed=row == 0)
+            else:
+                self._product(block.output, buffers.attention.attended, self.tiles.output, buffers.part)
+                self._add_normed(block.post_attention_norm, source, embed=row == 0)
             self.launch_gate_up(block, buffers.used.ids[index], top_k)
+            if block.shared_gate_up is not None:
+                self.launch_shared_gate_up(block)
             self.launch_down(block, top_k)
+            if block.shared_gate_up is not None:
+                self.launch_shared_down(block)
+            if block.post_ffn_norm is not None:
+                self._add_normed(block.post_ffn_norm, buffers.stream)
         self.launch_head()
         self.launch_next_token()
         return buffers.logits
@@ -103,8 +120,20 @@ class DecodeStep:
         launch(kernel, grid, tile.warps, self.use_pdl, arguments, **sizes)
 
     def launch_qkv(self, block: BlockWeights, source: torch.Tensor, embed: bool) -> None:
-        decoder, qkv, tile = self.decoder, self.buffers.attention.qkv, self.tiles.qkv
-        rows = block.qkv.shape[0]
+        qkv = self.buffers.attention.qkv
+        self._product(block.qkv, source, self.tiles.qkv, qkv, block.input_norm, block.qkv_bias, embed)
+
+    def _product(
+        self,
+        weight: torch.Tensor,
+        source: torch.Tensor,
+        tile: Tile,
+        output: torch.Tensor,
+        norm: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        embed: bool = False,
+    ) -> None:
+        rows, width = weight.shape
         self._launch(
             dense_products.normed_product_kernel,
             (self.kv_cache.batch, triton.cdiv(rows, tile.rows * tile.steps)),
@@ -112,22 +141,36 @@ class DecodeStep:
             (
                 source,
                 self.kv_cache.next_tokens,
-                block.input_norm,
-                block.qkv,
                 # What a block has not is not read.
-                block.qkv if block.qkv_bias is None else block.qkv_bias,
-                qkv,
+                weight if norm is None else norm,
+                weight,
+                weight if bias is None else bias,
+                output,
                 rows,
-                decoder.norm_eps,
+                self.decoder.norm_eps,
             ),
-            **self._width(rows, tile),
+            **self._width(rows, tile, width),
             STEPS=tile.steps,
-            BIASED=block.qkv_bias is not None,
+            BIASED=bias is not None,
+            NORMED=norm is not None,
             EMBED=embed,
         )
 
-    def _width(self, rows: int, tile: Tile) -> dict[str, Any]:
-        width = self.decoder.width
+    def _add_normed(self, norm: torch.Tensor, source: torch.Tensor, embed: bool = False) -> None:
+        decoder, buffers = self.decoder, self.buffers
+        launch(
+            dense_products.add_normed_kernel,
+            (self.kv_cache.batch,),
+            tuning_at(decoder.device).next_token_warps,
+            self.use_pdl,
+            (buffers.part, norm, source, self.kv_cache.next_tokens, buffers.stream, decoder.norm_eps),
+            WIDTH=decoder.width,
+            PADDED=triton.next_power_of_2(decoder.width),
+            EMBED=embed,
+        )
+
+    def _width(self, rows: int, tile: Tile, width: int | None = None) -> dict[str, Any]:
+        width = self.decoder.width if width is None else width
         padded = triton.next_power_of_2(width)
         return {
             "WIDTH": width,
@@ -180,32 +223,65 @@ class DecodeStep:
         )
 
     def launch_gate_up(self, block: BlockWeights, used: torch.Tensor, top_k: int) -> None:
+        dense = block.router is None
+        self._gate_up(block, block.gate_up, self.buffers.products, used, top_k, dense)
+
+    def launch_shared_gate_up(self, block: BlockWeights) -> None:
+        # It is no expert that is chosen, and so noted nowhere.
+        used = self.buffers.topk_ids
+        self._gate_up(block, block.shared_gate_up, self.buffers.shared_products, used, 1, True, block.shared_gate)
+
+    def _gate_up(
+        self,
+        block: BlockWeights,
+        weight: Any,
+        products: torch.Tensor,
+        used: torch.Tensor,
+        top_k: int,
+        dense: bool,
+        gate: torch.Tensor | None = None,
+    ) -> None:
         buffers, tile = self.buffers, self.tiles.gate_up
-        inner = block.down.shape[2]
+        inner = weight.shape[-2] // 2
         self._launch(
             mixture.gate_up_kernel,
             (self.kv_cache.batch * top_k, triton.cdiv(inner, tile.rows * tile.steps)),
             tile,
             (
                 buffers.stream,
-                block.ffn_norm,
+                # What a block has not is not read.
+                weight if block.ffn_norm is None else block.ffn_norm,
                 buffers.spread,
                 buffers.topk_ids,
-                block.gate_up,
-                buffers.products,
+                weight,
+                products,
                 used,
+                weight if gate is None else gate,
+                buffers.opened,
                 top_k,
             ),
             E=block.num_experts,
             INNER=inner,
             **self._width(inner, tile),
             STEPS=tile.steps,
-            DENSE=block.router is None,
+            DENSE=dense,
+            GATED=gate is not None,
+            NORMED=block.ffn_norm is not None,
         )
 
     def launch_down(self, block: BlockWeights, top_k: int) -> None:
+        self._down(block, block.down, self.buffers.products, top_k, block.router is None)
+
+    def launch_shared_down(self, block: BlockWeights) -> None:
+        is_gated = block.shared_gate is not None
+        self._down(block, block.shared_down, self.buffers.shared_products, 1, True, is_gated)
+
+    def _down(
+        self, block: BlockWeights, weight: Any, products: torch.Tensor, top_k: int, dense: bool, is_gated: bool = False
+    ) -> None:
         decoder, buffers, tile = self.decoder, self.buffers, self.tiles.down
-        rows, inner, dense = decoder.width, block.down.shape[2], block.router is None
+        rows, inner = decoder.width, weight.shape[-1]
+        summed = buffers.stream if block.post_ffn_norm is None else buffers.part
         padded = triton.next_power_of_2(inner)
         if dense:
             padded = min(padded, tuning_at(decoder.device).dense_columns)
@@ -214,7 +290,7 @@ class DecodeStep:
             mixture.down_kernel,
             (self.kv_cache.batch, triton.cdiv(rows, tile.rows)),
             tile,
-            (buffers.topk_ids, buffers.topk_weights, buffers.products, block.down, buffers.stream, rows),
+            (buffers.topk_ids, buffers.topk_weights, products, weight, buffers.opened, summed, rows),
             E=block.num_experts,
             TOP_K=top_k,
             AT_ONCE=tuning_at(decoder.device).slots_at_once,
@@ -223,6 +299,8 @@ class DecodeStep:
             BLOCK=tile.rows,
             EXACT=inner % padded == 0 and rows % tile.rows == 0,
             DENSE=dense,
+            GATED=is_gated,
+            ADDED=block.post_ffn_norm is None,
         )
 
     def launch_head(self) -> None:

@@ -90,21 +90,24 @@ def normed_product_kernel(  # type: ignore[no-untyped-def]
     STEPS: tl.constexpr,
     EXACT: tl.constexpr,
     BIASED: tl.constexpr,
+    NORMED: tl.constexpr,
     EMBED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute output [B, rows] = weight [rows, WIDTH] times the norm of the stream, with a bias [rows] where BIASED;
-    programs: (request, STEPS row blocks).
+    """Compute output [B, rows] = weight [rows, WIDTH] times the stream, NORMED or as it is, with a bias [rows] where
+    BIASED; programs: (request, STEPS row blocks).
     """
     request = tl.program_id(0)
     row = tl.program_id(1) * (BLOCK * STEPS) + tl.arange(0, BLOCK)
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
     tile = weight_rows(weight, row, column, rows, WIDTH, EXACT)
-    scale = tl.load(norm + column, mask=inside, other=0.0)
+    if NORMED:
+        scale = tl.load(norm + column, mask=inside, other=0.0)
     wait_for_previous(PDL)
-    state = tl.load(stream_row(stream, tokens, request, WIDTH, EMBED) + column, mask=inside, other=0.0)
-    state = normed(state.to(tl.float32), scale, WIDTH, eps)
+    state = tl.load(stream_row(stream, tokens, request, WIDTH, EMBED) + column, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        state = normed(state, scale, WIDTH, eps)
     for step in tl.static_range(STEPS):
         following = tile
         if step + 1 < STEPS:
@@ -115,6 +118,30 @@ def normed_product_kernel(  # type: ignore[no-untyped-def]
         tl.store(output + request * rows + row, total, mask=row < rows)
         row += BLOCK
         tile = following
+
+
+@triton.jit
+def add_normed_kernel(  # type: ignore[no-untyped-def]
+    part,
+    norm,
+    source,
+    tokens,
+    stream,
+    eps,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    EMBED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Compute stream [B, WIDTH] = source + the norm of a block's part [B, WIDTH]; programs: requests."""
+    request = tl.program_id(0)
+    column = tl.arange(0, PADDED)
+    inside = column < WIDTH
+    scale = tl.load(norm + column, mask=inside, other=0.0)
+    wait_for_previous(PDL)
+    added = normed(tl.load(part + request * WIDTH + column, mask=inside, other=0.0), scale, WIDTH, eps)
+    before = tl.load(stream_row(source, tokens, request, WIDTH, EMBED) + column, mask=inside, other=0.0)
+    tl.store(stream + request * WIDTH + column, before.to(tl.float32) + added, mask=inside)
 
 
 @triton.jit

@@ -143,6 +143,8 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     gate_up,
     products,
     used,
+    gate,
+    opened,
     top_k,
     E: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -152,18 +154,22 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     STEPS: tl.constexpr,
     EXACT: tl.constexpr,
     DENSE: tl.constexpr,
+    GATED: tl.constexpr,
+    NORMED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Compute products [B, top_k, INNER] = silu(gate) * up; programs: (request and choice, STEPS blocks of rows).
 
-    The first program of each choice notes in `used` [B, top_k] whose weights it took. A DENSE block is one choice.
+    The first program of each choice notes in `used` [B, top_k] whose weights it took. DENSE layers are one choice;
+    where they are GATED, the first program computes `opened` [B], the sigmoid of the product with `gate` [WIDTH].
     """
     pair = tl.program_id(0)
     request = pair // top_k
     row = tl.program_id(1) * (BLOCK * STEPS) + tl.arange(0, BLOCK)
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
-    scale = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
+    if NORMED:
+        scale = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
     weight = gate_up
     if not DENSE:
         wait_for_previous(PDL)
@@ -175,15 +181,20 @@ def gate_up_kernel(  # type: ignore[no-untyped-def]
     if DENSE:
         wait_for_previous(PDL)
     state = tl.load(stream + request * WIDTH + column, mask=inside, other=0.0)
-    state = state * tl.load(spread + request) * scale
+    if NORMED:
+        state = state * tl.load(spread + request) * scale
+    if GATED:  # noqa: SIM102 (known when the kernel is built, the other condition is not)
+        if tl.program_id(1) == 0:
+            logit = tl.sum(tl.load(gate + column, mask=inside, other=0.0).to(tl.float32) * state, axis=0)
+            tl.store(opened + request, 1.0 / (1.0 + tl.exp(-logit)))
     for step in tl.static_range(STEPS):
         next_gate, next_up = gate_tile, up_tile
         if step + 1 < STEPS:
             next_gate = weight_rows(weight, row + BLOCK, column, INNER, WIDTH, EXACT)
             next_up = weight_rows(weight + INNER * WIDTH, row + BLOCK, column, INNER, WIDTH, EXACT)
-        gate = tl.sum(gate_tile.to(tl.float32) * state[None, :], axis=1)
+        opening = tl.sum(gate_tile.to(tl.float32) * state[None, :], axis=1)
         up = tl.sum(up_tile.to(tl.float32) * state[None, :], axis=1)
-        product = gate / (1.0 + tl.exp(-gate)) * up
+        product = opening / (1.0 + tl.exp(-opening)) * up
         tl.store(products + pair * INNER + row, product.to(products.dtype.element_ty), mask=row < INNER)
         row += BLOCK
         gate_tile, up_tile = next_gate, next_up
@@ -195,6 +206,7 @@ def down_kernel(  # type: ignore[no-untyped-def]
     topk_weights,
     products,
     down,
+    opened,
     stream,
     rows,
     E: tl.constexpr,
@@ -205,12 +217,15 @@ def down_kernel(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     EXACT: tl.constexpr,
     DENSE: tl.constexpr,
+    GATED: tl.constexpr,
+    ADDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Compute stream [B, rows] += the weighted sum over choices, in their order; programs: (request, block of rows).
 
     The first AT_ONCE choices' weights are read before the wait: the last kernel but one chose the experts. The columns
-    of a DENSE block are cut into TOP_K parts of PADDED, each of which is a choice with weight 1.
+    of DENSE layers are cut into TOP_K parts of PADDED, each of which is a choice of weight 1, or where they are GATED
+    of weight `opened` [B]. ADDED: to what is in the stream; else the sum takes its place.
     """
     request = tl.program_id(0)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -236,5 +251,9 @@ def down_kernel(  # type: ignore[no-untyped-def]
                 product = tl.load(place, mask=column < INNER, other=0.0).to(tl.float32)
                 product = product * tl.load(topk_weights + request * E + slot)
             total += tiles[slot - first].to(tl.float32) * product[None, :]
-    before = tl.load(stream + request * rows + row, mask=row < rows, other=0.0)
-    tl.store(stream + request * rows + row, before + tl.sum(total, axis=1), mask=row < rows)
+    added = tl.sum(total, axis=1)
+    if GATED:
+        added *= tl.load(opened + request)
+    if ADDED:
+        added += tl.load(stream + request * rows + row, mask=row < rows, other=0.0)
+    tl.store(stream + request * rows + row, added, mask=row < rows)

@@ -129,28 +129,44 @@ def through(
     blocks: Sequence[int],
     top_k: int,
     places: PromptPlaces,
-    after: torch.Tensor,
+    after: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """States [T, H] after any blocks, which may be none, as `prefill` runs them.
 
     Args:
-        after: the norm [H] of what follows.
+        after: the norm [H] of what follows; None where it has none.
 
     Returns:
         the states after the blocks and their norm, both [T, H].
     """
-    eps, length = decoder.norm_eps, places.length
+    length = places.length
     norms = [*(decoder.blocks[index].input_norm for index in blocks), after]
-    normed = norm(hidden, norms[0], length, eps)
+    normed = _normed(decoder, hidden, norms[0], length)
     for row, index in enumerate(blocks):
         block = decoder.blocks[index]
         attended = _attend(decoder, block, normed, row, places)
-        hidden = torch.addmm(hidden, attended, block.output.t())
+        hidden = _with_attended(decoder, block, hidden, attended, places)
         hidden, normed = _mixed(decoder, index, hidden, top_k, places, norms[row + 1], None)
         if row < len(places.added):
             hidden = hidden + places.added[row]
-            normed = norm(hidden, norms[row + 1], length, eps)
+            normed = _normed(decoder, hidden, norms[row + 1], length)
     return hidden, normed
+
+
+def _normed(
+    decoder: DecoderWeights, hidden: torch.Tensor, weight: torch.Tensor | None, length: torch.Tensor
+) -> torch.Tensor:
+    """RMS norm of states [T, H]; the states themselves without a weight."""
+    return hidden if weight is None else norm(hidden, weight, length, decoder.norm_eps)
+
+
+def _with_attended(
+    decoder: DecoderWeights, block: BlockWeights, hidden: torch.Tensor, attended: torch.Tensor, places: PromptPlaces
+) -> torch.Tensor:
+    """States [T, H] after a block's attention [T, Q * D]."""
+    if block.post_attention_norm is None:
+        return torch.addmm(hidden, attended, block.output.t())
+    return hidden + _normed(decoder, linear(attended, block.output), block.post_attention_norm, places.length)
 
 
 def _last_state(
@@ -171,7 +187,7 @@ def _last_state(
     queries = _queries(decoder, block, normed, row, places).index_select(0, last)
     keys, values = places.keys[row, :, :seen], places.values[row, :, :seen]
     attended = attention_of_last(queries, keys, values, length, block.window).reshape(1, -1)
-    state = torch.addmm(hidden.index_select(0, last), attended, block.output.t())
+    state = _with_attended(decoder, block, hidden.index_select(0, last), attended, places)
     tiles = tiles_of_few_rows(decoder.width, decoder.expert_width, state, FEWEST_ROWS)
     state, normed = _mixed(decoder, index, state, top_k, places, decoder.final_norm, tiles)
     if row < len(places.added):
@@ -186,33 +202,46 @@ def _mixed(
     hidden: torch.Tensor,
     top_k: int,
     places: PromptPlaces,
-    after: torch.Tensor,
+    after: torch.Tensor | None,
     tiles: tuple[ProductTile, ProductTile] | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """States [T, H] after a block's experts or its dense layers, from those after its attention, and their norm."""
     block, length, eps = decoder.blocks[index], places.length, decoder.norm_eps
+    given = _normed(decoder, hidden, block.ffn_norm, length)
     if block.router is None:
-        gate, up = linear(norm(hidden, block.ffn_norm, length, eps), block.gate_up[0]).chunk(2, dim=1)
-        hidden = torch.addmm(hidden, silu(gate) * up, block.down[0].t())
-        return hidden, norm(hidden, after, length, eps)
-    rows, topk_weights = _experts(decoder, index, hidden, top_k, places, tiles)
+        added = linear(_opened(given, block.gate_up[0]), block.down[0])
+        hidden = hidden + _normed(decoder, added, block.post_ffn_norm, length)
+        return hidden, _normed(decoder, hidden, after, length)
+    rows, topk_weights = _experts(decoder, index, given, top_k, places, tiles)
+    if block.shared_gate_up is not None and block.shared_down is not None:
+        products = _opened(given, block.shared_gate_up)
+        if block.shared_gate is not None:
+            products = products * linear(given, block.shared_gate).sigmoid()
+        hidden = torch.addmm(hidden, products, block.shared_down.t())
+    # With experts all norms are before the parts.
+    assert after is not None
     return combine_norm(hidden, rows, topk_weights, length, after, eps)
+
+
+def _opened(normed: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up [T, I] of normed states [T, H] by layers [2 * I, H]."""
+    gate, up = linear(normed, gate_up).chunk(2, dim=1)
+    return silu(gate) * up
 
 
 def _experts(
     decoder: DecoderWeights,
     index: int,
-    hidden: torch.Tensor,
+    normed: torch.Tensor,
     top_k: int,
     places: PromptPlaces,
     tiles: tuple[ProductTile, ProductTile] | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts' rows [T * k, H] of [T, H] and their weights [T, k], in `expert_rows`' tiles."""
+    """The experts' rows [T * k, H] of normed states [T, H] and their weights [T, k], in `expert_rows`' tiles."""
     block = decoder.blocks[index]
     count = decoder.experts_of(index, top_k)
     # What the experts' products read is the record itself.
-    topk_ids = places.used[index, : len(hidden) * count].view(len(hidden), count)
-    normed = norm(hidden, block.ffn_norm, places.length, decoder.norm_eps)
+    topk_ids = places.used[index, : len(normed) * count].view(len(normed), count)
     topk_weights = route(normed, block.router, places.length, topk_ids, decoder.normalise_top_k)
     return expert_rows(normed, block.gate_up, block.down, topk_ids, tiles), topk_weights
 
