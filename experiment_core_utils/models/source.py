@@ -17,9 +17,7 @@ from experiment_core_utils.models.common.checkpoint_files import check_files, do
 from experiment_core_utils.models.common.preferences import Preferences
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
 from experiment_core_utils.models.interface import Runnable, StagedModel
-from experiment_core_utils.models.molmoe.checkpoint.original import is_original_checkpoint
 from experiment_core_utils.models.request_work import PlannedRequests
-from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import is_gguf
 from experiment_core_utils.tasks.interface import PromptFamily, Task
 
@@ -184,22 +182,22 @@ class RequestedModel:
     served: tuple[ServedModel, ...] = ()  #: the servers that answer for it; none for one that is loaded here
 
     @cached_property
-    def files(self) -> FoundFiles:
-        """Its files, downloaded where it is a hub id.
+    def folder(self) -> Path:
+        """Where its files lie, downloaded where it is a hub id; the file itself of a GGUF.
 
         Raises:
-            ConfigurationError: no such folder or hub id, no config in it, or the layout of the training code.
+            ConfigurationError: no such folder or hub id.
         """
-        folder, revision = Path(self.path), None
-        if not folder.is_dir() and not is_gguf(folder):
-            folder = download(self.path, CHECKPOINT_FILES, MODEL_HINT, self.cache_dir)
-            revision = folder.name
-        if is_original_checkpoint(folder):
-            raise ConfigurationError(
-                f"{self.path} is in the layout of the original training code; convert it with "
-                "scripts/convert_checkpoint.py"
-            )
-        return FoundFiles(folder, revision, check_files(folder))
+        folder = Path(self.path)
+        if folder.is_dir() or is_gguf(folder):
+            return folder
+        return download(self.path, CHECKPOINT_FILES, MODEL_HINT, self.cache_dir)
+
+    @cached_property
+    def files(self) -> FoundFiles:
+        """Its files; raises ConfigurationError as `folder`, or where there is no config that can be used."""
+        revision = None if self.folder == Path(self.path) else self.folder.name
+        return FoundFiles(self.folder, revision, check_files(self.folder))
 
 
 class Backend(Protocol):
