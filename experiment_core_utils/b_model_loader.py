@@ -16,20 +16,33 @@ from transformers import PreTrainedModel
 from experiment_core_utils.config.parts import ModelConfig, say_only_model
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import TextConfig, validated
+from experiment_core_utils.models.common.placement import refuse_device_map
 from experiment_core_utils.models.common.quantisation import supported_types
 from experiment_core_utils.models.endpoint.source import endpoint_source
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
 from experiment_core_utils.models.hf.source import transformers_checkpoint
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.molmoe.source import molmoe_checkpoint
+from experiment_core_utils.models.molmoe.text_source import published_molmoe
 from experiment_core_utils.models.source import Backend, CheckpointSource, ModelSource, RequestedModel
-from experiment_core_utils.models.text_model import load_language_model, load_tokenizer, validate_loadable
+from experiment_core_utils.models.text_model import (
+    LanguageModelSource,
+    TextBackend,
+    device_of,
+    find_language_model,
+    load_language_model,
+    load_tokenizer,
+    refuse_unloadable,
+    transformers_language_model,
+)
 from experiment_core_utils.primitives.device import choose_device, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.text import QuantSupport
 
 # What serves models, in the order in which they are asked; the last one takes every folder.
 BACKENDS: tuple[Backend, ...] = (endpoint_source, molmoe_checkpoint, transformers_checkpoint)
+# The same for text experiments.
+TEXT_BACKENDS: tuple[TextBackend, ...] = (published_molmoe, transformers_language_model)
 
 
 def find_model(path: str, cache_dir: Path | None = None, chat: ChatOptions = DEFAULT_CHAT) -> CheckpointSource:
@@ -81,6 +94,20 @@ def detect_supported_quant_types() -> QuantSupport:
     8.9 or more, with the package kernels) they are "fp8", which `fp_precision: float8` asks for. Never raises.
     """
     return supported_types(choose_device("auto"))
+
+
+def validate_loadable(config: TextConfig) -> LanguageModelSource:
+    """The checkpoint of a text experiment, once everything that this machine might not be able to do with it is
+    checked, before any weight is read.
+
+    Raises:
+        ConfigurationError: no such folder or hub id, or no config in it that can be used; or as `refuse_unloadable`.
+        ImpossibleCombination: the values do not go together.
+    """
+    refuse_device_map(config.device_map, device_of(config), "device_map auto")
+    source = find_language_model(config, TEXT_BACKENDS)
+    refuse_unloadable(config, source)
+    return source
 
 
 def load_model_tokenizer(configs: Any) -> tuple[PreTrainedModel, Any]:

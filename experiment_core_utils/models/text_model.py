@@ -2,11 +2,11 @@
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -30,7 +30,7 @@ from experiment_core_utils.models.common.gguf_files import (
     source_of,
     tokenizer_in,
 )
-from experiment_core_utils.models.common.placement import OFFLOADED, refuse_device_map, refuse_offload
+from experiment_core_utils.models.common.placement import OFFLOADED, refuse_offload
 from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.common.quantisation import (
     own_method,
@@ -40,13 +40,7 @@ from experiment_core_utils.models.common.quantisation import (
 )
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes, Room, check_memory
-from experiment_core_utils.models.molmoe.checkpoint.published import (
-    PUBLISHED_MODEL_TYPE,
-    config_from_published,
-    load_published_tokenizer,
-    published_language_tensors,
-)
-from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
+from experiment_core_utils.models.source import FoundFiles
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.files import is_gguf
@@ -62,14 +56,13 @@ HINT = "give a folder with config.json and safetensors, or a hub id such as alle
 
 @dataclass(frozen=True)
 class LanguageModelSource:
-    """A checkpoint that was found, before any weight is read."""
+    """A checkpoint that was found, before any weight is read; transformers reads it, unless a subclass does."""
 
     name: str  #: the folder or hub id as given, or the only model in that folder
     folder: Path  #: where the files are; of a GGUF file itself
     revision: str | None  #: commit on the hub, None for a local folder
-    config: PreTrainedConfig  #: the model's config; MolmoE's native one where the checkpoint has its published layout
+    config: PreTrainedConfig  #: the model's config, as transformers or this project has it
     quant_method: str | None  #: how the weights are quantised already, None where they are not
-    is_published_molmoe: bool  #: tensors have the names of MolmoE's published layout
 
     @property
     def model_type(self) -> str:
@@ -81,35 +74,58 @@ class LanguageModelSource:
         """The identity of these weights: the commit on the hub, else the files of the folder."""
         return (self.name, self.revision) if self.revision else (str(self.folder.resolve()), weights_stamp(self.folder))
 
+    def read_tokenizer(self, trust_remote_code: bool) -> Any:
+        """The checkpoint's tokenizer; raises ConfigurationError where there is none that can be used."""
+        needed = "put its tokenizer.json and tokenizer_config.json there"
+        with vendor_errors_named(f"{self.folder} has no usable tokenizer ({needed})"):
+            return tokenizer_in(self.folder, trust_remote_code=trust_remote_code)
+
+    def read_model(self, folder: Path, config: TextConfig, **options: Any) -> PreTrainedModel:
+        """The model of the weights in `folder`; raises what `loaded_weights` does.
+
+        Args:
+            options: of `from_pretrained`.
+        """
+        pickled = {"use_safetensors": None} if config.allow_pickled_weights else {}
+        model: PreTrainedModel = loaded_weights(
+            folder,
+            partial(AutoModelForCausalLM.from_pretrained, **source_of(folder)),
+            trust_remote_code=config.trust_remote_code,
+            **loading_options(folder) | pickled | options,
+        )
+        return model
+
+
+class TextBackend(Protocol):
+    """What reads the checkpoints of one layout in a text experiment."""
+
+    def __call__(self, config: TextConfig, files: FoundFiles) -> LanguageModelSource | None:
+        """The requested checkpoint; None where another backend has to read it.
+
+        Raises:
+            ConfigurationError: it is one of this layout, and its config cannot be used.
+        """
+
+
+def transformers_language_model(config: TextConfig, files: FoundFiles) -> LanguageModelSource:
+    """The requested checkpoint as transformers reads it; raises ConfigurationError where it cannot use the config."""
+    if not config.trust_remote_code:
+        refuse_own_code(files.config, config.model_name, "which runs only with trust_remote_code: true")
+    with vendor_errors_named(f"the config in {files.folder} cannot be used"):
+        native = config_in(files.folder, config.trust_remote_code)
+    return LanguageModelSource(config.model_name, files.folder, files.revision, native, own_method(files.config))
+
 
 def device_of(config: TextConfig) -> torch.device:
     """The device of this process; raises ConfigurationError for a GPU that does not exist."""
     return choose_device(config.device, int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def validate_loadable(config: TextConfig) -> LanguageModelSource:
-    """The checkpoint, once everything that this machine might not be able to do with it is checked, before any weight
-    is read.
-
-    Raises:
-        ConfigurationError: no such folder or hub id, no causal language model or tokenizer in it, no weights in a
-            folder, a package or an ability of the GPU is missing.
-        ImpossibleCombination: the values do not go together.
-    """
-    device = device_of(config)
-    refuse_device_map(config.device_map, device, "device_map auto")
-    source = find_language_model(config)
-    refuse_quantised_again(source.folder, config.quantization_config.quantization or config.fp_precision == "float8")
-    refuse_impossible(config, source.quant_method, device)
-    if source.revision is None:
-        _validate_weight_files(config, source)
-    load_tokenizer(config, source)
-    _validate_architecture(config, source, device)
-    return source
-
-
-def find_language_model(config: TextConfig) -> LanguageModelSource:
+def find_language_model(config: TextConfig, backends: Sequence[TextBackend]) -> LanguageModelSource:
     """Find a checkpoint and read its config; of a hub id, fetch the small files.
+
+    Args:
+        backends: in the order in which they are asked; the last one takes every checkpoint.
 
     Raises:
         ConfigurationError: no such folder or hub id, or no config in it that can be used.
@@ -124,18 +140,27 @@ def find_language_model(config: TextConfig) -> LanguageModelSource:
         raise ImpossibleCombination(
             f"revision {config.revision} is for models of the hub, and {config.model_name} is a file or folder; drop it"
         )
-    raw = check_files(folder, allow_hub_code=config.trust_remote_code)
-    is_published = raw.get("model_type") == PUBLISHED_MODEL_TYPE
-    native = config_from_published(raw, folder) if is_published else _native_config(config, raw, folder)
+    files = FoundFiles(folder, revision, check_files(folder, allow_hub_code=config.trust_remote_code))
+    source = next(found for backend in backends if (found := backend(config, files)) is not None)
     say_only_model(config.model_name)
-    return LanguageModelSource(config.model_name, folder, revision, native, own_method(raw), is_published)
+    return source
 
 
-def _native_config(config: TextConfig, raw: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
-    if not config.trust_remote_code:
-        refuse_own_code(raw, config.model_name, "which runs only with trust_remote_code: true")
-    with vendor_errors_named(f"the config in {folder} cannot be used"):
-        return config_in(folder, config.trust_remote_code)
+def refuse_unloadable(config: TextConfig, source: LanguageModelSource) -> None:
+    """Refuse what this machine cannot do with a checkpoint, before any weight is read.
+
+    Raises:
+        ConfigurationError: no causal language model or tokenizer in it, no weights in a folder, a package or an
+            ability of the GPU is missing.
+        ImpossibleCombination: the values do not go together.
+    """
+    device = device_of(config)
+    refuse_quantised_again(source.folder, config.quantization_config.quantization or config.fp_precision == "float8")
+    refuse_impossible(config, source.quant_method, device)
+    if source.revision is None:
+        _validate_weight_files(config, source)
+    load_tokenizer(config, source)
+    _validate_architecture(config, source, device)
 
 
 def _validate_weight_files(config: TextConfig, source: LanguageModelSource) -> None:
@@ -183,12 +208,7 @@ def load_tokenizer(config: TextConfig, source: LanguageModelSource) -> Any:
     Raises:
         ConfigurationError: there is none that can be used, or it has no end-of-sequence token.
     """
-    needed = "put its tokenizer.json and tokenizer_config.json there"
-    if source.is_published_molmoe:
-        tokenizer = load_published_tokenizer(source.folder)
-    else:
-        with vendor_errors_named(f"{source.folder} has no usable tokenizer ({needed})"):
-            tokenizer = tokenizer_in(source.folder, trust_remote_code=config.trust_remote_code)
+    tokenizer = source.read_tokenizer(config.trust_remote_code)
     if tokenizer.eos_token is None:
         raise ConfigurationError(
             f"the tokenizer in {source.folder} has no end-of-sequence token, which generation ends at and pads with; "
@@ -223,16 +243,7 @@ def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreT
         _check_memory(config, source, loaded_bytes(folder))
     if options["quantization_config"] is not None:
         refuse_files_not_finite(folder)
-    if source.is_published_molmoe:
-        model = loaded_weights(folder, partial(_load_published, source, folder), **given)
-        model.name_or_path = str(folder)
-    else:
-        model = loaded_weights(
-            folder,
-            partial(AutoModelForCausalLM.from_pretrained, **source_of(folder)),
-            trust_remote_code=config.trust_remote_code,
-            **loading_options(folder) | ({"use_safetensors": None} if config.allow_pickled_weights else {}) | given,
-        )
+    model = source.read_model(folder, config, **given)
     # Times of parts on the host or the disk would not be the GPUs'.
     refuse_offload(model, OFFLOADED, "on the GPUs")
     return model.eval()
@@ -265,11 +276,6 @@ def _check_memory(config: TextConfig, source: LanguageModelSource, stored_bytes:
         tokens=config.max_input_tokens + config.max_output_tokens,
     )
     check_memory(ModelSizes.of(_skeleton(config, source, dtype), stored_bytes), loading, _FLAGS)
-
-
-def _load_published(source: LanguageModelSource, folder: Path, dtype: torch.dtype, **options: Any) -> Any:
-    tensors = published_language_tensors(folder, dtype)
-    return MolmoeForCausalLM.from_pretrained(None, config=source.config, state_dict=tensors, dtype=dtype, **options)
 
 
 def _with_weights(config: TextConfig, source: LanguageModelSource) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import PreTrainedConfig
 
+from experiment_core_utils.b_model_loader import validate_loadable
 from experiment_core_utils.c_prompt_processing import (
     chat_form_of,
     filter_prompts_by_length,
@@ -23,7 +24,7 @@ from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.models.common.checkpoint_files import model_digest
 from experiment_core_utils.models.common.preferences import preferences_in
 from experiment_core_utils.models.common.text_generation import check_context
-from experiment_core_utils.models.text_model import LanguageModelSource, load_tokenizer, validate_loadable
+from experiment_core_utils.models.text_model import LanguageModelSource, load_tokenizer
 from experiment_core_utils.primitives.collectives import broadcast_from_main
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
 from experiment_core_utils.primitives.files import check_replaceable

@@ -16,15 +16,11 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import KERNELS_MIN_VERSION
 
+from experiment_core_utils.b_model_loader import TEXT_BACKENDS, validate_loadable
 from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.models.common.quantisation import fp8_unsupported_reason
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
-from experiment_core_utils.models.text_model import (
-    find_language_model,
-    load_language_model,
-    load_tokenizer,
-    validate_loadable,
-)
+from experiment_core_utils.models.text_model import find_language_model, load_language_model, load_tokenizer
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
 from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
@@ -67,7 +63,7 @@ def test_a_folder_is_found_without_reading_weights(copied: Path) -> None:
     (copied / "model.safetensors").write_bytes(b"not read")
     source = validate_loadable(requested(copied))
     assert (source.name, source.folder, source.revision) == (str(copied), copied, None)
-    assert (source.model_type, source.quant_method, source.is_published_molmoe) == ("llama", None, False)
+    assert (source.model_type, source.quant_method) == ("llama", None)
 
 
 @pytest.mark.parametrize(("build", "name"), [(tiny_llama, "LlamaForCausalLM"), (tiny_olmoe, "OlmoeForCausalLM")])
@@ -238,7 +234,7 @@ def test_no_kernel_is_fetched_for_an_attention(llama: Path, tmp_path: Path) -> N
     program = (
         "from transformers import AutoModelForCausalLM, GptOssConfig\n"
         "from experiment_core_utils.config.text import validated\n"
-        "from experiment_core_utils.models.text_model import validate_loadable\n"
+        "from experiment_core_utils.b_model_loader import validate_loadable\n"
         "from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code\n"
         "from experiment_core_utils.models.common.private_apis import compatible_attentions\n"
         "from experiment_core_utils.primitives.errors import ConfigurationError\n"
@@ -308,7 +304,7 @@ def test_a_tied_head_is_not_missing(tmp_path: Path) -> None:
 
 def test_the_tokenizer_pads_left_with_the_end_of_sequence(llama: Path) -> None:
     config = requested(llama)
-    tokenizer = load_tokenizer(config, find_language_model(config))
+    tokenizer = load_tokenizer(config, find_language_model(config, TEXT_BACKENDS))
     padded = tokenizer(["a", "a longer prompt"], padding=True, return_tensors="pt")
     assert tokenizer.pad_token == tokenizer.eos_token
     assert padded["input_ids"][0, 0] == tokenizer.eos_token_id

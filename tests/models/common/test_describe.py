@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from experiment_core_utils.b_model_loader import validate_loadable
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.models.common.describe import (
     architecture_sizes,
@@ -20,7 +21,7 @@ from experiment_core_utils.models.common.describe import (
     quantisation_in_force,
     stored_bytes,
 )
-from experiment_core_utils.models.text_model import load_language_model, validate_loadable
+from experiment_core_utils.models.text_model import load_language_model
 from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
 
 # Embedding and head of 512 rows, one norm. A layer: q and o 64 x 64, k and v 32 x 64, three of 128 x 64, two norms.
