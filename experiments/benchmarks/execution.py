@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import OlmoeForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
 from experiment_core_utils.c_prompt_processing import draw_samples, open_task
@@ -41,7 +41,6 @@ from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
 from experiment_core_utils.models.interface import StagedModel, own_setting
-from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, replaced_whole, write_json_atomically
@@ -236,10 +235,8 @@ def _made(given: argparse.Namespace, device: torch.device) -> tuple[TwiceStaged,
         dtype, config_of_shape = choose_dtype(given.precision, device), shape_config(given.shape)
         # The embedded model's processor is required and not used.
         processor = embedded_processor()
-        if given.decoder_alone:
-            model = random_model(OlmoeForCausalLM, config_of_shape.text_config, device, dtype)
-        else:
-            model = random_model(MolmoeForConditionalGeneration, config_of_shape, device, dtype)
+        config_of_model = config_of_shape.text_config if given.decoder_alone else config_of_shape
+        model = random_model(config_of_model, device, dtype)
     model.generation_config = greedy_config(model)
     if given.shape is not None:
         model.generation_config.eos_token_id = None

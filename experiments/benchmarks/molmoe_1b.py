@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    CLIPVisionConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
@@ -30,6 +37,14 @@ def shape_config(shape: str) -> MolmoeConfig:
     if not (Path(shape) / "config.json").is_file():
         raise ConfigurationError(f"--shape is {shape}; give molmoe_1b, or a folder with a config.json")
     return MolmoeConfig.from_pretrained(shape)
+
+
+def tiny_config(decoder: PreTrainedConfig) -> MolmoeConfig:
+    """A MolmoE with this decoder, and a tower of two layers for pictures of 56 pixels."""
+    tower = CLIPVisionConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=56, patch_size=14
+    )
+    return MolmoeConfig(decoder, tower, vision_feature_layers=(-1, -2))
 
 
 def shape_source(shape: str) -> MolmoeCheckpoint:
@@ -63,18 +78,18 @@ def staged_model(
     return found
 
 
-def random_model(
-    model_class: type[PreTrainedModel], config: PreTrainedConfig, device: torch.device, dtype: torch.dtype
-) -> PreTrainedModel:
-    """A random model made on the device, in evaluation mode; the same one each time on a device."""
-    before = torch.get_default_dtype()
+def random_model(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A random model made on the device, in evaluation mode; the same one each time on a device.
+
+    Args:
+        config: of a model that takes pictures, or of a text model.
+    """
+    takes_pictures = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    auto_class: Any = AutoModelForImageTextToText if takes_pictures else AutoModelForCausalLM
     torch.manual_seed(0)
-    torch.set_default_dtype(dtype)
-    try:
-        with device:
-            return model_class(copy.deepcopy(config)).eval()
-    finally:
-        torch.set_default_dtype(before)
+    with device:
+        model: PreTrainedModel = auto_class.from_config(copy.deepcopy(config), dtype=dtype)
+    return model.eval()
 
 
 def random_request(config: Any, tokens: int, crops: int, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:

@@ -7,18 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import (
-    CLIPVisionConfig,
-    LlamaForCausalLM,
-    OlmoeForCausalLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen3MoeForCausalLM,
-)
+from transformers import LlamaConfig, OlmoeConfig, PreTrainedConfig, PreTrainedModel, Qwen3MoeConfig
 
-from experiment_core_utils.models.molmoe import MolmoeConfig, MolmoeForConditionalGeneration
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.benchmarks.molmoe_1b import random_model, shape_config
+from experiments.benchmarks.molmoe_1b import random_model, shape_config, tiny_config
 
 MOLMOE = "molmoe_1b"
 # The repository of each shape.
@@ -28,8 +20,8 @@ SOURCES = {
     "olmoe_1b_7b": "allenai/OLMoE-1B-7B-0924",
     "qwen3_30b_a3b": "Qwen/Qwen3-30B-A3B",
 }
-_SIZES: Mapping[str, tuple[Any, dict[str, Any]]] = {
-    "llama_3_2_1b": (LlamaForCausalLM, {
+_SIZES: Mapping[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "llama_3_2_1b": (LlamaConfig, {
         "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
         "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_parameters": {
@@ -37,13 +29,13 @@ _SIZES: Mapping[str, tuple[Any, dict[str, Any]]] = {
             "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
         },
     }),
-    "olmoe_1b_7b": (OlmoeForCausalLM, {
+    "olmoe_1b_7b": (OlmoeConfig, {
         "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 1024, "num_hidden_layers": 16,
         "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
         "tie_word_embeddings": False, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     }),
-    "qwen3_30b_a3b": (Qwen3MoeForCausalLM, {
+    "qwen3_30b_a3b": (Qwen3MoeConfig, {
         "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48,
         "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 40960,
         "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_experts": 128, "num_experts_per_tok": 8,
@@ -58,9 +50,6 @@ _TINY = {
     "head_dim": 32, "initializer_range": 0.2, "eos_token_id": 2,
 }  # fmt: skip
 _NEW = ("initializer_range", "eos_token_id")
-_TINY_VISION = CLIPVisionConfig(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, image_size=56, patch_size=14
-)
 # What is run where the flags do not say.
 REQUESTS = {
     "published": {"prompt_tokens": 1053, "crops": 13, "decode_steps": 32},
@@ -77,13 +66,12 @@ def config_of(model: str, shape: str) -> PreTrainedConfig:
     name, _, blocks = model.partition(":")
     if name not in SOURCES:
         raise ConfigurationError(f"--model {model} is unknown; give one of {', '.join(SOURCES)}, or NAME:BLOCKS")
-    model_class, sizes = _SIZES["olmoe_1b_7b" if name == MOLMOE else name]
+    config_class, sizes = _SIZES["olmoe_1b_7b" if name == MOLMOE else name]
     if shape == "tiny":
         sizes = {**sizes, **{key: value for key, value in _TINY.items() if key in {*sizes, *_NEW}}}
-    config: PreTrainedConfig = model_class.config_class(**sizes)
+    config = config_class(**sizes)
     if name == MOLMOE:
-        is_tiny = shape == "tiny"
-        config = MolmoeConfig(config, _TINY_VISION, vision_feature_layers=(-1, -2)) if is_tiny else shape_config(MOLMOE)
+        config = tiny_config(config) if shape == "tiny" else shape_config(MOLMOE)
     text = config.get_text_config(decoder=True)
     if blocks:
         if not blocks.isdecimal() or not 1 <= int(blocks) <= text.num_hidden_layers:
@@ -96,9 +84,7 @@ def random_weights(config: PreTrainedConfig, device: torch.device, dtype: torch.
     """A random model, the same one in each process on a device; norms and biases are random, too, so that nothing is
     multiplied by one or added as zero.
     """
-    classes = (MolmoeForConditionalGeneration, *(each for each, _ in _SIZES.values()))
-    model_class = next(each for each in classes if each.config_class is type(config))
-    model = random_model(model_class, config, device, dtype)
+    model = random_model(config, device, dtype)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() == 1:
