@@ -12,7 +12,8 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
 from experiment_core_utils.records.provenance import FinalPrompt
 from experiment_core_utils.records.requests import StageFlops
-from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 
 # Samples whose pictures are opened for their shape.
 INSPECTED_SAMPLES = 8
@@ -70,6 +71,37 @@ def of_first_samples(
             f"because: {reason}; give others with --seed or --ids"
         )
     return seen
+
+
+class UncountedRequests:
+    """Requests to a model that shows no tokens and no architecture before it is asked; a `PlannedRequests`.
+
+    Args:
+        family: how the model is asked.
+        no_formula: why nothing is counted.
+    """
+
+    weight_elements = 0
+
+    def __init__(self, task: Task, sample_ids: Sequence[int], family: PromptFamily, no_formula: str) -> None:
+        def look(sample: Sample) -> tuple[int, str]:
+            return sample.sample_id, prompt_for(task, sample, family)
+
+        self.no_formula: str | None = no_formula
+        self._seen = of_first_samples(task, sample_ids, look)
+        self.num_samples = len(self._seen)
+
+    def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:
+        """Nothing: what the model needs is not known."""
+        return []
+
+    def final_prompt(self, setting: Setting) -> FinalPrompt | None:
+        """The text for the first sample."""
+        return FinalPrompt.of_ids(*self._seen[0], None)
+
+    def at(self, setting: Setting) -> RequestWork:
+        """Nothing of a request is known before it was sent."""
+        return RequestWork(None, None, None)
 
 
 def mean_flops(flops: Sequence[StageFlops]) -> StageFlops:

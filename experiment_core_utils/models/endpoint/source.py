@@ -9,18 +9,15 @@ import torch
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.served import ServedModel
 from experiment_core_utils.knobs.interface import KnobLimits
-from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.common.preferences import Preferences
 from experiment_core_utils.models.endpoint.address import is_loopback
 from experiment_core_utils.models.endpoint.model import EndpointModel
-from experiment_core_utils.models.request_work import RequestWork, of_first_samples
+from experiment_core_utils.models.request_work import PlannedRequests, UncountedRequests
 from experiment_core_utils.models.source import ModelSource, RequestedModel
 from experiment_core_utils.primitives.device import visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.texts import short_digest
-from experiment_core_utils.records.provenance import FinalPrompt
-from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
-from experiment_core_utils.tasks.prompt_forms import prompt_for
+from experiment_core_utils.tasks.interface import PromptFamily, Task
 
 _INSIDE = "a request cannot carry it: it is set where the server loads the model"
 _UNSUPPORTED = {
@@ -30,32 +27,6 @@ _UNSUPPORTED = {
     "expert_mass": _INSIDE,
     "num_active_blocks": _INSIDE,
 }
-
-
-class ServedRequests:
-    """Requests to a server, of which only the texts are known before it counts them."""
-
-    no_formula: str | None = "a server shows no architecture"
-    weight_elements = 0
-
-    def __init__(self, task: Task, sample_ids: Sequence[int]) -> None:
-        def look(sample: Sample) -> tuple[int, str]:
-            return sample.sample_id, prompt_for(task, sample, "chat")
-
-        self._seen = of_first_samples(task, sample_ids, look)
-        self.num_samples = len(self._seen)
-
-    def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:
-        """Nothing: the server has loaded the model already."""
-        return []
-
-    def final_prompt(self, setting: Setting) -> FinalPrompt | None:
-        """The user's turn of the first sample; the chat template around it is the server's."""
-        return FinalPrompt.of_ids(*self._seen[0], None)
-
-    def at(self, setting: Setting) -> RequestWork:
-        """Nothing of a request is known before it was sent."""
-        return RequestWork(None, None, None)
 
 
 @dataclass(frozen=True)
@@ -109,9 +80,9 @@ class EndpointSource(ModelSource):
         """See `ModelSource.decoding_preferences`; the server keeps its own."""
         return Preferences()
 
-    def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> ServedRequests:
-        """See `ModelSource.planned_requests`."""
-        return ServedRequests(task, sample_ids)
+    def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
+        """See `ModelSource.planned_requests`; the chat template around a prompt is the server's."""
+        return UncountedRequests(task, sample_ids, self.prompt_family, "a server shows no architecture")
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> EndpointModel:
         """See `ModelSource.load`; raises ConfigurationError as `EndpointModel.connected`."""
