@@ -40,9 +40,17 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.text import QuantSupport
 
 # What serves models, in the order in which they are asked; the last one takes every folder.
-BACKENDS: tuple[Backend, ...] = (endpoint_source, molmoe_checkpoint, transformers_checkpoint)
-# The same for text experiments.
+BACKENDS: list[Backend] = [endpoint_source, molmoe_checkpoint, transformers_checkpoint]
+# What reads checkpoints in text experiments, in the same order.
 TEXT_BACKENDS: tuple[TextBackend, ...] = (published_molmoe, transformers_language_model)
+
+
+def register_backend(backend: Backend) -> None:
+    """Let a backend serve models of profiling runs; it is asked before those that are registered already.
+
+    The `load` of its `ModelSource` returns a `Runnable`, which may also be `Stepwise`, `Inspectable` or `Switchable`.
+    """
+    BACKENDS.insert(0, backend)
 
 
 def find_model(path: str, cache_dir: Path | None = None, chat: ChatOptions = DEFAULT_CHAT) -> CheckpointSource:
@@ -54,8 +62,15 @@ def find_model(path: str, cache_dir: Path | None = None, chat: ChatOptions = DEF
     Raises:
         ConfigurationError: no such folder or hub id, no config in it, or an architecture that is not supported.
     """
-    found = _found(RequestedModel(path, cache_dir, chat))
-    assert isinstance(found, CheckpointSource)
+    return _checkpoint(_found(RequestedModel(path, cache_dir, chat)))
+
+
+def _checkpoint(found: ModelSource) -> CheckpointSource:
+    if not isinstance(found, CheckpointSource):
+        raise ConfigurationError(
+            f"this needs the weights of {found.name} in this process, and its backend does not show them; give the "
+            "folder of a checkpoint as --model_path"
+        )
     return found
 
 
@@ -74,10 +89,7 @@ def find_requested_model(config: ProfilingConfig) -> ModelSource:
 
 def find_requested_checkpoint(config: ProfilingConfig) -> CheckpointSource:
     """The same for what needs the model itself in this process; raises ConfigurationError where another serves it."""
-    found = find_requested_model(config)
-    if not isinstance(found, CheckpointSource):
-        raise ConfigurationError(f"this needs the weights of {found.name}; give --model_path in place of --endpoint")
-    return found
+    return _checkpoint(find_requested_model(config))
 
 
 def load_staged_model(

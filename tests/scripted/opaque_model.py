@@ -1,4 +1,4 @@
-"""A model behind a door: it answers and says how long that took, and shows no stage, block or expert."""
+"""A model behind a door, and its backend: it answers, and shows no stage, block or expert."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -7,12 +7,17 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.config.parts import ModelConfig
+from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.answer_ends import AnswerEnds
+from experiment_core_utils.models.common.preferences import Preferences
+from experiment_core_utils.models.request_work import PlannedRequests, UncountedRequests
+from experiment_core_utils.models.source import ModelSource, RequestedModel
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
-from experiment_core_utils.tasks.interface import PromptFamily, Sample
+from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
 
 EOS = 9
 
@@ -74,3 +79,40 @@ class OpaqueModel:
     def describe(self) -> Mapping[str, Any]:
         stages = {"vision": "opaque", "prefill": "opaque", "decode": "opaque"}
         return {"model_class": "OpaqueModel", "dtype": "float32", "execution_stages": stages}
+
+
+@dataclass(frozen=True)
+class OpaqueSource(ModelSource):
+    """What a run asks before the model is loaded."""
+
+    model_type = "opaque"
+    takes_pictures = True
+    has_chat_template = False
+    chat_template_use = "none"
+    score_folder = None
+    weight_files = ()
+    place = "behind a door"
+
+    @property
+    def prompt_family(self) -> PromptFamily:
+        return "plain"
+
+    def digest(self) -> str:
+        return "opaque 1"
+
+    def decoding_preferences(self) -> Preferences:
+        return Preferences()
+
+    def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
+        return UncountedRequests(task, sample_ids, self.prompt_family, "the model shows no architecture")
+
+    def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> OpaqueModel:
+        return OpaqueModel(device=device)
+
+
+def opaque_source(requested: RequestedModel) -> OpaqueSource | None:
+    """The `Backend` of `--model_path opaque`: 4 blocks and the best 2 of 4 experts, as its maker says."""
+    if requested.path != "opaque":
+        return None
+    limits = KnobLimits(4, 4, 2, {"vision": "the model cuts pictures itself"})
+    return OpaqueSource("opaque", limits, revision=None)
