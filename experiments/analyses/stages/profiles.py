@@ -35,8 +35,8 @@ class PartTime:
 
 
 @dataclass(frozen=True)
-class StageParts:
-    """The parts of one stage of a profiled run."""
+class ProfiledStage:
+    """One stage of a profiled run, and its parts."""
 
     calls: int  #: 1 for vision and prefill, one a step for decode
     whole: PartTime  #: all of it; on the host the length of the stage's ranges
@@ -57,8 +57,8 @@ class _Range:
     above: int | None  # place of the range around it
 
 
-def stage_parts(events: Iterable[Mapping[str, Any]]) -> dict[str, StageParts] | None:
-    """Stage -> its parts; None where the trace has no ranges of components (made before they were recorded)."""
+def profiled_stages(events: Iterable[Mapping[str, Any]]) -> dict[str, ProfiledStage] | None:
+    """The stages by name; None where the trace has no ranges of components (made before they were recorded)."""
     kept = [event for event in events if event.get("ph") == "X"]
     by_thread: dict[Any, list[Mapping[str, Any]]] = defaultdict(list)
     for event in kept:
@@ -90,13 +90,13 @@ def stage_parts(events: Iterable[Mapping[str, Any]]) -> dict[str, StageParts] | 
 
 def _stage(
     calls: int, host: Mapping[str, float], device: Mapping[tuple[str, str], float] | None, stage: str
-) -> StageParts:
+) -> ProfiledStage:
     parts = {
         part: PartTime(micro / 1e3, None if device is None else device.get((stage, part), 0.0) / 1e3)
         for part, micro in host.items()
     }
     on_device = None if device is None else sum(each.device_ms or 0.0 for each in parts.values())
-    return StageParts(calls, PartTime(sum(each.host_ms for each in parts.values()), on_device), parts)
+    return ProfiledStage(calls, PartTime(sum(each.host_ms for each in parts.values()), on_device), parts)
 
 
 def _nested(events: Sequence[Mapping[str, Any]]) -> list[_Range]:
@@ -162,7 +162,7 @@ class ProfiledRequest:
     sample_id: int
     mode: str
     device: str
-    stages: Mapping[str, StageParts]
+    stages: Mapping[str, ProfiledStage]
 
 
 def load_profiles(folder: Path) -> tuple[list[ProfiledRequest], str | None]:
@@ -185,7 +185,7 @@ def _profile(path: Path) -> ProfiledRequest | None:
     try:
         heading = _HEADING.match(read_regular_file(table).decode())
         events = json.loads(gzip.decompress(read_regular_file(path)))["traceEvents"]
-        stages = stage_parts(events)
+        stages = profiled_stages(events)
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError, zlib.error) as error:
         raise ResultsError(f"{path} or the table beside it cannot be read ({error}); remove both") from error
     if heading is None:

@@ -11,7 +11,7 @@ from experiment_core_utils.records.setting_result import FixedLengthTime
 from experiments.analyses.files import split_intervals
 from experiments.analyses.stages.analysis import StageAnalysis
 from experiments.analyses.stages.fractions import Regime, grouped, tokens_until_decode_is_half
-from experiments.analyses.stages.profiles import PARTS, PartTime, ProfiledRequest, StageParts
+from experiments.analyses.stages.profiles import PARTS, PartTime, ProfiledRequest, ProfiledStage
 from experiments.analyses.stages.scaling import LineFit, StageLine
 from experiments.analyses.sweeps import Sweep
 
@@ -145,7 +145,7 @@ def _profile_fields(profile: ProfiledRequest) -> dict[str, Any]:
     }
 
 
-def _stage_fields(stage: StageParts) -> dict[str, Any]:
+def _stage_fields(stage: ProfiledStage) -> dict[str, Any]:
     parts = {"attention": stage.parts["attention"], "ffn": stage.ffn()}
     parts |= {name: stage.parts[name] for name in PARTS if name != "attention"}
     return {

@@ -8,7 +8,7 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.sweep.profiles import TorchProfiles
-from experiments.analyses.stages.profiles import PARTS, PartTime, load_profiles, stage_parts
+from experiments.analyses.stages.profiles import PARTS, PartTime, load_profiles, profiled_stages
 from tests.scripted.scripted_model import ScriptedModel
 
 
@@ -31,7 +31,7 @@ HOST = [
 
 
 def test_host_times_by_hand() -> None:
-    found = stage_parts(HOST)
+    found = profiled_stages(HOST)
     assert found is not None and set(found) == {"prefill", "decode"}
     prefill, decode = found["prefill"], found["decode"]
     # other: 10 before attention and 10 after the ffn; the rest of the ffn: 50 - 10 - 25.
@@ -56,7 +56,7 @@ def test_what_a_part_launched_is_its_device_time_wherever_it_ran() -> None:
         span("launch", 150, 1, "cuda_runtime", correlation=4),
         span("kernel", 700, 9, "kernel", correlation=4),
     ]
-    found = stage_parts([*HOST, *device])
+    found = profiled_stages([*HOST, *device])
     assert found is not None
     parts = found["prefill"].parts
     assert (parts["attention"].device_ms, parts["experts"].device_ms, parts["other"].device_ms) == (0.04, 0.06, 0.005)
@@ -66,7 +66,7 @@ def test_what_a_part_launched_is_its_device_time_wherever_it_ran() -> None:
 
 
 def test_a_trace_without_parts_has_no_breakdown() -> None:
-    assert stage_parts([span("prefill", 0, 100)]) is None
+    assert profiled_stages([span("prefill", 0, 100)]) is None
 
 
 def profile_into(folder: Path) -> None:
