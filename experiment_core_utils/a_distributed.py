@@ -32,6 +32,7 @@ from experiment_core_utils.primitives.files import (
     state_folder,
     write_text_atomically,
 )
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.locks import locked
 
 LOGGER = logging.getLogger(__name__)
@@ -234,8 +235,8 @@ def _new_accelerator(on_cpu: bool, mixed_precision: str | None, timeout_s: float
 def _refuse_shared_gpus(processes: int, gpus: int) -> None:
     if processes > gpus:
         raise ConfigurationError(
-            f"{processes} processes were launched for {gpus} GPUs; latency is measured with one process a GPU: launch "
-            f"{gpus}, or give --device cpu"
+            f"{processes} processes were launched for {counted(gpus, 'GPU')}; latency is measured with one process a "
+            f"GPU: launch {gpus}, or give --device cpu"
         )
 
 

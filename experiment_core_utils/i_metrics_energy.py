@@ -20,6 +20,7 @@ from experiment_core_utils.meters.energy_statistics import (
 from experiment_core_utils.meters.power import allocated_to_query, energies_beside
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.statistics import correlation_of_means, describe, mean_of, rate, ratio_interval
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.energy import (
     ALL_DEVICES,
@@ -104,7 +105,7 @@ def aggregate_energy_metrics(
         failed = [f"there is no {path}"]
     if failed:
         # Rows of some windows would pass for those of all.
-        reason = f"codecarbon lacks {len(failed)} of {len(windows)} windows: {failed[0]}"
+        reason = f"codecarbon lacks {len(failed)} of {counted(len(windows), 'window')}: {failed[0]}"
         seconds = sum_of_known([None if each.reading is None else each.reading.seconds for each in windows])
         return _without_codecarbon(reason, instruments, seconds, len(windows))
     return sum_windows(read_windows(path), instruments)

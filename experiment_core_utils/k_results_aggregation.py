@@ -14,6 +14,7 @@ from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, ResultsNotSaved, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.statistics import mean_of
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.energy import AllocatedJoules, EnergyPass, EnergyPassesEnd
 from experiment_core_utils.records.journal import JournalContent, journal_path, own_journals, read_end
 from experiment_core_utils.records.result_files import local_energy_type, raw_result_path, read_json_object
@@ -202,7 +203,8 @@ def _lost_message(key: str, timeout_s: float, missing: Mapping[int, Sequence[int
     named = []
     for rank, lacking in missing.items():
         ids = ", ".join(map(str, lacking[:_IDS_NAMED])) + (", ..." if len(lacking) > _IDS_NAMED else "")
-        named.append(f"process {rank} ({f'{len(lacking)} samples missing: {ids}' if lacking else 'no sample missing'})")
+        what = f"{counted(len(lacking), 'sample')} missing: {ids}" if lacking else "no sample missing"
+        named.append(f"process {rank} ({what})")
     return (
         f"{key}: no sample finished within {timeout_s:g} s by {'; '.join(named)}; finished samples are saved: run the "
         f"same command again to resume (a larger --worker_timeout waits longer)"

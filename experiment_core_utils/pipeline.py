@@ -317,8 +317,8 @@ def save_unfinished(run: ProfilingRun, settings: Sequence[Setting]) -> None:
         if merged.samples:
             summarise_and_save(run, setting, merged, is_stopped=True)
     print(
-        f"stopped: {run.config.machine.output_dir} has {counted(len(common), 'sample')} of each of {len(begun)} "
-        "settings, as results of an unfinished run",
+        f"stopped: {run.config.machine.output_dir} has {counted(len(common), 'sample')} of each of "
+        f"{counted(len(begun), 'setting')}, as results of an unfinished run",
         file=sys.stderr,
         flush=True,
     )

@@ -64,6 +64,7 @@ from experiment_core_utils.primitives.errors import (
 )
 from experiment_core_utils.primitives.files import remove_leftovers
 from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.journal import only_run_in
@@ -303,4 +304,4 @@ def _line(title: str, name: str, result: Mapping[str, Any]) -> str:
     metrics = result["inference_metrics"]
     rate = metrics["tokens_per_second"]
     speed = "no output tokens" if rate is None else f"{rate:.1f} output tokens/s"
-    return f"{title}: {name}: {metrics['num_prompts']} prompts, {speed}"
+    return f"{title}: {name}: {counted(metrics['num_prompts'], 'prompt')}, {speed}"

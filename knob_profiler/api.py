@@ -15,7 +15,7 @@ from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.notebook_html import block, listed, paragraph
-from experiment_core_utils.primitives.texts import did_you_mean
+from experiment_core_utils.primitives.texts import counted, did_you_mean
 from experiment_core_utils.records.conclusion import Conclusion
 from experiment_core_utils.records.setting_result import SettingResult, setting_key
 from experiment_core_utils.records.settings import SettingFailure
@@ -48,7 +48,8 @@ class Results:
         tasks = dict.fromkeys(each.provenance.task.name for each in self.settings)
         failed = f", {len(self.failed)} failed" if self.failed else ""
         return (
-            f"Results({str(self.folder)!r}: {len(self.settings)} settings of {', '.join(tasks) or 'no task'}{failed})"
+            f"Results({str(self.folder)!r}: {counted(len(self.settings), 'setting')} of "
+            f"{', '.join(tasks) or 'no task'}{failed})"
         )
 
     @cached_property

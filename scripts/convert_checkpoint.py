@@ -12,6 +12,7 @@ import checkout  # noqa: F401
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.molmoe.checkpoint.original import DTYPES, convert_original_checkpoint
+from experiment_core_utils.primitives.texts import counted
 
 
 @reporting_errors
@@ -24,7 +25,8 @@ def main() -> None:
     arguments = parser.parse_args()
     done = convert_original_checkpoint(arguments.input, arguments.output, arguments.dtype, arguments.tokenizer)
     print(
-        f"wrote {done.num_tensors} tensors ({done.weights_bytes / 1e9:.2f} GB, {done.num_files} files) to {done.folder}"
+        f"wrote {counted(done.num_tensors, 'tensor')} ({done.weights_bytes / 1e9:.2f} GB, "
+        f"{counted(done.num_files, 'file')}) to {done.folder}"
     )
 
 

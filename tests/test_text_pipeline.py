@@ -580,7 +580,7 @@ def test_required_energy_needs_one_source_of_the_two(
     # 100 W while the batch ran, and in what the host took around it.
     assert 80 * energy["duration_seconds"] < energy["gpu_counter_j"] < 100 * (energy["duration_seconds"] + 1)
     assert energy["total_energy_kwh"] is None
-    assert "process 0: codecarbon lacks 1 of 1 windows: codecarbon" in energy["reason"]
+    assert "process 0: codecarbon lacks 1 of 1 window: codecarbon" in energy["reason"]
 
 
 def test_what_is_only_estimated_is_refused_where_energy_is_required_and_a_caveat_where_it_is_optional(

@@ -12,6 +12,7 @@ from typing import TypeVar
 from scipy.special import stdtrit
 
 from experiment_core_utils.primitives.statistics import CONFIDENCE, describe, highest_of
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.energy import (
     ALL_DEVICES,
     PREFERRED_SOURCES,
@@ -194,7 +195,7 @@ def _uncertainty(joules: Sequence[float], bound_j: float | None, baseline_j: flo
 
 def _count_and_first(windows: Sequence[ActEnergy], message: Sequence[str | None], what: str = "") -> str | None:
     """How many of the windows have such a message, and the first of these."""
-    return f"{len(message)} of {len(windows)} windows{what}: {message[0]}" if message else None
+    return f"{len(message)} of {counted(len(windows), 'window')}{what}: {message[0]}" if message else None
 
 
 def _largest_of_known(values: Sequence[float | None]) -> float | None:
@@ -411,7 +412,8 @@ def _added(figures: Sequence[WindowFigure], num_windows: int) -> WindowFigure:
     """Add up the energies of one source, one for each window that has it."""
     if len(figures) == num_windows == 1:
         return figures[0]
-    missing = "" if len(figures) == num_windows else f"{num_windows - len(figures)} of {num_windows} windows lack it"
+    num_missing = num_windows - len(figures)
+    missing = f"{num_missing} of {counted(num_windows, 'window')} lack it" if num_missing else ""
     reasons = [missing, *(each.reason or "" for each in figures)]
     remarks = [each.remark for each in figures if each.remark is not None]
     energies = ("gross_j", "uncertainty_j", "idle_j", "net_j", "net_uncertainty_j")

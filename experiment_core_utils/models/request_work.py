@@ -10,6 +10,7 @@ import torch
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.provenance import FinalPrompt
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
@@ -67,8 +68,8 @@ def of_first_samples(
             break
     if not seen:
         raise ConfigurationError(
-            f"none of the {len(sample_ids)} samples of {task.name} {task.split} that were drawn can be read, the last "
-            f"because: {reason}; give others with --seed or --ids"
+            f"none of the {counted(len(sample_ids), 'sample')} of {task.name} {task.split} that were drawn can be "
+            f"read, the last because: {reason}; give others with --seed or --ids"
         )
     return seen
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from experiment_core_utils.primitives.errors import ResultsError, package_of_extra
 from experiment_core_utils.primitives.files import read_regular_file
+from experiment_core_utils.primitives.texts import counted
 
 Cell = str | int | float | bool | None
 # The full-width ones are taken for the others where East Asian text is typed.
@@ -290,7 +291,8 @@ def checked_rows(text: str, name: str) -> list[list[RawCell]]:
         raise ResultsError(f"{name} has the column {twice[0]!r} more than once; rename one of them")
     for number, row in enumerate(rows, start=2):
         if len(row) != len(header):
-            raise ResultsError(f"{name}, row {number} has {len(row)} cells, the header has {len(header)}; it is torn")
+            cells = counted(len(row), "cell")
+            raise ResultsError(f"{name}, row {number} has {cells}, the header has {len(header)}; it is torn")
     return [header, *rows]
 
 

@@ -52,8 +52,8 @@ def without_secrets(address: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things: "1 setting", "0 settings", "3 settings"."""
-    return f"{number} {noun}" + "s" * (number != 1)
+    """A number of things: "1 setting", "0 settings", "3 processes"."""
+    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
 
 
 def first_of(names: Sequence[object], most: int) -> str:

@@ -24,6 +24,10 @@ class CaveatKind(NamedTuple):
 MOST_DISTURBED, MOST_FAILED = 0.05, 0.01
 
 
+def _of_runs(found: Mapping[str, Any]) -> str:
+    return f"{found['num_runs']} of {counted(found['num_all'], 'run')}"
+
+
 def _always(found: Mapping[str, Any]) -> bool:
     return True
 
@@ -98,8 +102,8 @@ Caveat.KINDS = {
     "offloaded_weights": CaveatKind(
         "warning",
         lambda found: (
-            f"offloaded: {found['num_parts']} of {found['num_all']} parts of the model are copied to their device for "
-            "each use; times are mostly those of copies"
+            f"offloaded: {found['num_parts']} of {counted(found['num_all'], 'part')} of the model are copied to their "
+            "device for each use; times are mostly those of copies"
         ),
         "use more or larger GPUs, or --quantization 4bit, before reading times as the model's",
     ),
@@ -145,15 +149,18 @@ Caveat.KINDS = {
     ),
     "server_pieces": CaveatKind(
         "warning",
-        "server: several tokens came in one piece in {num_runs} of {num_all} runs: the times between them are not "
-        "known; the time per token counts the other tokens of the first piece, too, and is too short in short "
-        "answers".format_map,
+        lambda found: (
+            f"server: several tokens came in one piece in {_of_runs(found)}: the times between them are not known; the "
+            "time per token counts the other tokens of the first piece, too, and is too short in short answers"
+        ),
         "compare total times",
     ),
     "server_hidden_tokens": CaveatKind(
         "warning",
-        "server: {num_tokens} tokens of thinking were not sent in {num_runs} of {num_all} runs: they are in the time "
-        "to the first token, and not in the time per token".format_map,
+        lambda found: (
+            f"server: {found['num_tokens']} tokens of thinking were not sent in {_of_runs(found)}: they are in the "
+            "time to the first token, and not in the time per token"
+        ),
         "compare total times",
     ),
     "server_warm": CaveatKind(
@@ -164,26 +171,33 @@ Caveat.KINDS = {
     ),
     "server_uncounted": CaveatKind(
         "warning",
-        "server: it reports no usage in {num_runs} of {num_all} runs: their tokens are the pieces of text that "
-        "came".format_map,
+        lambda found: (
+            f"server: it reports no usage in {_of_runs(found)}: their tokens are the pieces of text that came"
+        ),
         "do not compare tokens or times per token with those of other servers",
     ),
     "batched_answers": CaveatKind(
         "note",
-        "{num_batched} of {num_samples} samples are answered in batches: in {dtype} some answers may differ".format_map,
+        lambda found: (
+            f"{found['num_batched']} of {counted(found['num_samples'], 'sample')} are answered in batches: in "
+            f"{found['dtype']} some answers may differ"
+        ),
         "use --precision float32 for the same answers",
     ),
     "answered_one_by_one": CaveatKind(
         "warning",
         lambda found: (
-            f"batches: {found['num_alone']} of {found['num_samples']} samples were answered one by one, because "
-            f"{found['reason']}"
+            f"batches: {found['num_alone']} of {counted(found['num_samples'], 'sample')} were answered one by one, "
+            f"because {found['reason']}"
         ),
         "their answers are right; --num_latency_samples saves little time with this model",
     ),
     "answers_cut": CaveatKind(
         "warning",
-        "answers: {num_cut} of {num_answers} were cut at the limit of {limit} tokens".format_map,
+        lambda found: (
+            f"answers: {found['num_cut']} of {found['num_answers']} were cut at the limit of "
+            f"{counted(found['limit'], 'token')}"
+        ),
         "raise the limit, or where answers run on, as those of base models do, end them by stop texts (--stop)",
     ),
     "answers_ended_at_once": CaveatKind(
@@ -307,7 +321,7 @@ Caveat.KINDS = {
         lambda found: (
             "energy: the joules of a request are "
             + ("of a single pass" if found["fraction"] is None else f"known to +-{found['fraction']:.1%}")
-            + f" after {found['num_passes']} passes; the goal was +-{found['goal']:.1%}"
+            + f" after {counted(found['num_passes'], 'pass')}; the goal was +-{found['goal']:.1%}"
         ),
     ),
     "energy_estimated": CaveatKind("warning", "energy: estimated by {source}, not measured".format_map),

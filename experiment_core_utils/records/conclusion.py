@@ -6,6 +6,7 @@ from pathlib import Path
 from experiment_core_utils.primitives.contrasts import Word
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.notebook_html import block, field_table, folded, listed, paragraph
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_change_text, time_text
 from experiment_core_utils.records.result_files import CONCLUSION_FILE
 
@@ -111,18 +112,18 @@ class Conclusion:
         if found is None or self.word == "no":
             return (
                 f"keep {other}: no other setting is faster and not worse by {self.accuracy_margin:g} "
-                f"({self.num_samples} samples)"
+                f"({counted(self.num_samples, 'sample')})"
             )
         verdict = (
             f"faster: {found.faster} ({time_text(found.time_ms)}, {found.time_ratio:.2f} times as long"
             f"{_ends(found.time_ratio_ci95, '.2f')}); not worse by {self.accuracy_margin:g}: {found.not_worse} "
             f"({found.accuracy:.3f}, {found.accuracy_difference + 0.0:+.3f}"
-            f"{_ends(found.accuracy_difference_ci95, '+.3f')}; {self.num_samples} samples)"
+            f"{_ends(found.accuracy_difference_ci95, '+.3f')}; {counted(self.num_samples, 'sample')})"
         )
         if self.word == "yes":
             equal = f"; perhaps as fast: {', '.join(self.as_fast)}" if self.as_fast else ""
             return f"take {self.setting} instead of {other}: {verdict}{equal}"
-        more = "" if self.samples_needed is None else f"; about {self.samples_needed} samples would decide"
+        more = "" if self.samples_needed is None else f"; about {counted(self.samples_needed, 'sample')} would decide"
         if self.samples_needed is None and self.num_rounds is None:
             more = "; more samples would not decide, since settings were measured one after another: measure in rounds"
         return f"keep {other} until more is known: the nearest is {found.setting}: {verdict}{more}"

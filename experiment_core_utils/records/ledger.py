@@ -21,7 +21,7 @@ from experiment_core_utils.primitives.files import (
     write_json_atomically,
     write_text_atomically,
 )
-from experiment_core_utils.primitives.texts import short_digest
+from experiment_core_utils.primitives.texts import counted, short_digest
 from experiment_core_utils.records.json_record import Amount, Count, Number, Record
 from experiment_core_utils.records.result_files import (
     check_schema,
@@ -368,6 +368,6 @@ class SearchRecord(Record):
         """What the search found and took."""
         fraction = "" if self.share is None else f", {self.share:.3f} of the full grid's model time (estimated)"
         return (
-            f"front of {len(self.front)} settings ({len(self.undecided)} undecided, {len(self.eliminated)} "
-            f"eliminated) after {len(self.rounds)} rounds{fraction}; stopped: {self.stopped}"
+            f"front of {counted(len(self.front), 'setting')} ({len(self.undecided)} undecided, {len(self.eliminated)} "
+            f"eliminated) after {counted(len(self.rounds), 'round')}{fraction}; stopped: {self.stopped}"
         )

@@ -13,7 +13,7 @@ from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
 from experiment_core_utils.l_results_csv_cleaning import further_knobs
 from experiment_core_utils.primitives.statistics import mean_of
-from experiment_core_utils.primitives.texts import ABSENT
+from experiment_core_utils.primitives.texts import ABSENT, counted
 from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.conclusion import VERDICT_LEGEND
 from experiment_core_utils.records.setting_result import (
@@ -72,7 +72,7 @@ def caveat_lines(results: Sequence[SettingResult], reported: Collection[str] = (
     counts = Counter(sentence for sentences in without for sentence in dict.fromkeys(sentences))
     return [
         *worst_of_each_kind(found, len(results)).values(),
-        *(f"{sentence} ({count} of {len(results)} settings)" for sentence, count in counts.items()),
+        *(f"{sentence} ({count} of {counted(len(results), 'setting')})" for sentence, count in counts.items()),
     ]
 
 
@@ -88,7 +88,7 @@ def worst_of_each_kind(found: Sequence[tuple[str, Caveat]], num_settings: int) -
     lines = {}
     for kind, own in kinds.items():
         key, worst = max(own, key=lambda each: each[1].extent)
-        lines[kind] = f"{worst.sentence} ({key}; {len(own)} of {num_settings} settings)"
+        lines[kind] = f"{worst.sentence} ({key}; {len(own)} of {counted(num_settings, 'setting')})"
     return lines
 
 
@@ -103,7 +103,7 @@ def fixed_length_line(times: Mapping[str, FixedLengthTime]) -> str | None:
     (fastest, least), (slowest, most) = (chosen(times.items(), key=lambda each: each[1].mean) for chosen in (min, max))
     how = {"computed": f"TTFT + {least.num_tokens - 1} x ms/token", "measured": "--ignore_eos"}[least.how]
     settings = f" ({fastest}) to {most.mean:.1f} ms ({slowest})" if len(times) > 1 else ""
-    return f"answers of {least.num_tokens} tokens, {least.how} ({how}): {least.mean:.1f} ms{settings}"
+    return f"answers of {counted(least.num_tokens, 'token')}, {least.how} ({how}): {least.mean:.1f} ms{settings}"
 
 
 # Columns of the table that are there where any setting has more than a few of them.

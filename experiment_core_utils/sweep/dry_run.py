@@ -198,7 +198,8 @@ def upper_bound_sentences(config: ProfilingConfig, num_drawn: int) -> list[str]:
     if config.measuring.until_precision is not None:
         reasons.append("--until_precision may end the rounds before the last sample")
     if (timed := num_timed(config, num_drawn)) < num_drawn:
-        reasons.append(f"--num_latency_samples: {timed} of {num_drawn} samples are measured, the others only answered")
+        which = f"{timed} of {counted(num_drawn, 'sample')} are measured, the others only answered"
+        reasons.append(f"--num_latency_samples: {which}")
     return [f"at most: {reason}" for reason in reasons]
 
 

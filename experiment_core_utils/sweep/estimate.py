@@ -176,10 +176,10 @@ def due_seconds(estimates: Sequence[SettingEstimate]) -> float | None:
 
 def size_sentence(size: PlanSize) -> str:
     """What is done at each setting."""
-    processes = "1 process" if size.num_processes == 1 else f"{size.num_processes} processes"
     return (
         f"each: {counted(size.num_samples, 'sample')} x {counted(size.num_runs_per_sample, 'run')}, "
-        f"{counted(size.num_warmup_runs, 'warm-up run')} a process, {processes}"
+        f"{counted(size.num_warmup_runs, 'warm-up run')} a process, "
+        f"{counted(size.num_processes, 'process')}"
     )
 
 
@@ -190,7 +190,7 @@ def plan_total(estimates: Sequence[SettingEstimate]) -> str:
     memories = [each.memory_bytes for each in estimates if each.memory_bytes is not None]
     time_text = "" if seconds is None else f", about {_duration(seconds)}"
     memory_text = f", most memory {_mebibytes(max(memories))}" if memories else ""
-    return f"whole: {len(due)} of {len(estimates)} settings to measure{time_text}{memory_text}"
+    return f"whole: {len(due)} of {counted(len(estimates), 'setting')} to measure{time_text}{memory_text}"
 
 
 def _duration(seconds: float) -> str:

@@ -43,7 +43,7 @@ from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.device import visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, EnergyRefused, ResultsError, WorkerLost
 from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
-from experiment_core_utils.primitives.texts import and_more, short_digest
+from experiment_core_utils.primitives.texts import and_more, counted, short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.journal import finished_samples, journals_in, read_journal, tidy_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Fingerprint, Ledger, RunPlan, read_plan
@@ -230,8 +230,9 @@ def block_lines(requested: RequestedRun) -> list[str]:
     if sampling.num_left_out:
         choice = chosen_blocks(config, source)
         lines.append(
-            f"blocks: {sampling.num_left_out} of the {sampling.num_in_split} samples of {requested.task.name} "
-            f"{requested.task.split} chose them ({choice.file}); {len(requested.drawn)} others are measured"
+            f"blocks: {sampling.num_left_out} of the {counted(sampling.num_in_split, 'sample')} of "
+            f"{requested.task.name} {requested.task.split} chose them ({choice.file}); {len(requested.drawn)} others "
+            "are measured"
         )
     return lines
 
@@ -373,7 +374,8 @@ def broken_rows_lines(faults: Sequence[str], num_rows: int) -> list[str]:
         return []
     more = and_more(len(faults) - _SHOWN_ROWS)
     return [
-        f"{len(faults)} of {num_rows} rows of the data file cannot be used, and are failed samples in a run:",
+        f"{len(faults)} of {counted(num_rows, 'row')} of the data file cannot be used, and are failed samples in a "
+        "run:",
         *[f"  {fault}" for fault in faults[:_SHOWN_ROWS]],
         *[f" {more}"] * bool(more),
     ]
@@ -389,14 +391,14 @@ def replaced_results_lines(requested: RequestedRun, ledger: Ledger, due: Collect
     lines = []
     if replaced:
         lines.append(
-            f"{len(replaced)} of the {len(due)} settings to measure have results in {folder} that were measured "
-            f"otherwise and will be replaced ({_differing(requested, replaced)}); give another --output_dir to "
-            "keep them"
+            f"{len(replaced)} of the {counted(len(due), 'setting')} to measure have results in {folder} that were "
+            f"measured otherwise and will be replaced ({_differing(requested, replaced)}); give another --output_dir "
+            "to keep them"
         )
     if beside:
         lines.append(
-            f"{len(beside)} other results in {folder} were measured otherwise ({_differing(requested, beside)}): "
-            "analyses refuse a folder of both; give another --output_dir"
+            f"{counted(len(beside), 'other result')} in {folder}, measured otherwise "
+            f"({_differing(requested, beside)}): analyses refuse a folder of both; give another --output_dir"
         )
     return lines
 
@@ -436,7 +438,7 @@ def _other_data(digests: Mapping[int, str], others: Sequence[Mapping[str, Any]])
     known = [each for each in samples if each.get("data_sha256") is not None]
     changed = sorted({each["sample_id"] for each in known if each["data_sha256"] != digests[each["sample_id"]]})
     if changed:
-        yield f"the data of {len(changed)} samples have changed, the first is sample {changed[0]}"
+        yield f"the data of {counted(len(changed), 'sample')} have changed, the first is sample {changed[0]}"
 
 
 def _as_given(value: object) -> str:

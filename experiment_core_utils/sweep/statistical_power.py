@@ -18,6 +18,7 @@ from scipy.special import ndtri
 
 from experiment_core_utils.primitives.contrasts import ADDED_ANSWERS, FEWEST_PICTURES, PairedContrasts, ScoreContrasts
 from experiment_core_utils.primitives.statistics import SEED
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.setting_result import SettingResult
 
 POWER = 0.8
@@ -169,9 +170,9 @@ def power_sentences(
     lines = [
         f"differences that {pairs} show (95 % over all pairs, 80 % power): accuracy "
         + ("none" if scores is None else f"{scores * best:.2g}")
-        + f"{of} with {num_samples} samples, mean latency "
+        + f"{of} with {counted(num_samples, 'sample')}, mean latency "
         + ("none" if times is None else f"{math.expm1(times):.1%}")
-        + f" with {num_timed} timed ones ({basis}: {noise.changed:.0%} of answers change, times spread by "
+        + f" with {counted(num_timed, 'timed one')} ({basis}: {noise.changed:.0%} of answers change, times spread by "
         f"{noise.spread:.1%})"
     ]
     if detect is not None:

@@ -175,7 +175,7 @@ def status_lines(status: Status, output_dir: Path) -> list[str]:
     """The answer for a terminal."""
     plan = status.plan
     run = f"run {plan.experiment_id}" if plan.experiment_id is not None else "nothing was left to measure"
-    processes = "1 process" if plan.num_processes == 1 else f"{plan.num_processes} processes"
+    processes = counted(plan.num_processes, "process")
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(plan.started_unix_s))
     each = f"{counted(plan.num_samples, 'sample')} a setting"
     lines = [
@@ -185,7 +185,7 @@ def status_lines(status: Status, output_dir: Path) -> list[str]:
     if status.at_work is not None:
         finished = len(status.at_work.finished)
         state = "stopped at" if status.is_running is False else "at work:"
-        lines.append(f"{state} {status.at_work.key}, {finished} of {plan.num_samples} samples")
+        lines.append(f"{state} {status.at_work.key}, {finished} of {counted(plan.num_samples, 'sample')}")
     lines += [time_line(status), *failure_lines(status)]
     return lines if status.conclusion is None else [*lines, f"conclusion: {status.conclusion}"]
 
@@ -212,7 +212,7 @@ def time_line(status: Status) -> str:
 def failure_lines(status: Status) -> list[str]:
     """The last few settings that failed, and the last few samples of settings that have no result yet."""
     settings = [
-        f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}"
+        f"failed: {key}: {failure.error} after {counted(failure.attempts, 'attempt')}: {failure.reason}"
         for key, failure in list(status.failed.items())[-FAILURES_SHOWN:]
     ]
     samples = [

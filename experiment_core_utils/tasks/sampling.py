@@ -13,7 +13,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import numpy as np
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.texts import first_of
+from experiment_core_utils.primitives.texts import counted, first_of
 from experiment_core_utils.records.caveats import Caveat, caveat
 
 # Below this, differences between settings are mostly noise: the published minimum for a Pareto comparison.
@@ -94,7 +94,7 @@ def create_sampled_dataset(
         raise ConfigurationError(f"{num_samples} samples cannot be drawn; request at least 1")
     allowed = [index for index in range(length) if index not in left_out]
     if not allowed:
-        raise ConfigurationError(f"all {length} samples of the dataset are left out, and none can be drawn")
+        raise ConfigurationError(f"none of {counted(length, 'sample')} of the dataset can be drawn: all are left out")
     num_left_out = length - len(allowed)
     if num_samples is None or num_samples >= len(allowed):
         return SampledDataset(dataset, tuple(allowed), Sampling("all", None, num_samples, length, num_left_out))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import ClassVar
 
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.caveats import MOST_FAILED, Caveat, CaveatKind
 
 
@@ -19,7 +20,10 @@ class AnalysisCaveat(Caveat):
         ),
         "unfinished": CaveatKind(
             "warning",
-            "unfinished: {num_left} of {num_settings} settings of the run in {folder} have no result".format_map,
+            lambda found: (
+                f"unfinished: {found['num_left']} of {counted(found['num_settings'], 'setting')} of the run in "
+                f"{found['folder']} have no result"
+            ),
             "run the same command again to resume",
             voids=lambda found: True,
         ),
@@ -66,7 +70,10 @@ class AnalysisCaveat(Caveat):
         ),
         "few_for_percentile": CaveatKind(
             "warning",
-            "{task}: {cost} is based on {num_samples} samples, so on the longest one or two of them".format_map,
+            lambda found: (
+                f"{found['task']}: {found['cost']} is based on {counted(found['num_samples'], 'sample')}, so on the "
+                "longest one or two of them"
+            ),
         ),
         "no_verdict": CaveatKind("warning", "{task}: no verdict: the {reason}".format_map),
         "few_pictures": CaveatKind(
@@ -75,9 +82,16 @@ class AnalysisCaveat(Caveat):
             "{num_pictures}".format_map,
         ),
         "samples_left_out": CaveatKind(
-            "note", "{task}, {cost}: {num_samples} samples that some settings lack are left out".format_map
+            "note",
+            lambda found: (
+                f"{found['task']}, {found['cost']}: without {counted(found['num_samples'], 'sample')} that some "
+                "settings lack"
+            ),
         ),
-        "settings_left_out": CaveatKind("note", "{task}, {cost}: {num_settings} settings are left out".format_map),
+        "settings_left_out": CaveatKind(
+            "note",
+            lambda found: f"{found['task']}, {found['cost']}: without {counted(found['num_settings'], 'setting')}",
+        ),
         "one_value": CaveatKind(
             "warning",
             "{name} had one value ({value:g}): its effect is not known, other values are extrapolated".format_map,
@@ -94,14 +108,14 @@ class AnalysisCaveat(Caveat):
         ),
         "recalibrated": CaveatKind(
             "note",
-            "recalibrated by {method} with {num_samples} samples".format_map,
+            lambda found: f"recalibrated by {found['method']} with {counted(found['num_samples'], 'sample')}",
             "its intervals have the ratios of the device before",
         ),
         "part_of_settings": CaveatKind(
             "note",
             lambda found: (
-                f"fitted to and validated on {found['num_fitted']} of {found['num_settings']} settings, drawn at "
-                f"random; {found['num_settings'] - found['num_fitted']} left out"
+                f"fitted to and validated on {found['num_fitted']} of {counted(found['num_settings'], 'setting')}, "
+                f"drawn at random; {found['num_settings'] - found['num_fitted']} left out"
             ),
         ),
     }

@@ -12,6 +12,7 @@ from typing import Any
 from experiment_core_utils.config.command_line import add_knob_module
 from experiment_core_utils.primitives.csv_tables import csv_of_rows
 from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.texts import counted
 from experiments.analyses.charts.chart import Chart
 from experiments.analyses.charts.matplotlib_charts import save_chart
 
@@ -79,7 +80,7 @@ def finding_lines(findings: Sequence[str], details: Sequence[str], written: Sequ
     shown = list(findings)
     if len(shown) >= MOST_LINES:
         shown = [*shown[: MOST_LINES - 2], f"and {len(shown) - MOST_LINES + 2} more findings (--verbose)"]
-    return [*shown, f"{len(written)} files in {written[0].parent} (--verbose lists them)"]
+    return [*shown, f"{counted(len(written), 'file')} in {written[0].parent} (--verbose lists them)"]
 
 
 def json_text(content: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from experiment_core_utils.l_results_csv_cleaning import (
 from experiment_core_utils.l_results_csv_cleaning import settings_frame as table_of_settings
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.json_record import Record
 from experiment_core_utils.records.result_files import RESULT_FILES
@@ -106,7 +107,7 @@ class Sweep:
 
     def __repr__(self) -> str:
         name = f"{self.label}: " if self.label else ""
-        return f"Sweep({name}{len(self.settings)} settings of {', '.join(self.provenance.tasks)})"
+        return f"Sweep({name}{counted(len(self.settings), 'setting')} of {', '.join(self.provenance.tasks)})"
 
     @cached_property
     def samples(self) -> tuple[Mapping[str, Cell], ...]:

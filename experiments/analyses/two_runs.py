@@ -17,6 +17,7 @@ import numpy as np
 from scipy import stats
 
 from experiment_core_utils.primitives.contrasts import ScoreContrasts
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.saved_results.rescoring import other_conditions
 from experiments.analyses.knobs.conclusion import voiding_caveats
@@ -171,7 +172,8 @@ class RunComparison:
         """Why nothing is shown of a line over all settings, and what would help."""
         found = f"{line.quantity}: {line.run or 'B'} {line.change - 1:+.1%} against A"
         if line.interval is None or line.interval_of_samples is None:
-            return f"{found}, CANNOT TELL: {line.pictures} pictures, and one run a side needs {fewest_for(None)}"
+            pictures = counted(line.pictures, "picture")
+            return f"{found}, CANNOT TELL: {pictures}, and one run a side needs {fewest_for(None)}"
         widths = [math.log(high / low) for low, high in (line.interval, line.interval_of_samples)]
         deviation = line.run_deviation or 0.0
         if line.interval_of_samples[0] > 1 or line.interval_of_samples[1] < 1:

@@ -9,6 +9,7 @@ from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, RunningBloc
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.batches import BatchAnswerer, Bench
@@ -101,7 +102,7 @@ def scored(task: Task, answers: Sequence[Answer]) -> TaskValues:
     known = [value / metric.best for value in values if value is not None]
     if len(known) < len(values) or not known:
         raise ConfigurationError(
-            f"{task.metric} has no score for these {len(values)} samples of {task.name}; ask for more (--num_samples, "
-            "--held_out)"
+            f"{task.metric} has no score for {counted(len(values), 'sample')} of {task.name}; ask for more "
+            "(--num_samples, --held_out)"
         )
     return TaskValues(tuple(known), tuple(answer.image_id for answer in answers))

@@ -13,6 +13,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.describe import dtype_name
 from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
 from experiment_core_utils.tasks.interface import Answer
 from experiments.block_importance.answers import AnswerScorer, scored, with_blocks
@@ -41,7 +42,7 @@ class AnsweredPictureScorer:
         answers: dict[Blocks, dict[str, list[Answer]]] = {
             blocks_of(each): {task.name: [] for task in self.tasks} for each in settings
         }
-        for picture in tqdm(self.pictures, unit="picture", desc=f"{len(settings)} sets of blocks"):
+        for picture in tqdm(self.pictures, unit="picture", desc=f"{counted(len(settings), 'set')} of blocks"):
             for each in answer_pictures(self.model, self.tasks, [picture], settings):
                 answers[blocks_of(each.setting)][each.task].append(each.answer)
         return [{task.name: scored(task, answers[blocks][task.name]) for task in self.tasks} for blocks in sets]
@@ -76,7 +77,7 @@ class PackedPictureScorer:
         }
         images: dict[str, list[str]] = {task.name: [] for task in self.tasks}
         drawn = list(product(self.pictures, same_pictures(self.tasks)))
-        for picture, tasks in tqdm(drawn, unit="picture", desc=f"{len(values)} sets of blocks"):
+        for picture, tasks in tqdm(drawn, unit="picture", desc=f"{counted(len(values), 'set')} of blocks"):
             pack = _Pack(self, tasks, picture)
             for task_name, image_id in pack.samples:
                 images[task_name].append(image_id)

@@ -37,6 +37,7 @@ from experiment_core_utils.models.source import CheckpointSource
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiment_core_utils.sweep.plan import knob_request
 from experiment_core_utils.tasks.content import digests_of
@@ -362,7 +363,7 @@ def held_out_of(job: Job, scorers: Scorers, chosen: Mapping[int, Blocks]) -> dic
         return {}
     found = against_baselines(scorers.held_out, chosen, baselines_of(job, scorers, list(chosen)))
     for count, each in found.items():
-        print(f"{count} blocks {list(each.blocks)}: {each.chosen.value:.4f}")
+        print(f"{counted(count, 'block')} {list(each.blocks)}: {each.chosen.value:.4f}")
         for name, one in each.baselines.items():
             sets = f"{len(one.sets)} sets, {min(one.set_scores):.4f} to {max(one.set_scores):.4f}"
             error = one.gain.standard_error

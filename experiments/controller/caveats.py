@@ -1,9 +1,14 @@
 """The caveats of a controller's evaluation and training."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.caveats import Caveat, CaveatKind
+
+
+def _of_requests(found: Mapping[str, Any]) -> str:
+    return f"{found['num_seen']} of the {counted(found['num_requests'], 'request')}"
 
 
 class ControllerCaveat(Caveat):
@@ -11,7 +16,9 @@ class ControllerCaveat(Caveat):
 
     KINDS: ClassVar[Mapping[str, CaveatKind]] = {
         "few_requests": CaveatKind(
-            "warning", "{num_requests} requests: too few to compare policies".format_map, "use more samples"
+            "warning",
+            lambda found: f"{counted(found['num_requests'], 'request')}: too few to compare policies",
+            "use more samples",
         ),
         "reference_not_measured": CaveatKind(
             "note",
@@ -30,7 +37,7 @@ class ControllerCaveat(Caveat):
         ),
         "lookup_of_the_same": CaveatKind(
             "warning",
-            "the lookup was built of {num_seen} of the {num_requests} requests that it is evaluated on".format_map,
+            lambda found: f"the lookup was built of {_of_requests(found)} that it is evaluated on",
         ),
         "cider_of_a_part": CaveatKind(
             "note",
@@ -54,15 +61,21 @@ class ControllerCaveat(Caveat):
         ),
         "shared_warm_up": CaveatKind(
             "note",
-            "{num_runs} unmeasured runs, one for each tiling, at the highest knobs; settings have no warm-up of their "
-            "own".format_map,
+            lambda found: (
+                f"{counted(found['num_runs'], 'unmeasured run')}, one for each tiling, at the highest knobs; settings "
+                "have no warm-up of their own"
+            ),
         ),
         "random_weights": CaveatKind(
             "warning", "the model's weights are random, and not those that two_stage was trained with".format_map
         ),
         "sample_left_out": CaveatKind("note", "sample {sample_id} was left out: {reason}".format_map),
         "without_states": CaveatKind(
-            "note", "{num_without} of {num_samples} samples have no states: {reasons}".format_map
+            "note",
+            lambda found: (
+                f"{found['num_without']} of {counted(found['num_samples'], 'sample')} have no states: "
+                f"{found['reasons']}"
+            ),
         ),
         "states_of_unknown_splits": CaveatKind(
             "warning",
@@ -76,7 +89,7 @@ class ControllerCaveat(Caveat):
         ),
         "trained_on_the_same": CaveatKind(
             "warning",
-            "two_stage was {how} {num_seen} of the {num_requests} requests that it is evaluated on".format_map,
+            lambda found: f"two_stage was {found['how']} {_of_requests(found)} that it is evaluated on",
         ),
         "trained_on_same_ids": CaveatKind(
             "warning", "two_stage was {how} samples of the same ids as those that it is evaluated on".format_map

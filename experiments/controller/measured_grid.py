@@ -12,6 +12,7 @@ from experiment_core_utils.knobs.registry import knob_named
 from experiment_core_utils.knobs.setting import Setting, setting_of
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.statistics import fraction_above
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import check_fraction
 from experiments.analyses.charts.style import joined_caption, tasks_named
 from experiments.analyses.knobs.conclusion import voiding_caveats
@@ -86,8 +87,8 @@ class MeasuredGrid:
     @property
     def caption(self) -> str:
         """The caption at the foot of a figure of these requests: of a part, only the part is counted."""
-        counted = f"n = {len(self)} requests, {len(self.choices)} settings"
-        return joined_caption([*self.setup, counted, tasks_named(dict.fromkeys(self.tasks))])
+        size = f"n = {counted(len(self), 'request')}, {counted(len(self.choices), 'setting')}"
+        return joined_caption([*self.setup, size, tasks_named(dict.fromkeys(self.tasks))])
 
     @property
     def times_s(self) -> np.ndarray:
@@ -179,8 +180,8 @@ class MeasuredGrid:
         whole = self.is_complete
         if not whole.any():
             raise ResultsError(
-                f"no sample has a score and a time at all {len(self.choices)} settings; profile the whole grid, with "
-                "every sample measured (--num_latency_samples of their number)"
+                f"no sample has a score and a time at all {counted(len(self.choices), 'setting')}; profile the whole "
+                "grid, with every sample measured (--num_latency_samples of their number)"
             )
         return self.take(whole)
 
@@ -308,7 +309,7 @@ def split_by_picture(grid: MeasuredGrid, share: float, seed: int) -> tuple[Measu
     mask = drawn_groups(grid.pictures, grid.tasks, share, seed)
     if mask.all() or not mask.any():
         raise ResultsError(
-            f"{len(set(grid.pictures))} pictures cannot be split at {share:g}; profile more samples, or give the "
-            "calibration results of their own"
+            f"{counted(len(set(grid.pictures)), 'picture')} cannot be split at {share:g}; profile more samples, or "
+            "give the calibration results of their own"
         )
     return grid.take(mask), grid.take(~mask)

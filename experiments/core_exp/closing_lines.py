@@ -78,7 +78,7 @@ def closing_lines(report: RunReport, found: Concluded | None = None) -> list[str
     out, and where it is."""
     found = found or concluded(report)
     lines = [
-        f"failed: {key}: {failure.error} after {failure.attempts} attempts: {failure.reason}"
+        f"failed: {key}: {failure.error} after {counted(failure.attempts, 'attempt')}: {failure.reason}"
         for key, failure in report.failed.items()
     ]
     if report.results:

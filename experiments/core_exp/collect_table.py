@@ -26,6 +26,7 @@ from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.files import check_writable
+from experiment_core_utils.primitives.texts import counted
 from experiments.analyses.recorded_table import table_of, write_table
 
 MEASURED = {"--sampling_strategy": ("full",), "--num_runs_per_sample": ("1",), "--num_warmup_runs": ("1",)}
@@ -46,8 +47,9 @@ def collect(path: Path, results_dir: Path, num_samples: int, flags: Sequence[str
     table = table_of(report.results)
     write_table(table, path)
     print(
-        f"{len(table.settings)} settings x {len(table.sample_ids)} samples: {np.nansum(table.costs):.0f} s of model "
-        f"time, {time.perf_counter() - started:.0f} s of this call; {path} has {path.stat().st_size / 1e3:.0f} kB"
+        f"{counted(len(table.settings), 'setting')} x {counted(len(table.sample_ids), 'sample')}: "
+        f"{np.nansum(table.costs):.0f} s of model time, {time.perf_counter() - started:.0f} s of this call; {path} has "
+        f"{path.stat().st_size / 1e3:.0f} kB"
     )
     return 1 if report.failed else 0
 

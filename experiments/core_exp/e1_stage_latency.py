@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.texts import counted
 from experiments.analyses.charts.stage_charts import stage_charts
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     steps = Steps()
     sweep = load_sweep(given.results_dir)
     count = len(sweep.settings)
-    steps.say(count, f"{count} settings are read; shares and lines are computed")
+    steps.say(count, f"{counted(count, 'setting')} read; shares and lines are computed")
     found = analyse_stages(sweep, samples_frame(sweep))
     if found is None:
         raise ResultsError(

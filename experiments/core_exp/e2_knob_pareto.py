@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import EXIT_CODE_INVALID
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_within
 from experiments.analyses.charts.knob_charts import knob_study_charts
 from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     steps = Steps()
     study = load_study(given.results)
     count = sum(len(grid.points) for grid in study.grids)
-    steps.say(count, f"{count} settings are read; fronts, couplings and effects are computed")
+    steps.say(count, f"{counted(count, 'setting')} read; fronts, couplings and effects are computed")
     found = analyse_knobs(study.grids, study_costs(given.percentile), given.num_draws, given.seed)
     steps.say(count, "figures are drawn")
     caveats = caveats_of(found.tasks, study.random_weights)

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.primitives.texts import counted
 from experiments.analyses.charts.latency_charts import latency_charts
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if target is not None:
         refuse_other_model(sweep, target)
     count = sum(len(run.settings) for run in (sweep, *further))
-    steps.say(count, f"{count} settings are read; the estimator is fitted, and validated on settings left out")
+    steps.say(count, f"{counted(count, 'setting')} read; the estimator is fitted, and validated on settings left out")
     found = analyse_latency(sweep, samples_frame(sweep), given.level, further)
     studies = recalibration_studies(sweep, found, target)
     steps.say(count, "files and pictures are written")

@@ -26,6 +26,7 @@ from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     HubUnreachable,
 )
+from experiment_core_utils.primitives.texts import counted
 
 DRIVER = Path(__file__).resolve().with_name("acc_lat_profiling.py")
 # The published list with its limits of tokens; a dataset that is not in it has its task's own limit.
@@ -262,7 +263,7 @@ def closing_lines(outcomes: Sequence[Outcome], request: DatasetsRequest) -> list
         folder = results_folder(each.dataset, request)
         lines.append(f"{each.dataset:<{width}}  {outcome_name(each.exit_code):<14}  {seconds:>8}  {folder}")
     left = [each for each in outcomes if each.exit_code != 0]
-    lines.append(f"{len(outcomes) - len(left)} of {len(outcomes)} datasets done")
+    lines.append(f"{len(outcomes) - len(left)} of {counted(len(outcomes), 'dataset')} done")
     without_hub = [each for each in outcomes if each.error == HubUnreachable.__name__]
     if any(not needs_hub(each.dataset, request) for each in without_hub):
         lines.append(

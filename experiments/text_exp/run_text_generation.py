@@ -17,6 +17,7 @@ from experiment_core_utils.config.command import libraries_loading, reporting_er
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.text_grid import combinations, read_yaml, with_overrides
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.texts import counted
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -88,8 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             for failure in result.get("custom_failures", ()):
                 print(f"{name}: metric {failure['name']} failed: {failure['error']}: {failure['message']}")
         print(
-            f"{len(report.results)} experiments of this grid are saved ({report.num_measured} measured now), "
-            f"{len(report.plan.left_out)} combinations left out, {len(report.failed)} failed"
+            f"{counted(len(report.results), 'experiment')} of this grid saved ({report.num_measured} measured now), "
+            f"{counted(len(report.plan.left_out), 'combination')} left out, {len(report.failed)} failed"
         )
         if report.csv_path is not None:
             print(f"table of all experiments: {report.csv_path}")

@@ -188,7 +188,7 @@ def test_what_the_instruments_measured_outlives_codecarbon(script: dict[str, Any
     assert metrics["gpu_counter_j"] == pytest.approx(600.0, rel=0.01)
     assert metrics["duration_seconds"] == pytest.approx(2.0, rel=0.02)
     assert (metrics["total_energy_kwh"], metrics["gpu_energy_kwh"], metrics["num_periods"]) == (None, None, 1)
-    assert str(metrics["reason"]).startswith("codecarbon lacks 1 of 1 windows: codecarbon does not track here")
+    assert str(metrics["reason"]).startswith("codecarbon lacks 1 of 1 window: codecarbon does not track here")
 
 
 def test_rows_of_some_windows_are_not_the_energy_of_all(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_a_process_that_comes_to_no_end_is_named_with_what_it_owes_after_the_tim
     keep(tmp_path, header(0), 1, ends=False)
     started = time.monotonic()
     with pytest.raises(
-        WorkerLost, match=r"0.2 s by process 0 \(1 samples missing: 5\); process 1 \(1 samples missing: 3\);"
+        WorkerLost, match=r"0.2 s by process 0 \(1 sample missing: 5\); process 1 \(1 sample missing: 3\);"
     ):
         collect(tmp_path, timeout_s=0.2)
     assert 0.2 <= time.monotonic() - started < 5.0
@@ -266,7 +266,7 @@ def test_the_end_of_a_shorter_shard_of_the_same_run_is_waited_past(tmp_path: Pat
     with Journal(tmp_path, replace(header(0), sample_ids=(1,))) as journal:
         journal.append(FinishedSample(measured_sample(1), None, MEMORY))
         journal.append(ShardDone("0007", PROOF, MEMORY, None, num_given=1, num_asked=1))
-    with pytest.raises(WorkerLost, match=r"by process 0 \(1 samples missing: 5\)"):
+    with pytest.raises(WorkerLost, match=r"by process 0 \(1 sample missing: 5\)"):
         collect(tmp_path, timeout_s=0.1)
     with Journal(tmp_path, header(0)) as journal:
         journal.append(FinishedSample(measured_sample(5), None, MEMORY))

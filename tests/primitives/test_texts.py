@@ -69,3 +69,4 @@ def test_the_first_names_and_how_many_more_there_are() -> None:
 
 def test_one_thing_has_no_plural() -> None:
     assert [counted(number, "setting") for number in (0, 1, 2)] == ["0 settings", "1 setting", "2 settings"]
+    assert [counted(number, "process") for number in (1, 2)] == ["1 process", "2 processes"]

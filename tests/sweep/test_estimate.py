@@ -107,7 +107,7 @@ def test_a_plan_without_times_is_a_plan() -> None:
     known = estimate_setting(WORK, SIZE, NOTHING, 5.0, 980.0)
     assert due_seconds([known, without]) is None
     assert plan_table([without])[1].split() == ["1", bare.key, "47", "-", "-", "-", "none"]
-    assert plan_total([without]) == "whole: 1 of 1 settings to measure"
+    assert plan_total([without]) == "whole: 1 of 1 setting to measure"
     assert plan_total([known, without]) == "whole: 2 of 2 settings to measure, most memory 3 MiB"
     advice = "measure the settings with a few samples into --output_dir, and plan again"
     assert source_sentences([without], NOTHING, 16, None, "no formula is known for 'opt'") == [
@@ -123,7 +123,7 @@ def test_less_than_a_second_or_a_mebibyte_is_not_nothing() -> None:
     small = SettingWork("own_blocks3", 47.0, FLOPS, 2**17, is_done=False)
     # 1960 operations a request and 7 requests.
     estimate = estimate_setting(small, SIZE, NOTHING, 5.0, matmul_rate=98e3)
-    assert plan_total([estimate]) == "whole: 1 of 1 settings to measure, about 0.14 s, most memory 0.12 MiB"
+    assert plan_total([estimate]) == "whole: 1 of 1 setting to measure, about 0.14 s, most memory 0.12 MiB"
     assert plan_table([estimate])[1].split()[3:] == ["0.02", "0.14", "s", "0.12", "MiB", "matmul"]
 
 

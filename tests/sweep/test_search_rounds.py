@@ -315,7 +315,7 @@ def test_a_round_ends_where_a_process_gave_the_setting_up(tmp_path: Path) -> Non
 def test_a_process_that_is_gone_is_named_with_what_it_owes(tmp_path: Path) -> None:
     with journal_of(tmp_path, 0) as own:
         own.append(failed(1))
-        with pytest.raises(WorkerLost, match=r"process 1 \(1 samples missing: 2\)"):
+        with pytest.raises(WorkerLost, match=r"process 1 \(1 sample missing: 2\)"):
             collected(tmp_path, timeout_s=0.6)
         stop = StopRequest()
         stop.note(2, None)

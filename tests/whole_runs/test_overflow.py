@@ -54,7 +54,7 @@ def test_a_knob_run_fails_with_the_sample_and_the_remedy(
     setting = ("--tier_list", "low", "--top_k_list", "4", "--num_active_blocks_list", "12", "--execution", execution)
     assert profiled(monkeypatch, molmoe, tmp_path, "--precision", "float16", *setting) == 1
     assert (
-        "failed: tier-low_topk4_blocks12: GenerationFailed after 1 attempts: logits are not finite at sample 353 "
+        "failed: tier-low_topk4_blocks12: GenerationFailed after 1 attempt: logits are not finite at sample 353 "
         f"{REMEDY}\n" in capfd.readouterr().out
     )
     assert not list(tmp_path.glob("*.json"))

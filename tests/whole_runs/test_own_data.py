@@ -153,9 +153,9 @@ def test_a_vision_model_is_not_asked_without_pictures_unless_it_is_said(
     assert seen.per_sample_results[0].actual_vision_tokens > 0
     capsys.readouterr()
     (blind,) = run_profiling(named.replaced(text_only=True)).results
-    assert "--text_only: the pictures of 1 rows are left out" in capsys.readouterr().err
+    assert "--text_only: the pictures of 1 row are left out" in capsys.readouterr().err
     assert blind.per_sample_results[0].actual_vision_tokens == 0 and blind.fingerprint != seen.fingerprint
-    assert "--text_only: the pictures of 1 rows are left out" in describe_plan(named.replaced(text_only=True)).text
+    assert "--text_only: the pictures of 1 row are left out" in describe_plan(named.replaced(text_only=True)).text
 
 
 def test_a_question_about_several_pictures_is_a_failed_sample_of_molmoe(
@@ -208,7 +208,7 @@ def test_a_picture_swapped_between_two_commands_is_other_data(
     capsys.readouterr()
     found = run_profiling(both).results
     (line,) = [each for each in capsys.readouterr().err.splitlines() if each.startswith("warning: 1 of the 2")]
-    assert "(the data of 1 samples have changed, the first is sample 1)" in line
+    assert "(the data of 1 sample have changed, the first is sample 1)" in line
     assert len(found) == 2 and len({each.fingerprint for each in found}) == 1 != first.fingerprint
     assert {tuple(each.data_sha256 for each in result.per_sample_results) for result in found} == {
         (first.per_sample_results[0].data_sha256, found[0].per_sample_results[1].data_sha256)
@@ -278,7 +278,7 @@ def test_a_file_without_a_usable_row_is_refused_before_anything_is_written(
 ) -> None:
     (tmp_path / "my.jsonl").write_text("{torn\n")
     config = config_for(tiny_checkpoint, tmp_path / "results", data_file=tmp_path / "my.jsonl")
-    with pytest.raises(ConfigurationError, match="has 1 rows and none can be used: my.jsonl line 1: it is not JSON"):
+    with pytest.raises(ConfigurationError, match="has 1 row and none can be used: my.jsonl line 1: it is not JSON"):
         run_profiling(config)
     assert not (tmp_path / "results").exists()
 

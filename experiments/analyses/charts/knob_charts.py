@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from experiment_core_utils.primitives.texts import first_of
+from experiment_core_utils.primitives.texts import counted, first_of
 from experiments.analyses.charts.chart import (
     Axis,
     Band,
@@ -142,8 +142,8 @@ def _front_panel(each: FrontAnalysis, invalid: str) -> Panel:
             *dots,
             *_reference_mark(each, scale),
         ],
-        f"{len(front.points)} settings, {found.num_score_samples} samples with a score, {found.num_cost_samples} with "
-        f"the cost.{bars}{thin}",
+        f"{counted(len(front.points), 'setting')}, {counted(found.num_score_samples, 'sample')} with a score, "
+        f"{found.num_cost_samples} with the cost.{bars}{thin}",
         height_px=430,
     )
 
@@ -312,7 +312,7 @@ def _loss_text(row: FixedValue) -> tuple[str, ...]:
         lines.append(f"{100 * row.loss.unseen_share:.1f} % on unseen samples [{100 * low:.1f} to {100 * high:.1f}]")
     lines += [
         "beyond noise" if row.loss.beyond_noise else "within noise",
-        f"{row.num_on_joint_front} of its {row.num_settings} settings on the joint front",
+        f"{row.num_on_joint_front} of its {counted(row.num_settings, 'setting')} on the joint front",
     ]
     return (f"{knob_title(row.knob)} {row.value}, the others free", *lines)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from experiment_core_utils.primitives.texts import counted
 from experiments.analyses.charts.chart import (
     Axis,
     Band,
@@ -114,7 +115,7 @@ def _error_text(heading: str, found: Errors) -> tuple[str, ...]:
         heading,
         f"{100 * found.setting_mape:.1f} % off at the typical request of a setting{interval}",
         f"{100 * found.sample_mape:.1f} % at a single request, bias {100 * found.bias:+.1f} %",
-        f"{found.num_samples} samples",
+        counted(found.num_samples, "sample"),
     )
 
 

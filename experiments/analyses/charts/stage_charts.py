@@ -7,6 +7,7 @@ import numpy as np
 
 from experiment_core_utils.knobs.registry import knob_named
 from experiment_core_utils.models.interface import STAGES
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_text
 from experiments.analyses.charts.chart import (
     Axis,
@@ -125,7 +126,7 @@ def _regime_text(name: str, regime: Regime, stage: str) -> tuple[str, ...]:
     return (
         name,
         f"{stage}: {time_text(share.mean_ms)}, {100 * share.share:.1f} %{interval}",
-        f"total {time_text(regime.total_ms)}, mean of {regime.n} generations",
+        f"total {time_text(regime.total_ms)}, mean of {counted(regime.n, 'generation')}",
     )
 
 
@@ -306,7 +307,7 @@ def decoder_parts_chart(profiles: Sequence[ProfiledRequest]) -> Chart:
     names = [PART_NAMES.get(part, part) for part in PARTS]
     texts = [
         [(name, f"{label}: {row[part]:.3g} ms, {100 * row[part] / total:.1f} %",
-                    f"mean of {len(profiles)} profiled requests")
+                    f"mean of {counted(len(profiles), 'profiled request')}")
          for (name, row), total in zip(rows.items(), totals, strict=True)]
         for part, label in zip(PARTS, names, strict=True)
     ]  # fmt: skip
@@ -318,11 +319,12 @@ def decoder_parts_chart(profiles: Sequence[ProfiledRequest]) -> Chart:
         Axis("fraction of the stage under the profiler (%)", (0, 100)),
         Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(rows) - 0.4)),
         stacked_bars(names, parts, [PART_COLOURS[part] for part in PARTS], texts),
-        f"{len(profiles)} profiled requests. The profiler slows requests down: read the fractions, not the times.",
+        f"{counted(len(profiles), 'profiled request')}. The profiler slows requests down: read the fractions, not the "
+        "times.",
         "full",
     )
     return Chart("e1_attention_ffn", [panel], panel_size_in=(8.6, 1.6 + 0.6 * len(rows)),
-                 footnote=f"{len(profiles)} profiled requests")  # fmt: skip
+                 footnote=counted(len(profiles), "profiled request"))  # fmt: skip
 
 
 def _part_times(profiles: Sequence[ProfiledRequest]) -> dict[str, dict[str, float]]:

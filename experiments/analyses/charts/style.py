@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from experiment_core_utils.primitives.files import replaced_whole
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.tasks.datasets.pictures import open_picture
 from experiments.analyses.sweeps import SweepProvenance
 
@@ -106,10 +107,10 @@ def caption_of(shared: Sequence[SweepProvenance], num_settings: int, num_samples
     Args:
         shared: of each sweep that the figure is about.
     """
-    counted = f"n = {num_samples} generations, {num_settings} settings"
+    size = f"n = {counted(num_samples, 'generation')}, {counted(num_settings, 'setting')}"
     weak = ["random weights"] if any(each.random_weights for each in shared) else []
     tasks = sorted({task for each in shared for task in each.tasks})
-    return joined_caption([*joint_setup(shared), counted, tasks_named(tasks), *weak])
+    return joined_caption([*joint_setup(shared), size, tasks_named(tasks), *weak])
 
 
 def joint_setup(shared: Iterable[SweepProvenance]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.l_results_csv_cleaning import drift_ratios
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.statistics import fraction_of, mean_of
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.tasks.answers import scored_text
@@ -371,6 +372,7 @@ def _setup(table: RecordedTable) -> tuple[str, ...]:
 
 
 def _caption(tables: Sequence[RecordedTable]) -> str:
-    counted = f"n = {_num_generations(tables)} generations, {sum(len(table.settings) for table in tables)} settings"
+    num_settings = sum(len(table.settings) for table in tables)
+    size = f"n = {counted(_num_generations(tables), 'generation')}, {counted(num_settings, 'setting')}"
     tasks = tasks_named([table.origin["task"] for table in tables])
-    return joined_caption([*_setup(tables[0]), counted, tasks])
+    return joined_caption([*_setup(tables[0]), size, tasks])

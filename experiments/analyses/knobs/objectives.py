@@ -22,6 +22,7 @@ from scipy import stats
 
 from experiment_core_utils.primitives.contrasts import PairedContrasts, ScoreContrasts
 from experiment_core_utils.primitives.statistics import CONFIDENCE, bounded_mean_intervals
+from experiment_core_utils.primitives.texts import counted
 from experiments.analyses.files import draws_for
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.analyses.knobs.setting_variance import NO_VARIANCE, OPEN_LOOP, SettingVariance
@@ -248,7 +249,8 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
     scored, paid = np.isfinite(scores).all(axis=0), np.isfinite(costs).all(axis=0)
     if not scored.any() or not paid.any():
         what = "a score" if not scored.any() else of.label
-        return NoObjectives(grid.task, of, f"no sample has {what} at all {len(kept)} settings, so none can be paired")
+        everywhere = f"at all {counted(len(kept), 'setting')}"
+        return NoObjectives(grid.task, of, f"no sample has {what} {everywhere}, so none can be paired")
     counts = draw_counts(grid.pictures, scored + 2 * paid, draws_for(len(kept), num_draws), seed)
     accuracy_draws = _over_draws(scores[:, scored], counts[:, scored], "mean")
     cost_draws = _over_draws(costs[:, paid], counts[:, paid], of.statistic)

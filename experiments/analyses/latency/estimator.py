@@ -11,6 +11,7 @@ from pydantic_core import to_json
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
 from experiments.analyses.caveats import AnalysisCaveat
@@ -199,8 +200,8 @@ def check_enough(samples: TimedSamples) -> None:
     settings = len(np.unique(samples.knobs))
     if settings < MIN_SETTINGS or len(samples) < MIN_SAMPLES:
         raise ResultsError(
-            f"{settings} settings with {len(samples)} samples are too few for a latency model; profile at least "
-            f"{MIN_SETTINGS + 1} settings and {MIN_SAMPLES} samples, so that one can be left out"
+            f"{counted(settings, 'setting')} with {counted(len(samples), 'sample')} are too few for a latency model; "
+            f"profile at least {MIN_SETTINGS + 1} settings and {MIN_SAMPLES} samples, so that one can be left out"
         )
     if np.isnan(samples.times["T_decode_per_token"]).all():
         raise ResultsError("no sample has two output tokens, so decode is not known; profile with longer answers")

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiment_core_utils.primitives.csv_tables import Cell
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.caveats import sentences
 from experiments.analyses.latency.analysis import LatencyModel
 from experiments.analyses.latency.features import RUNS, RequestColumns
@@ -90,7 +91,8 @@ def _cell(value: Any, name: str) -> Cell:
 def detail_lines(model: LatencyModel, studies: Sequence[RecalibrationStudy]) -> Iterator[str]:
     """The tables that the driver prints on request."""
     fitted, validation = model.estimator.fitted, model.validation
-    yield f"{fitted.num_settings} settings, {fitted.num_samples} samples; errors at settings left out"
+    size = f"{counted(fitted.num_settings, 'setting')}, {counted(fitted.num_samples, 'sample')}"
+    yield f"{size}; errors at settings left out"
     yield _error_table(validation, validation.noise)
     forms = {name: stage.form for name, stage in fitted.stages.items()}
     coverage = {name: each.share for name, each in validation.coverage.items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.conclusion import Conclusion
 from experiments.analyses.files import MOST_SETTINGS, Steps
 from experiments.analyses.knobs.analysis import KnobAnalysis, analyse_knobs
@@ -78,7 +79,7 @@ def analyse(results_dirs: Sequence[Path]) -> Analyses:
     steps = Steps()
     sweeps = load_sweeps(*results_dirs)
     count = sum(len(sweep.settings) for sweep in sweeps)
-    steps.say(count, f"{count} settings are read; what the knobs buy (E2)")
+    steps.say(count, f"{counted(count, 'setting')} read; what the knobs buy (E2)")
     knobs = _analyse_knobs(grids_of(*sweeps))
     steps.say(count, "where the time goes (E1), and how well latency is predicted (E3)")
     own = [_analyse_sweep(sweep) for sweep in sweeps]

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from experiment_core_utils.l_results_csv_cleaning import drift_ratios
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.caveats import ANSWER_KINDS, Caveat
 from experiments.analyses.knobs.records import caveats_of as front_caveats
 from experiments.analyses.report.analyses import Analyses
@@ -77,7 +78,7 @@ def _of_kind(kind: str, own: Sequence[tuple[str, Caveat]], settings: Sequence[St
 
 
 def _scope(count: int, total: int) -> str:
-    return f"{count} of {total} settings"
+    return f"{count} of {counted(total, 'setting')}"
 
 
 def _sentence(text: str) -> str:
@@ -91,10 +92,11 @@ def _of_samples(found: Analyses) -> Iterator[ReportCaveat]:
         for row in frame[frame["num_failed_samples"] > 0].itertuples()
     ]
     if failed:
+        num_failed = int(frame["num_failed_samples"].sum())
         yield ReportCaveat(
             "accuracy",
-            f"Failed samples: {int(frame['num_failed_samples'].sum())} samples failed; figures are of those that ran.",
-            f"{len(failed)} of {total} settings",
+            f"Failed samples: {counted(num_failed, 'sample')} failed; figures are of those that ran.",
+            _scope(len(failed), total),
             failed,
         )
     for column, text in (

@@ -10,7 +10,7 @@ from PIL import Image
 from experiment_core_utils.c_prompt_processing import open_task
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ProfilerError
-from experiment_core_utils.primitives.texts import first_of
+from experiment_core_utils.primitives.texts import counted, first_of
 from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.tasks.content import with_picture_digest
@@ -48,7 +48,7 @@ def sample_section(settings: Sequence[StoredSetting]) -> SampleSection:
             shown.append(_shown(task, sample_id, samples[sample_id], best, numbers, pictures))
         final = final_prompt_of(provenance)
         prompts += [] if final is None else [(task, final)]
-    intro = f"{len(shown)} of {total} samples, those that settings differ in first."
+    intro = f"{len(shown)} of {counted(total, 'sample')}, those that settings differ in first."
     return SampleSection(intro, [names[at] for at in _listed(settings)], shown, prompts)
 
 
@@ -173,7 +173,7 @@ def _shown(
     picture, reason = pictures.of(one)
     return ShownSample(
         title=f"{task}, sample {sample_id}",
-        verdict=f"right at {sum(scored)} of {len(scored)} settings",
+        verdict=f"right at {sum(scored)} of {counted(len(scored), 'setting')}",
         question=f"{question} ({' · '.join(options)})" if options else question,
         prompt=one.metadata.prompt if one.metadata.prompt != question else None,
         reference=" · ".join(dict.fromkeys(one.metadata.answers)) or "none",

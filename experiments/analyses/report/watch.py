@@ -10,6 +10,7 @@ from pathlib import Path
 
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.statistics import mean_of
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.journal import own_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, folders_with_plans
 from experiment_core_utils.records.result_files import RESULT_FILES
@@ -56,7 +57,8 @@ class PartialRun:
     def progress(self) -> str:
         """Such as `12 of 216 samples, time left: about 5 min`."""
         number = self.status.plan.num_samples * len(self.settings)
-        return f"{sum(each.num_finished for each in self.settings)} of {number} samples, {time_line(self.status)}"
+        finished = sum(each.num_finished for each in self.settings)
+        return f"{finished} of {counted(number, 'sample')}, {time_line(self.status)}"
 
 
 def watch(folder: Path, output: Path) -> None:

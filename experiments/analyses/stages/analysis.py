@@ -8,6 +8,7 @@ import pandas as pd
 from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.errors import ResultsRefused
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_text
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import FixedLengthTime, fixed_length_of
@@ -130,7 +131,7 @@ def longest_stage(found: StageAnalysis) -> str:
     total = len(found.by_setting)
     counts = {stage: sum(each.dominant == stage for each in found.by_setting) for stage in STAGES}
     parts = [f"{stage} in {'all' if count == total else count}" for stage, count in counts.items() if count]
-    return f"The stage that takes longest is {', '.join(parts)} of the {total} settings."
+    return f"The stage that takes longest is {', '.join(parts)} of the {counted(total, 'setting')}."
 
 
 def decode_sentences(found: StageAnalysis, task: str) -> Iterator[str]:

@@ -17,6 +17,7 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.pausable import can_pause
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.sweep.plan import chosen_blocks, max_new_tokens_of
 from experiment_core_utils.tasks.interface import Metric, Task
 from experiment_core_utils.tasks.registry import get_metric
@@ -75,7 +76,7 @@ class LiveJob:
                 hardware["gpu_name"] or hardware["cpu"] or "CPU",
                 Path(model["name"]).name,
                 f"{model['dtype']}, {model['execution']}",
-                f"n = {len(self.measured)} requests, measured live",
+                f"n = {counted(len(self.measured), 'request')}, measured live",
                 tasks_named([self.task.name]),
             ]
         )
@@ -121,7 +122,9 @@ def open_live(
     )
     measured = tuple(each for each in requests if each.sample.sample_id in chosen)
     if not measured:
-        raise ConfigurationError(f"none of {len(drawn)} samples can be measured; give others, or --num_latency_samples")
+        raise ConfigurationError(
+            f"none of {counted(len(drawn), 'sample')} can be measured; give others, or --num_latency_samples"
+        )
     num_warm_ups = warm_up(model, space, blocks, measured, limit)
     described = {
         "command": command_line(),

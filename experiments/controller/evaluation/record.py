@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import milliseconds
 from experiments.controller.evaluation.outcomes import (
     AnsweredRequests,
@@ -230,7 +231,7 @@ def evaluation_findings(evaluation: Evaluation) -> list[str]:
         return ["No setting keeps 95 % of the requests within any of the budgets."]
     shares = [share for at in over if (share := evaluation.budgets[at].share_of_reference) is not None]
     of = f" ({min(shares):.2f} to {max(shares):.2f} of the reference's mean time)" if shares else ""
-    lines = [f"Means over the {len(over)} of {len(evaluation.budgets)} budgets that some setting keeps{of}:"]
+    lines = [f"Means over the {len(over)} of {counted(len(evaluation.budgets), 'budget')} that some setting keeps{of}:"]
     found = [(each, mean_over(each.figures, over, "accuracy_in_time")) for each in evaluation.policies]
     for each, accuracy in sorted(found, key=lambda pair: -(pair[1] or 0.0)):
         late = mean_over(each.figures, over, "violation_rate")

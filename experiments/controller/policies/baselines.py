@@ -11,6 +11,7 @@ from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, own_target
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.texts import counted
 from experiments.controller.evaluation.outcomes import late
 from experiments.controller.evaluation.replay import replay
 from experiments.controller.lookup import Aggregation, Lookup, build
@@ -112,8 +113,8 @@ def chosen_table(calibration: MeasuredGrid, budgets_s: Sequence[float]) -> Polic
     pictures = np.array(known.pictures)
     if len(set(known.pictures)) < 2:
         raise ResultsError(
-            f"tables are chosen by folds of the calibration pictures, and {len(known)} samples of one picture cannot "
-            "be split; measure more samples, or drop --baselines"
+            f"tables are chosen by folds of the calibration pictures, and {counted(len(known), 'sample')} of one "
+            "picture cannot be split; measure more samples, or drop --baselines"
         )
     totals: dict[str, float] = {}
     for left_out in left_out_masks(pictures, min(FOLDS, len(set(known.pictures)))):

@@ -12,6 +12,7 @@ from experiment_core_utils.c_prompt_processing import open_tasks
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.progress import sample_lines
+from experiment_core_utils.primitives.texts import counted
 from experiments.analyses.knobs.conclusion import invalid_lines
 from experiments.controller.evaluation.replay import spread_budgets
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
@@ -121,8 +122,8 @@ def _recorded(
     states = load_states(path)
     if len(states.budgets_s) != given.num_budgets:
         raise ConfigurationError(
-            f"{path} contains states for {len(states.budgets_s)} budgets, and --num_budgets is {given.num_budgets}; "
-            f"give --num_budgets {len(states.budgets_s)}, or another file of --states"
+            f"{path} contains states for {counted(len(states.budgets_s), 'budget')}, and --num_budgets is "
+            f"{given.num_budgets}; give --num_budgets {len(states.budgets_s)}, or another file of --states"
         )
     refuse_other_source(grid, states.splits or {}, states.model["name"], path)
     knobs = states.space.knobs

@@ -22,6 +22,7 @@ from experiment_core_utils.models.pausable import PausableModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ResultsError, SampleError, library_faults_named
 from experiment_core_utils.primitives.progress import LogLines
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.knob_choices import KnobSpace
@@ -159,7 +160,7 @@ def record_states(
                 progress.update(len(questions))
     if not found:
         raise ResultsError(
-            f"none of {len(sample_keys)} samples could be used: {next(iter(failed.values()), 'none given')}"
+            f"none of {counted(len(sample_keys), 'sample')} could be used: {next(iter(failed.values()), 'none given')}"
         )
     keys = tuple(
         key for key in dict.fromkeys((task.name, sample_id) for task, sample_id in sample_keys) if key in found
@@ -187,7 +188,7 @@ def missing_caveats(missing: Mapping[str, str], number: int) -> list[ControllerC
         return []
     reasons = Counter(missing.values()).most_common()
     known = "; ".join(f"{reason} ({count})" for reason, count in reasons[:REASONS_SHOWN])
-    more = f"; and {len(reasons) - REASONS_SHOWN} other reasons" if len(reasons) > REASONS_SHOWN else ""
+    more = f"; and {counted(len(reasons) - REASONS_SHOWN, 'other reason')}" if len(reasons) > REASONS_SHOWN else ""
     figures = {"num_without": len(missing), "num_samples": number}
     return [ControllerCaveat.of("without_states", **figures, reasons=f"{known}{more}")]
 

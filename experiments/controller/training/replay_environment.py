@@ -15,6 +15,7 @@ from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.grids import distinct
+from experiment_core_utils.primitives.texts import counted
 from experiments.controller.knob_choices import CHOSEN, KnobSpace
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.two_stage import ActionSpace
@@ -31,7 +32,8 @@ def grid_space(grid: MeasuredGrid, num_total_blocks: int, first_top_k: int) -> K
     if missing:
         names = ", ".join(sorted(choice.key for choice in missing)[:3])
         raise ResultsError(
-            f"the grid lacks {len(missing)} combinations of its own values, such as {names}; profile them too"
+            f"the grid lacks {counted(len(missing), 'combination')} of its own values, such as {names}; profile them "
+            "too"
         )
     return space
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.texts import first_of
+from experiment_core_utils.primitives.texts import counted, first_of
 from experiments.performance_prediction.algorithms.convolution import (
     AlgorithmName,
     AlgorithmRefused,
@@ -64,13 +64,13 @@ class CombinationReport:
     def lines(self) -> list[str]:
         """The lines for the user: one, and one more for each reason with its layers."""
         if not self.refused:
-            return [f"{self.algorithm} covers all {len(self.layers)} convolutions of {self.model}"]
+            return [f"{self.algorithm} covers all {counted(len(self.layers), 'convolution')} of {self.model}"]
         by_reason: dict[str, list[str]] = {}
         for layer in self.refused:
             by_reason.setdefault(str(layer.reason), []).append(layer.layer)
         return [
-            f"{self.algorithm} does not cover {len(self.refused)} of {len(self.layers)} convolutions of {self.model} "
-            f"({self.refused_flops_share:.0%} of their FLOPs)",
+            f"{self.algorithm} does not cover {len(self.refused)} of {counted(len(self.layers), 'convolution')} of "
+            f"{self.model} ({self.refused_flops_share:.0%} of their FLOPs)",
             *(f"  {reason}: {first_of(layers, _LAYERS_NAMED)}" for reason, layers in by_reason.items()),
         ]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiment_core_utils.primitives.texts import counted
 from experiments.analyses.charts import style
 from experiments.analyses.charts.chart import (
     MOST_DOTS,
@@ -74,7 +75,7 @@ def save_figures(
         breakdown_chart(measured),
         *([predicted_chart(results)] if results else []),
     ]
-    caption = joined_caption([predictor.device, f"n = {len(measured.inferences)} inferences"])
+    caption = joined_caption([predictor.device, f"n = {counted(len(measured.inferences), 'inference')}"])
     return [save_chart(chart, caption, folder)[0] for chart in charts]
 
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import check_within
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, algorithm_named
 from experiments.performance_prediction.algorithms.support import FALLBACK
@@ -45,8 +46,9 @@ def fold_lines(results: Sequence[FoldResult]) -> list[str]:
     for each in results:
         layers = sum(len(one.layers) for one in each.fold.test.inferences)
         lines.append(
-            f"{each.fold.kind} left out: {each.fold.name}; {len(each.fold.test.inferences)} inferences, {layers} "
-            f"layers, {each.layers_known:.0%} of them of a shape known from another size, {each.layers_covered:.0%} "
+            f"{each.fold.kind} left out: {each.fold.name}; {counted(len(each.fold.test.inferences), 'inference')}, "
+            f"{counted(layers, 'layer')}, {each.layers_known:.0%} of them of a shape known from another size, "
+            f"{each.layers_covered:.0%} "
             f"within their interval of 95 %, {each.support_wrong} granted or refused other than expected"
             + ("" if each.kernels_right is None else f", kernel predicted for {each.kernels_right:.0%}")
         )
@@ -187,8 +189,8 @@ def fit(
     if marked := [each for each in measured.inferences if each.is_launch_bound]:
         done = "are left out" if without_launch_bound else "are in the fit (--without-launch-bound leaves them out)"
         print(
-            f"{len(marked)} of {len(measured.inferences)} inferences are launch-bound, so their times on the device "
-            f"may contain waits for the host; they {done}"
+            f"{len(marked)} of {counted(len(measured.inferences), 'inference')} are launch-bound, so their times on "
+            f"the device may contain waits for the host; they {done}"
         )
     if without_launch_bound:
         measured = measured.not_launch_bound
@@ -201,7 +203,7 @@ def fit(
 def _fit_device(measured: Measurements, held_out_sizes: Sequence[int], figures: Path | None) -> FittedDevice:
     predictor = fit_device(measured)
     sets = len(measured.inferences) - len(measured.networks)
-    print(f"{predictor.device}: {len(measured.networks)} inferences, {len(measured.energies)} with energy"
+    print(f"{predictor.device}: {counted(len(measured.networks), 'inference')}, {len(measured.energies)} with energy"
           + (f"; {sets} of sets of layers" if sets else ""))  # fmt: skip
     if predictor.energy_reason is not None:
         print(f"no energy: {predictor.energy_reason}")

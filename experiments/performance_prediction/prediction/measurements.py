@@ -14,6 +14,7 @@ import numpy as np
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import shortened
+from experiment_core_utils.primitives.texts import counted
 from experiments.performance_prediction.algorithms.convolution import (
     ALGORITHMS,
     AlgorithmName,
@@ -112,9 +113,8 @@ class Measurements:
             tuple(each for each in self.energies if not each.is_launch_bound),
         )
         if not kept.inferences:
-            raise ResultsError(
-                f"all {len(self.inferences)} inferences are launch-bound; fit without --without-launch-bound"
-            )
+            number = counted(len(self.inferences), "inference")
+            raise ResultsError(f"each of {number} is launch-bound; fit without --without-launch-bound")
         return kept
 
     def of_device(self, device: str) -> "Measurements":
@@ -308,7 +308,7 @@ def disagreements(layers: Iterable[MeasuredLayer]) -> list[Disagreement]:
 def agreement_lines(layers: Iterable[MeasuredLayer]) -> list[str]:
     """A line for each algorithm whose tables disagree with the others."""
     return [
-        f"caution: in the tables of {each.requested}, {each.far_longer} of {each.shared} shapes took over "
+        f"caution: in the tables of {each.requested}, {each.far_longer} of {counted(each.shared, 'shape')} took over "
         f"{FAR_LONGER:g} times as long as the same algorithm did elsewhere (up to {each.worst:.0f} times); something "
         "disturbed one of them: measure again, or leave tables out"
         for each in disagreements(layers)

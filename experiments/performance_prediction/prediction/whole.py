@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from experiment_core_utils.primitives.texts import counted
 from experiments.fitting.regression import relative_nonnegative
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape
 from experiments.performance_prediction.algorithms.support import FALLBACK
@@ -140,7 +141,7 @@ def fit_energy(measured: Measurements) -> tuple[EnergyModel | None, str | None]:
     """The model by relative least squares, or None with the reason."""
     energies = measured.energies
     if len(energies) < LEAST_ENERGIES:
-        return None, f"energy was measured of {len(energies)} inferences; a fit needs {LEAST_ENERGIES}"
+        return None, f"energy was measured of {counted(len(energies), 'inference')}; a fit needs {LEAST_ENERGIES}"
     algorithms = sorted({layer.runs for each in energies for layer in each.layers})
     target = np.array([each.energy_j for each in energies], dtype=np.float64)
     columns = np.array([_energy_columns(each, algorithms) for each in energies], dtype=np.float64)
@@ -177,5 +178,6 @@ def _basis(energies: Sequence[MeasuredInference]) -> str:
     algorithms = dict.fromkeys(each.requested for each in energies)
     sizes = sorted({each.input_size for each in energies})
     return (
-        f"{len(energies)} inferences: {', '.join(models)}; {', '.join(algorithms)}; {', '.join(map(str, sizes))} pixels"
+        f"{counted(len(energies), 'inference')}: {', '.join(models)}; {', '.join(algorithms)}; "
+        f"{', '.join(map(str, sizes))} pixels"
     )

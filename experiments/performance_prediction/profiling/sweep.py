@@ -19,6 +19,7 @@ from experiment_core_utils.primitives.errors import (
     first_line,
 )
 from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiments.performance_prediction.algorithms.convolution import AlgorithmRefused
@@ -146,7 +147,7 @@ def _line(name: str, row: Mapping[str, Cell]) -> str:
     )
     return (
         f"{name} @{row['input_size']}: {row['mean']:.3f} ms (layers {row['layers_sum_ms']:.3f}){power}, "
-        f"{row['layers_fell_back']} of {row['num_layers']} layers fell back"
+        f"{row['layers_fell_back']} of {counted(row['num_layers'], 'layer')} fell back"
     )
 
 
@@ -197,7 +198,7 @@ def _run_one(profiler: UnifiedProfiler, combination: ProfiledPair, config: Profi
             print(line)
     count = sweep(profiler, tables, combination.sizes, label, stop)
     print(
-        f"{tables.overall_path}: {count.measured} sizes measured, {count.unmeasured} not measurable, "
+        f"{tables.overall_path}: {counted(count.measured, 'size')} measured, {count.unmeasured} not measurable, "
         f"{count.found} there already"
     )
     return 0

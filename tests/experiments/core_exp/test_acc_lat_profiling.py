@@ -164,7 +164,7 @@ def test_a_program_error_of_every_sample_fails_the_setting_and_comes_first(confi
         "all 4 samples failed, the first with: sample 0: ZeroDivisionError: by zero (trace"
     )
     line = closing_lines(RunReport("0001", True, (), failed, (), config.machine.output_dir, None))[0]
-    assert line == f"failed: {KEY}: ZeroDivisionError after 1 attempts: {failure.reason}"
+    assert line == f"failed: {KEY}: ZeroDivisionError after 1 attempt: {failure.reason}"
 
 
 # --- time limits, requests to stop, retries of samples -------------------------------------------------------------

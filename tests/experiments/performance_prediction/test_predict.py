@@ -67,7 +67,7 @@ def test_launch_bound_inferences_are_in_the_fit_unless_they_are_left_out(tmp_pat
     assert (marked.model, marked.requested, marked.input_size) == ("alexnet", "winograd nonfused", 272)
     kept = measured.not_launch_bound.inferences
     assert len(kept) == len(measured.inferences) - 1 and marked not in kept
-    with pytest.raises(ResultsError, match="all 1 inferences are launch-bound; fit without --without-launch-bound"):
+    with pytest.raises(ResultsError, match="each of 1 inference is launch-bound; fit without --without-launch-bound"):
         _ = Measurements((marked,), ()).not_launch_bound
 
 

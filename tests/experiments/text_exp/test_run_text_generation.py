@@ -61,7 +61,7 @@ def driver(run_server: RunServer, tmp_path_factory: pytest.TempPathFactory) -> T
 def test_a_grid_ends_with_a_table_and_says_where_it_is(config_file: Path, driver: TextDriver, tmp_path: Path) -> None:
     done = driver.run("--config", config_file, "--output_dir", tmp_path)
     assert done.code == 0, done.errors
-    assert "2 experiments of this grid are saved (2 measured now), 0 combinations left out, 0 failed" in done.out
+    assert "2 experiments of this grid saved (2 measured now), 0 combinations left out, 0 failed" in done.out
     assert done.out.endswith(f"table of all experiments: {tmp_path / 'text_generation_results.csv'}\n")
     (_, second) = json.loads((tmp_path / "text_generation_results.json").read_text())
     planned = driver.run("--config", config_file, "--output_dir", tmp_path, "--set", "cycle_id=[2, 3]", "--dry_run")

@@ -90,7 +90,7 @@ def test_windows_without_a_figure_are_counted_with_the_reason() -> None:
     assert (figure.idle_w, figure.idle_j, figure.net_j) == (None, None, None)
     nothing = energy_figure([act(None, None, reason="GPU is lost")], idle(70.0, 1.0))
     assert (nothing.gross_j, nothing.uncertainty_j, nothing.net_j, nothing.count) == (None, None, None, None)
-    assert nothing.reason == "1 of 1 windows gave no figure: GPU is lost"
+    assert nothing.reason == "1 of 1 window gave no figure: GPU is lost"
 
 
 def test_remarks_of_windows_are_counted() -> None:
@@ -123,7 +123,7 @@ def test_closure_with_a_stage_missing_says_which() -> None:
     missing = energy_figure([act(None, None, reason="GPU is lost")])
     found = closure(figure_of(50.0, 50.0), {"vision": missing})
     assert (found.stages_j, found.residual_j, found.residual_share) == (None, None, None)
-    assert found.reason == "vision: 1 of 1 windows gave no figure: GPU is lost"
+    assert found.reason == "vision: 1 of 1 window gave no figure: GPU is lost"
 
 
 def test_the_expanded_interval_by_hand() -> None:

@@ -147,7 +147,7 @@ def test_any_results_come_back_or_are_refused_in_one_line(rows: list[dict[str, A
     ("text", "output"),
     [
         ("", "is empty"),
-        ("a,b\n1\n", "row 2 has 1 cells, the header has 2"),
+        ("a,b\n1\n", "row 2 has 1 cell, the header has 2"),
         ("a,b\n1,2,3\n", "row 2 has 3 cells"),
         ("a,b,a\n1,2,3\n", "column 'a' more than once"),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, SampleError, first_line
-from experiment_core_utils.primitives.texts import is_text, shown
+from experiment_core_utils.primitives.texts import counted, is_text, shown
 from experiment_core_utils.tasks.datasets.files.answer_cells import (
     listed_beside,
     possible_firsts,
@@ -94,7 +94,8 @@ class DataFileTask(RowTask):
         num_pictures = sum(map(any, zip(*map(file.filled, (*self._columns.pictures, *near)), strict=True)))
         self.has_pictures = num_pictures > 0 and not text_only
         left_out = text_only and num_pictures > 0
-        self.remarks: list[str] = [f"--text_only: the pictures of {num_pictures} rows are left out"] * left_out
+        rows_with = counted(num_pictures, "row")
+        self.remarks: list[str] = [f"--text_only: the pictures of {rows_with} are left out"] * left_out
         rows = file.select([name for name in file.columns if name not in self._columns.pictures])
         texts = self._with_numbers_read(rows)
         self._questions = [self._question_or_reason(row, where) for row, where in zip(texts, file.where, strict=True)]
@@ -195,9 +196,9 @@ class DataFileTask(RowTask):
         if below:
             at = min(below)
             self.remarks.append(
-                f"{len(below)} of {len(usable)} rows cannot reach {metric.best:g} by {metric.name}: even the right "
-                f"answer gets less, the first is {self._file.where[at]} ({below[at]:.3g}, of "
-                f"{len(usable[at].answers)} answers)"
+                f"{len(below)} of {counted(len(usable), 'row')} cannot reach {metric.best:g} by {metric.name}: even "
+                f"the right answer gets less, the first is {self._file.where[at]} ({below[at]:.3g}, of "
+                f"{counted(len(usable[at].answers), 'answer')})"
             )
         if faults:
             self._questions = [faults.get(at, each) for at, each in enumerate(self._questions)]
@@ -316,8 +317,8 @@ class DataFileTask(RowTask):
             except SampleError as error:
                 reason = reason or f": {error}"
         raise ConfigurationError(
-            f"--data_file {self._path} has {len(self)} rows and none can be used{reason}; see docs/datasets.md for its "
-            "form"
+            f"--data_file {self._path} has {counted(len(self), 'row')} and none can be used{reason}; see "
+            "docs/datasets.md for its form"
         )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from experiment_core_utils.config.parts import DATA_FILE_ENDINGS
 from experiment_core_utils.primitives.errors import ConfigurationError, package_of_extra
 from experiment_core_utils.primitives.files import parse_json, read_given, refuse_unreadable
-from experiment_core_utils.primitives.texts import did_you_mean, shown
+from experiment_core_utils.primitives.texts import counted, did_you_mean, shown
 from experiment_core_utils.tasks.datasets.files.columns import COLUMNS, is_empty, ours_near
 from experiment_core_utils.tasks.datasets.files.picture_cells import looks_like_picture
 from experiment_core_utils.tasks.datasets.tables import Row
@@ -262,7 +262,7 @@ def _rows_of_cells(text: str, separator: str, path: Path) -> Iterator[tuple[int,
         elif len(cells) == len(header):
             yield line, dict(zip(header, cells, strict=True))
         elif cells:
-            yield line, f"it has {len(cells)} cells, and the first line has {len(header)}"
+            yield line, f"it has {counted(len(cells), 'cell')}, and the first line has {len(header)}"
 
 
 def _check_header(header: Sequence[str], line: int, path: Path) -> None:

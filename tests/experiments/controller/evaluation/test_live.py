@@ -93,7 +93,7 @@ def test_the_caption_says_what_was_measured_here_and_now(tiny_checkpoint: Path):
     model = {"name": "folder/tiny", "dtype": "float32", "execution": "cpu"}
     shown = replace(job, measured=job.measured[:1], source={"hardware": hardware, "model": model})
     assert shown.caption == (
-        "Scripted CPU  ·  tiny  ·  float32, cpu  ·  n = 1 requests, measured live  ·  reference vqa"
+        "Scripted CPU  ·  tiny  ·  float32, cpu  ·  n = 1 request, measured live  ·  reference vqa"
     )
 
 

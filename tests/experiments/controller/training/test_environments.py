@@ -141,7 +141,7 @@ def test_a_replay_gives_what_the_grid_measured(networks: TwoStageNetworks, state
 def test_a_grid_with_holes_and_other_values_are_refused(states: RecordedStates) -> None:
     whole = grid()
     holed = replace(whole, choices=whole.choices[1:], scores=whole.scores[1:], total_s=whole.total_s[1:])
-    with pytest.raises(ResultsError, match="lacks 1 combinations of its own values, such as tier-low_topk2_blocks3"):
+    with pytest.raises(ResultsError, match="lacks 1 combination of its own values, such as tier-low_topk2_blocks3"):
         grid_space(holed, 4, 4)
     few = replace(whole, choices=whole.choices[:4], scores=whole.scores[:4], total_s=whole.total_s[:4])
     with pytest.raises(ResultsError, match="record them again"):
