@@ -22,8 +22,8 @@ from experiment_core_utils.records.settings import SettingFailure
 from experiments.analyses.charts.knob_charts import fronts_chart
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
-from experiments.analyses.knobs.conclusion import conclude, why_invalid
-from experiments.analyses.knobs.grid import grids_of
+from experiments.analyses.knobs.conclusion import conclude, invalid_tasks
+from experiments.analyses.knobs.grid import TaskGrid, grids_of
 from experiments.analyses.knobs.objectives import COSTS, LATENCY_MEAN, NoObjectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis
 from experiments.analyses.report.page import write_report
@@ -83,7 +83,7 @@ class Results:
         Raises:
             ResultsError: there is no such cost, or it was not measured.
         """
-        void = why_invalid(self.conclusions())
+        void = invalid_tasks(self._grids, self.sweep.settings)
         return pd.DataFrame(
             [
                 {
@@ -108,7 +108,8 @@ class Results:
         """
         fronts = self._fronts(cost, num_draws)
         caption = caption_of([self.sweep.provenance], len(self.sweep.settings), self.sweep.num_samples)
-        return figure_for_notebooks(fronts_chart(fronts, why_invalid(self.conclusions())), caption)
+        invalid = invalid_tasks(self._grids, self.sweep.settings)
+        return figure_for_notebooks(fronts_chart(fronts, invalid), caption)
 
     def conclusions(self) -> list[Conclusion]:
         """Which setting of each task to take, how sure that is, why, and what voids it; printed, the last lines of a
@@ -135,8 +136,12 @@ class Results:
         return output
 
     @cached_property
+    def _grids(self) -> Sequence[TaskGrid]:
+        return grids_of(self.sweep)
+
+    @cached_property
     def _by_mean_latency(self) -> Sequence[TaskAnalysis]:
-        return analyse_knobs(grids_of(self.sweep), (LATENCY_MEAN,)).tasks
+        return analyse_knobs(self._grids, (LATENCY_MEAN,)).tasks
 
     def _fronts(self, cost: str, num_draws: int) -> list[FrontAnalysis]:
         """The front of each task; raises ResultsError where there is no such cost."""
@@ -145,7 +150,7 @@ class Results:
         is_usual = (COSTS[cost], num_draws) == (LATENCY_MEAN, NUM_DRAWS)
         tasks = self._by_mean_latency if is_usual else None
         fronts = []
-        for task in tasks or analyse_knobs(grids_of(self.sweep), (COSTS[cost],), num_draws).tasks:
+        for task in tasks or analyse_knobs(self._grids, (COSTS[cost],), num_draws).tasks:
             (found,) = task.fronts
             if isinstance(found, NoObjectives):
                 raise ResultsError(f"{found.task} has no front of accuracy and {found.of.label}: {found.reason}")

@@ -50,12 +50,9 @@ def conclude(analysis: TaskAnalysis, settings: Sequence[StoredSetting] = ()) -> 
     Args:
         settings: the stored settings of the grid, and perhaps others; none for a table, which nothing voids.
     """
-    grid, own = analysis.grid, [each for each in settings if each.task == analysis.grid.task]
-    voided = voiding_caveats(own)
-    is_random = any(each.result.provenance.experimental_variables.random_weights for each in own)
+    grid, own = analysis.grid, _of_task(analysis.grid, settings)
+    voided, why = _objections(grid, own)
     each = _by_mean_latency(analysis)
-    no_accuracy = RANDOM_WEIGHTS if is_random else accuracy_says_nothing(grid)
-    why = "; ".join([*voided.values(), *([] if no_accuracy is None else [no_accuracy])]) or None
     if why is None and len(grid.points) < 2:
         why = ONE_SETTING
     if why is None and each is None:
@@ -64,6 +61,18 @@ def conclude(analysis: TaskAnalysis, settings: Sequence[StoredSetting] = ()) -> 
     if each is None or why is not None:
         return Conclusion(grid.task, why, tuple(voided), changes, metric_best=grid.best)
     return _concluded(each.found, changes, _num_rounds(each.found, [one.result for one in own]))
+
+
+def _of_task(grid: TaskGrid, settings: Sequence[StoredSetting]) -> list[StoredSetting]:
+    return [each for each in settings if each.task == grid.task]
+
+
+def _objections(grid: TaskGrid, own: Sequence[StoredSetting]) -> tuple[dict[str, str], str | None]:
+    """Kind -> sentence of what voids the run, and why no setting may be named; None where that is open."""
+    voided = voiding_caveats(own)
+    is_random = any(each.result.provenance.experimental_variables.random_weights for each in own)
+    no_accuracy = RANDOM_WEIGHTS if is_random else accuracy_says_nothing(grid)
+    return voided, "; ".join([*voided.values(), *([] if no_accuracy is None else [no_accuracy])]) or None
 
 
 def lines_of(conclusions: Sequence[Conclusion]) -> list[str]:
@@ -75,6 +84,12 @@ def lines_of(conclusions: Sequence[Conclusion]) -> list[str]:
 def why_invalid(conclusions: Sequence[Conclusion]) -> dict[str, str]:
     """Task -> why its run is INVALID, of the tasks of which it is."""
     return {each.task: each.sentence for each in conclusions if each.voided_by}
+
+
+def invalid_tasks(grids: Iterable[TaskGrid], settings: Sequence[StoredSetting]) -> dict[str, str]:
+    """The same as `why_invalid` of the tasks' conclusions, without analysing any cost."""
+    checked = [(grid.task, *_objections(grid, _of_task(grid, settings))) for grid in grids]
+    return why_invalid([Conclusion(task, why, tuple(voided)) for task, voided, why in checked])
 
 
 def _concluded(found: Objectives, changes: tuple[KnobChange, ...], num_rounds: int | None) -> Conclusion:

@@ -21,6 +21,8 @@ from experiment_core_utils.records.ledger import Ledger, RunPlan, write_plan
 from experiment_core_utils.records.result_files import CONCLUSION_FILE
 from experiment_core_utils.records.settings import SettingFailure
 from experiment_core_utils.sweep.status import saved_sentence
+from experiments.analyses.knobs.conclusion import invalid_tasks, why_invalid
+from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.report.analyses import analyse
 from experiments.analyses.report.content import report_of
 from experiments.core_exp.closing_lines import closing_lines, concluded, concluded_and_saved
@@ -115,6 +117,7 @@ def test_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "setting again (tier-high_topk2_blocks4; 2 of 2 settings)"
     )
     results = kp.load(folder)
+    assert invalid_tasks(grids_of(results.sweep), results.sweep.settings) == why_invalid([found])
     assert set(results.front()["status"]) == {None}
     (axes,) = results.plot().axes
     assert "no verdicts, since the run is INVALID" in "".join(each.get_text() for each in axes.figure.findobj(Text))
@@ -186,8 +189,11 @@ def test_identical_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 )
 def test_too_many_failed_samples(tmp_path: Path, failures: int, voided_by: tuple[str, ...]) -> None:
     settings = {OWN: Measured(0.4), "tier-high_topk2_blocks4": Measured(0.2)}
-    found = kp.load(scene(tmp_path, settings, failures=failures)).conclusion
+    results = kp.load(scene(tmp_path, settings, failures=failures))
+    found = results.conclusion
     assert found.voided_by == voided_by
+    assert invalid_tasks(grids_of(results.sweep), results.sweep.settings) == why_invalid([found])
+    assert (results.front("latency_p95")["status"].isna()).all() == bool(voided_by)
     assert not voided_by or found.sentence.startswith("INVALID: failed samples: 3 of 203; repair them, or leave them")
 
 
