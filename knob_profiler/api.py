@@ -28,7 +28,7 @@ from experiments.analyses.knobs.objectives import COSTS, LATENCY_MEAN, NoObjecti
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis
 from experiments.analyses.report.page import write_report
 from experiments.analyses.sweeps import Sweep, labels_of, load_sweep, samples_frame, settings_frame
-from experiments.analyses.two_runs import compare_runs, runs_in
+from experiments.analyses.two_runs import RATIO_MARGIN, compare_runs, runs_in
 from experiments.core_exp.closing_lines import concluded_and_saved
 from knob_profiler.comparing import ComparedResults
 from knob_profiler.keywords import flags_of, in_words_of
@@ -237,7 +237,7 @@ def load(folder: Path | str, knob_module: Path | str | None = None) -> Results:
 def compare(
     first: Results | Path | str,
     *others: Results | Path | str,
-    margin: float = 0.02,
+    margin: float = RATIO_MARGIN,
     accuracy_margin: float = ACCURACY_MARGIN,
     between_runs: float | None = None,
 ) -> ComparedResults:

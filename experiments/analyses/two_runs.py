@@ -44,6 +44,8 @@ SAYS: Mapping[Quantity, str] = {
     "memory": "needs {} times A's memory",
     "accuracy": "changes accuracy by {}",
 }
+# Change of a ratio that is SAME where no other is given; of accuracy it is ACCURACY_MARGIN.
+RATIO_MARGIN = 0.02
 # A variance of fewer settings is no estimate.
 FEWEST_SETTINGS = 5
 # What a quantity below and above that of the first run is called.

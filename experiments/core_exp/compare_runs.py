@@ -27,7 +27,7 @@ from experiments.analyses.comparison_page import UNITS, chart_of, require_plotly
 from experiments.analyses.files import AnalysisFiles, json_text
 from experiments.analyses.runs_in_turn import Side, run_in_turn
 from experiments.analyses.sweeps import labels_of
-from experiments.analyses.two_runs import RunComparison, RunDifference, compare_runs, runs_in
+from experiments.analyses.two_runs import RATIO_MARGIN, RunComparison, RunDifference, compare_runs, runs_in
 from experiments.core_exp.multi_datasets import split_at_dashes
 
 
@@ -76,10 +76,10 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     turn.add_argument("--checkout", type=Path, nargs=2, metavar=("A", "B"), help="checkout (default: this)")
     turn.add_argument("--python", nargs=2, metavar=("A", "B"), help="interpreter (default: this)")
     turn.add_argument("--repeats", type=int, default=5, metavar="N", help="processes a side (default: 5)")
-    parser.add_argument("--margin", type=float, default=0.02, metavar="FRACTION",
+    parser.add_argument("--margin", type=float, default=RATIO_MARGIN, metavar="FRACTION",
                         help="change of a ratio that is SAME (default: 0.02, which is 2 %%)")  # fmt: skip
     parser.add_argument("--accuracy_margin", type=float, default=ACCURACY_MARGIN, metavar="FRACTION",
-                        help="change of accuracy that is SAME, part of the best score")  # fmt: skip
+                        help="change of accuracy that is SAME, part of the best score (default: 0.02)")  # fmt: skip
     parser.add_argument("--between_runs", type=float, metavar="FRACTION",
                         help="how much runs of one thing differ in speed, a standard deviation; used where no side has "
                         "two runs (default: 0.02, on a CPU 0.07, or a fifth of its other load)")  # fmt: skip

@@ -15,10 +15,7 @@ from experiments.analyses.report.parts import Headline
 from experiments.analyses.shared_samples import SharedSamples
 from experiments.analyses.stages.analysis import decode_sentences, longest_stage
 from experiments.analyses.sweeps import Sweep
-from experiments.analyses.two_runs import RunDifference, compare_runs
-
-# Change of a ratio that is the same, as `compare` has it by default.
-MARGIN = 0.02
+from experiments.analyses.two_runs import RATIO_MARGIN, RunDifference, compare_runs
 
 
 def headlines(found: Analyses) -> list[Headline]:
@@ -60,7 +57,7 @@ def _why_not_compared(first: Sweep, other: Sweep) -> str | None:
 def _pairs(sweeps: Sequence[Sweep]) -> Mapping[str, Headline]:
     """The label of each sweep but the first -> latency, energy, memory and accuracy against it."""
     first, *others = sweeps
-    found = compare_runs([(each,) for each in sweeps], [each.label for each in sweeps], MARGIN, ACCURACY_MARGIN)
+    found = compare_runs([(each,) for each in sweeps], [each.label for each in sweeps], RATIO_MARGIN, ACCURACY_MARGIN)
     pairs: dict[str, Headline] = {}
     for other in others:
         lines = [replace(each, run="") for each in found.lines if each.run in ("", other.label)]
