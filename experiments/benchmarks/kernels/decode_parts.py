@@ -15,7 +15,7 @@ from experiment_core_utils.engines.gpu.triton.tuning import Card, Tuning, tiles_
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights
 from experiments.benchmarks.execution_table import Rates
-from experiments.benchmarks.kernels.launches import MAX_SEQ_LEN, POSITIONS, Part, filled_kv_cache, microseconds
+from experiments.benchmarks.kernels.launches import MAX_SEQ_LEN, POSITIONS, KernelWork, filled_kv_cache, microseconds
 
 
 def kernel_bytes(decoder: DecoderWeights, top_k: int, positions: int) -> dict[str, int]:
@@ -47,7 +47,7 @@ def step_bytes(decoder: DecoderWeights, used: Mapping[int, torch.Tensor], positi
 
 
 @torch.inference_mode()
-def decode_parts(decoder: DecoderWeights, top_k: int, kv_cache: KVCache, row: Tuning | None = None) -> list[Part]:
+def decode_parts(decoder: DecoderWeights, top_k: int, kv_cache: KVCache, row: Tuning | None = None) -> list[KernelWork]:
     """The kernels of a step, in an order in which each finds what it needs; `row` None takes this card's tiles."""
     tiles = tiles_for(decoder, top_k, MAX_SEQ_LEN, row)
     buffers = StepBuffers.allocate(decoder, 1, MAX_SEQ_LEN, tiles)
@@ -62,7 +62,7 @@ def decode_parts(decoder: DecoderWeights, top_k: int, kv_cache: KVCache, row: Tu
         "down": lambda i: step.launch_down(blocks[i], top_k),
         "head": lambda i: step.launch_head(),
     }
-    return [Part(name, launch, bytes=read[name]) for name, launch in launches.items()]
+    return [KernelWork(name, launch, bytes=read[name]) for name, launch in launches.items()]
 
 
 @torch.inference_mode()

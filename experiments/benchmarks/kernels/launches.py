@@ -20,7 +20,7 @@ STEPS = 40
 
 
 @dataclass(frozen=True)
-class Part:
+class KernelWork:
     """A row of a table: work on block `index`, and the products or bytes that it has to do, 0 where next to nothing."""
 
     name: str

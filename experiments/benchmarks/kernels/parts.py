@@ -20,14 +20,16 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, first_line
 from experiments.benchmarks.execution_table import Rates, Work
-from experiments.benchmarks.kernels.launches import Part, built, filled_kv_cache, microseconds, over_blocks
+from experiments.benchmarks.kernels.launches import KernelWork, built, filled_kv_cache, microseconds, over_blocks
 from experiments.benchmarks.kernels.process import attained_rates, device_seconds
 
 CROPS = 13
 
 
 @torch.inference_mode()
-def print_parts(title: str, parts: Iterable[Part], blocks: int, rates: Rates, timed: Callable[..., float]) -> None:
+def print_parts(
+    title: str, parts: Iterable[KernelWork], blocks: int, rates: Rates, timed: Callable[..., float]
+) -> None:
     """A line for each part: microseconds a block, and its limit as a fraction of them.
 
     Args:

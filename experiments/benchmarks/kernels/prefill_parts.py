@@ -17,12 +17,12 @@ from experiment_core_utils.engines.gpu.triton.tuning import ProductTile, prefill
 from experiment_core_utils.engines.gpu.triton.vision_ops import add_norm, quick_gelu_in_place
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights, VisionWeights
-from experiments.benchmarks.kernels.launches import POSITIONS, ROWS, TOP_K, Part
+from experiments.benchmarks.kernels.launches import POSITIONS, ROWS, TOP_K, KernelWork
 
 
 def attention_parts(
     given: Callable[[int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]], causal: bool, flops: float
-) -> Iterator[Part]:
+) -> Iterator[KernelWork]:
     """The rows of attention, by each kernel that a GPU has for bfloat16."""
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
 
@@ -31,10 +31,10 @@ def attention_parts(
                 queries, keys, values = given(i)
                 return scaled_dot_product_attention(queries, keys, values, is_causal=causal)
 
-        yield Part(f"attention, {backend.name}", attend, flops)
+        yield KernelWork(f"attention, {backend.name}", attend, flops)
 
 
-def decoder_parts(decoder: DecoderWeights, tile: ProductTile | None = None) -> Iterator[Part]:
+def decoder_parts(decoder: DecoderWeights, tile: ProductTile | None = None) -> Iterator[KernelWork]:
     """The rows of everything that a block runs.
 
     Args:
@@ -59,8 +59,8 @@ def decoder_parts(decoder: DecoderWeights, tile: ProductTile | None = None) -> I
     sorted_rows = torch.randn(ROWS * TOP_K, inner, device=decoder.device, dtype=decoder.dtype)
     rows = torch.randn(ROWS * TOP_K, width, device=decoder.device, dtype=decoder.dtype)
 
-    yield Part("qkv product", lambda i: linear(normed, blocks[i].qkv), 2.0 * ROWS * width * block.qkv.shape[0])
-    yield Part(
+    yield KernelWork("qkv product", lambda i: linear(normed, blocks[i].qkv), 2.0 * ROWS * width * block.qkv.shape[0])
+    yield KernelWork(
         "norms, rotary, store",
         lambda i: apply_rope_and_store(
             packed, block.query_norm, block.key_norm, *rotary, keys[i], values[i], heads, eps
@@ -68,30 +68,30 @@ def decoder_parts(decoder: DecoderWeights, tile: ProductTile | None = None) -> I
     )
     rotated_queries = queries.transpose(0, 1)[None]
     yield from attention_parts(lambda i: (rotated_queries, keys[i][None], values[i][None]), True, 2.0 * ROWS**2 * width)
-    yield Part(
+    yield KernelWork(
         "output product", lambda i: torch.addmm(hidden, normed, blocks[i].output.t()), 2.0 * ROWS * width**2
     )
-    yield Part("norm", lambda i: norm(hidden, blocks[i].ffn_norm, length, eps))
-    yield Part("router", lambda i: route(normed, blocks[i].router, length, others, False))
-    yield Part("plan", lambda i: align_blocks(topk_ids, experts, tiles[0].row_block))
+    yield KernelWork("norm", lambda i: norm(hidden, blocks[i].ffn_norm, length, eps))
+    yield KernelWork("router", lambda i: route(normed, blocks[i].router, length, others, False))
+    yield KernelWork("plan", lambda i: align_blocks(topk_ids, experts, tiles[0].row_block))
     choices = float(POSITIONS * TOP_K)
     order, row_blocks = align_blocks(topk_ids, experts, tiles[0].row_block)
-    yield Part(
+    yield KernelWork(
         "gate and up",
         lambda i: grouped_gemm(normed, blocks[i].gate_up, sorted_rows, order, row_blocks, TOP_K, True, tiles[0]),
         4.0 * choices * width * inner,
     )
-    yield Part(
+    yield KernelWork(
         "down",
         lambda i: grouped_gemm(sorted_rows, blocks[i].down, rows, order, row_blocks, TOP_K, False, tiles[1]),
         2.0 * choices * width * inner,
     )
-    yield Part(
+    yield KernelWork(
         "combine and norm", lambda i: combine_norm(hidden, rows, topk_weights, length, blocks[i].input_norm, eps)
     )
 
 
-def vision_parts(vision: VisionWeights, crops: int) -> Iterator[Part]:
+def vision_parts(vision: VisionWeights, crops: int) -> Iterator[KernelWork]:
     """The rows of everything that a block of the tower runs, and attention by each kernel."""
     blocks, heads = vision.blocks, vision.num_heads
     tokens, width = vision.positions.shape
@@ -100,13 +100,13 @@ def vision_parts(vision: VisionWeights, crops: int) -> Iterator[Part]:
     wide = torch.randn(rows, blocks[0].inner.shape[0], device=vision.device, dtype=vision.dtype)
     packed = linear(states, blocks[0].qkv, blocks[0].qkv_bias).view(crops, tokens, 3, heads, width // heads)
     queries, keys, values = packed.permute(2, 0, 3, 1, 4)
-    yield Part("qkv product", lambda i: linear(states, blocks[i].qkv, blocks[i].qkv_bias), 6.0 * rows * width**2)
+    yield KernelWork("qkv product", lambda i: linear(states, blocks[i].qkv, blocks[i].qkv_bias), 6.0 * rows * width**2)
     yield from attention_parts(lambda i: (queries, keys, values), False, 4.0 * crops * tokens**2 * width)
-    yield Part(
+    yield KernelWork(
         "output product", lambda i: linear(states, blocks[i].output, blocks[i].output_bias), 2.0 * rows * width**2
     )
-    yield Part("sum and norm", lambda i: add_norm(states, states, blocks[i].first_norm))
+    yield KernelWork("sum and norm", lambda i: add_norm(states, states, blocks[i].first_norm))
     products = 2.0 * rows * width * wide.shape[1]
-    yield Part("inner product", lambda i: linear(states, blocks[i].inner, blocks[i].inner_bias), products)
-    yield Part("quick-GELU", lambda i: quick_gelu_in_place(wide))
-    yield Part("outer product", lambda i: linear(wide, blocks[i].outer, blocks[i].outer_bias), products)
+    yield KernelWork("inner product", lambda i: linear(states, blocks[i].inner, blocks[i].inner_bias), products)
+    yield KernelWork("quick-GELU", lambda i: quick_gelu_in_place(wide))
+    yield KernelWork("outer product", lambda i: linear(wide, blocks[i].outer, blocks[i].outer_bias), products)

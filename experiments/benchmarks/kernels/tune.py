@@ -29,7 +29,7 @@ from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.benchmarks.kernels.launches import TOP_K, Part, built, filled_kv_cache, microseconds, over_blocks
+from experiments.benchmarks.kernels.launches import TOP_K, KernelWork, built, filled_kv_cache, microseconds, over_blocks
 
 # Series of each candidate, and the blocks of the model: more weights than fit in any cache.
 ROUNDS, BLOCKS = 3, 4
@@ -92,7 +92,7 @@ def tuned(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tuning:
     from experiments.benchmarks.kernels.decode_parts import decode_parts
     from experiments.benchmarks.kernels.prefill_parts import decoder_parts
 
-    def on_every_block(parts: Iterable[Part], name: str) -> Run:
+    def on_every_block(parts: Iterable[KernelWork], name: str) -> Run:
         part = next(each for each in parts if each.name == name)
         return over_blocks(part.run, len(decoder.blocks), kv_cache.next_tokens)
 

@@ -50,7 +50,7 @@ def _without_pdl(stages: EngineStages, pool: CudaGraphPool | None = None) -> dic
 
 
 @dataclass(frozen=True)
-class Variant:
+class StageWay:
     """A way to run all stages; `change` gives other engines in place of those that are chosen."""
 
     what: str
@@ -59,14 +59,14 @@ class Variant:
     is_rerun: bool = False  #: work of graphs is launched again, as it was before its capture
 
 
-VARIANTS: Mapping[str, Variant] = {
-    "modules": Variant("the model's modules", frozenset({MODULES})),
-    "graph": Variant("CUDA graphs, of engines where they serve the model, else of modules", frozenset({CUDA_GRAPH})),
-    "kernels": Variant("graphs of own kernels in place of a transformers decoder", frozenset({KERNEL_GRAPH})),
-    "no_pdl": Variant("engines' graphs whose decode kernels do not overlap", frozenset({CUDA_GRAPH}), _without_pdl),
-    "launched": Variant("the graphs' work, launched kernel by kernel", frozenset({CUDA_GRAPH}), _launched, True),
-    "cpu": Variant("C++ kernels", frozenset({CPU_BLOCKS, CPU_STEP})),
-    "reference": Variant("plain torch on fused weights", frozenset({REFERENCE}), _reference),
+VARIANTS: Mapping[str, StageWay] = {
+    "modules": StageWay("the model's modules", frozenset({MODULES})),
+    "graph": StageWay("CUDA graphs, of engines where they serve the model, else of modules", frozenset({CUDA_GRAPH})),
+    "kernels": StageWay("graphs of own kernels in place of a transformers decoder", frozenset({KERNEL_GRAPH})),
+    "no_pdl": StageWay("engines' graphs whose decode kernels do not overlap", frozenset({CUDA_GRAPH}), _without_pdl),
+    "launched": StageWay("the graphs' work, launched kernel by kernel", frozenset({CUDA_GRAPH}), _launched, True),
+    "cpu": StageWay("C++ kernels", frozenset({CPU_BLOCKS, CPU_STEP})),
+    "reference": StageWay("plain torch on fused weights", frozenset({REFERENCE}), _reference),
 }
 
 

@@ -12,11 +12,11 @@ from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights, fuse_vision_weights
 from experiments.benchmarks.kernels import prefill_parts
 from experiments.benchmarks.kernels.decode_parts import decode_parts
-from experiments.benchmarks.kernels.launches import Part, filled_kv_cache
+from experiments.benchmarks.kernels.launches import KernelWork, filled_kv_cache
 from tests.conftest import tiny_config
 
 
-def run(parts: list[Part], blocks: int) -> list[str]:
+def run(parts: list[KernelWork], blocks: int) -> list[str]:
     """Names of the parts, each of which has run in every block; kernels of attention are a GPU's own."""
     ran = [part for part in parts if not part.name.startswith("attention, ")]
     for part in ran:
