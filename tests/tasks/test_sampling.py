@@ -49,7 +49,7 @@ def test_what_is_left_out_is_passed_over_in_the_order_of_the_draw() -> None:
     # Of 6 a and 2 b there are 3 a and 1 b left, of which two are drawn in proportion: one of each type at least.
     typed = create_sampled_dataset(Letters("abaaaaab"), 2, stratify_by_type=True, left_out={0, 7, 3, 5})
     assert len(typed.sample_ids) == 2 and set(typed.sample_ids) < {1, 2, 4, 6} and 1 in typed.sample_ids
-    with pytest.raises(ConfigurationError, match="all 4 samples of the dataset are left out"):
+    with pytest.raises(ConfigurationError, match="none of 4 samples of the dataset can be drawn: all are left out"):
         create_sampled_dataset("abcd", 2, left_out={0, 1, 2, 3})
 
 
