@@ -105,7 +105,7 @@ class Conclusion:
         """Which setting to take, and how sure that is."""
         if self.why is not None:
             return f"{'INVALID' if self.voided_by else 'no setting is named'}: {self.why}"
-        assert self.against_time_ms is not None
+        assert self.against_time_ms is not None and self.num_samples is not None
         kind = "the reference, which is the model as it is" if self.is_reference else "the most accurate setting"
         figures = f"{time_text(self.against_time_ms)} a request, accuracy {self.against_accuracy:.3f}"
         other, found = f"{self.against} ({kind}: {figures})", self.nearest

@@ -298,8 +298,8 @@ def _gflop(result: SettingResult) -> float | None:
 
 def _megabytes(result: SettingResult) -> float | None:
     """Memory that a request needs by formula in MB, which follows the setting on every device; None without one."""
-    counted = None if result.memory is None else result.memory.counted_memory_bytes
-    return None if counted is None else counted / 1e6
+    memory_bytes = None if result.memory is None else result.memory.counted_memory_bytes
+    return None if memory_bytes is None else memory_bytes / 1e6
 
 
 def _difference(comparison: PairedComparison) -> str:

@@ -149,10 +149,10 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
 
 def _memory_bytes(settings: Sequence[StoredSetting], num_samples: int) -> np.ndarray | None:
     """[S, N], the counted memory of each setting for each of its samples; None where no setting has it."""
-    counted = [None if each.result.memory is None else each.result.memory.counted_memory_bytes for each in settings]
-    if not any(counted):
+    memory = [None if each.result.memory is None else each.result.memory.counted_memory_bytes for each in settings]
+    if not any(memory):
         return None
-    return np.repeat(np.array(counted, dtype=float)[:, None], num_samples, axis=1)
+    return np.repeat(np.array(memory, dtype=float)[:, None], num_samples, axis=1)
 
 
 def unreadable_fraction(result: SettingResult) -> float:

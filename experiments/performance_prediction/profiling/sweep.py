@@ -147,7 +147,7 @@ def _line(name: str, row: Mapping[str, Cell]) -> str:
     )
     return (
         f"{name} @{row['input_size']}: {row['mean']:.3f} ms (layers {row['layers_sum_ms']:.3f}){power}, "
-        f"{row['layers_fell_back']} of {counted(row['num_layers'], 'layer')} fell back"
+        f"{row['layers_fell_back']} of {row['num_layers']} layers fell back"
     )
 
 
