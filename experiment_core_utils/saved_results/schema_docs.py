@@ -227,7 +227,7 @@ def _text_keys(part: type[Part], above: str = "") -> Iterator[tuple[str, str, st
         elif name != "further":
             meaning = meanings.get(name) or field.description or ""
             words = [f"`{each}`" for each in get_args(plain_type(kind)) if get_origin(plain_type(kind)) is Literal]
-            unsaid = ", ".join(words) if any(each not in meaning for each in words) else ""
+            unsaid = ", ".join(words) if any(word not in meaning for word in words) else ""
             yield above + name, _default_of(name, field.default), meaning + (f"; one of {unsaid}" if unsaid else "")
 
 

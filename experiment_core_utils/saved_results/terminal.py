@@ -63,10 +63,10 @@ def caveat_lines(results: Sequence[SettingResult], reported: Collection[str] = (
         reported: kinds that another line is about; that of few samples is right under the table.
     """
     found = [
-        (setting_key(result), each)
+        (setting_key(result), record)
         for result in results
-        for each in result.provenance.caveat_records
-        if each.severity == "warning" and each.kind not in {"few_samples", *reported}
+        for record in result.provenance.caveat_records
+        if record.severity == "warning" and record.kind not in {"few_samples", *reported}
     ]
     without = [each.provenance.caveats for each in results if not each.provenance.caveat_records]
     counts = Counter(sentence for sentences in without for sentence in dict.fromkeys(sentences))
@@ -214,7 +214,7 @@ def reference_lines(results: Sequence[SettingResult]) -> list[str]:
     reference = reference_of(results)
     if reference is None:
         return []
-    runs = {tuple(each.provenance.experiment_ids or ()) for each in results}
+    runs = {tuple(result.provenance.experiment_ids or ()) for result in results}
     return [
         f"{REFERENCE_HEADING}: total time in percent of that of {setting_key(reference)}, the model as it is, on the "
         f"same samples{'' if len(runs) < 2 else '; measured in several runs, between which speeds may differ'}"

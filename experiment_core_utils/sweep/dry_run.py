@@ -118,7 +118,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         memory_bytes = None if request.elements is None else weights_bytes + request.elements * dtype.itemsize
         work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
         estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
-    due = [each.work.key for each in estimates if not each.work.is_done]
+    due = [estimate.work.key for estimate in estimates if not estimate.work.is_done]
     faults = broken_rows(task, range(len(task)))
     lines = [
         f"plan: {counted(len(requested.grid), 'setting')} by {config.knobs.sampling_strategy}"

@@ -111,7 +111,7 @@ class EnergyPasses:
             Stopped: a stop was requested; every window that was closed is in the journals.
             ResultsNotSaved: the disk does not take a line.
         """
-        found = [_SettingPasses.of(each, journals[each.key]) for each in settings]
+        found = [_SettingPasses.of(setting, journals[setting.key]) for setting in settings]
         due = [each for each in found if not each.is_ended]
         chosen = choose_latency_ids(sample_ids, self.num_samples, self.how.seed)
         ids = tuple(each for each in sample_ids if each in chosen)
@@ -264,7 +264,7 @@ def nearest_the_mean(samples: Sequence[MeasuredSample]) -> list[tuple[int, float
 
     A request's size is its FLOPs; where they are not known, its tokens.
     """
-    flops = [each.flops.total(each.output_tokens) for each in samples if each.flops is not None]
+    flops = [sample.flops.total(sample.output_tokens) for sample in samples if sample.flops is not None]
     is_known = len(flops) == len(samples)
     tokens = [float((each.shape.known_prompt_tokens or 0) + each.output_tokens) for each in samples]
     sizes = flops if is_known else tokens

@@ -151,7 +151,7 @@ def estimate_setting(
 
 def plan_table(estimates: Sequence[SettingEstimate]) -> list[str]:
     """The settings in their order, a line each, under a heading."""
-    width = max(len("setting"), *(len(each.work.key) for each in estimates))
+    width = max(len("setting"), *(len(estimate.work.key) for estimate in estimates))
     heading = f"{'#':>4}  {'setting':<{width}}  {'tokens':>7}  {'s/request':>9}  {'time':>10}  {'memory':>11}  estimate"
     lines = [heading]
     for number, each in enumerate(estimates, start=1):
@@ -169,7 +169,7 @@ def plan_table(estimates: Sequence[SettingEstimate]) -> list[str]:
 
 def due_seconds(estimates: Sequence[SettingEstimate]) -> float | None:
     """Time of the settings that are still to be measured; None where one of them has no estimate."""
-    times = [each.setting_s for each in estimates if not each.work.is_done]
+    times = [estimate.setting_s for estimate in estimates if not estimate.work.is_done]
     known = [each for each in times if each is not None]
     return sum(known) if len(known) == len(times) else None
 
@@ -185,7 +185,7 @@ def size_sentence(size: PlanSize) -> str:
 
 def plan_total(estimates: Sequence[SettingEstimate]) -> str:
     """The whole in one line: settings due, their time and the most memory, where these are known."""
-    due = [each for each in estimates if not each.work.is_done]
+    due = [estimate for estimate in estimates if not estimate.work.is_done]
     seconds = due_seconds(estimates)
     memories = [each.memory_bytes for each in estimates if each.memory_bytes is not None]
     time_text = "" if seconds is None else f", about {_duration(seconds)}"
@@ -214,7 +214,7 @@ def source_sentences(
     Args:
         no_formula: why the architecture has no formula for FLOPs and memory; None where it has one.
     """
-    used = {each.time_source for each in estimates if not each.work.is_done}
+    used = {estimate.time_source for estimate in estimates if not estimate.work.is_done}
     sentences = {
         "measured": "time, measured: from the setting's earlier result in --output_dir",
         "scaled": f"time, scaled: FLOPs of each stage / its speed in {earlier.num_results} earlier results in "

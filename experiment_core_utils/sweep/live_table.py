@@ -20,7 +20,7 @@ class LiveTable:
         self._settings, self._metric = settings, metric
         self._scores: dict[tuple[str, int], float | None] = {}
         self._lines: dict[str, tuple[int, str]] = {}
-        self._width = max(len(each.key) for each in settings)
+        self._width = max(len(setting.key) for setting in settings)
 
     def lines(self) -> list[str]:
         """The heading and the lines, in the order of the settings."""
@@ -55,7 +55,7 @@ class LiveTable:
 
 def _time(samples: Sequence[MeasuredSample]) -> str:
     """Mean total time of the runs so far, each sample counting once."""
-    runs = [(1e3 * run.total_s, each.image_id, 1 / len(each.runs)) for each in samples for run in each.runs]
+    runs = [(1e3 * run.total_s, sample.image_id, 1 / len(sample.runs)) for sample in samples for run in sample.runs]
     spread = describe(*zip(*runs, strict=True)) if runs else None
     if spread is None:
         return ABSENT

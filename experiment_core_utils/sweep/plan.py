@@ -207,7 +207,7 @@ def block_caveats(requested: RequestedRun, settings: Sequence[Setting]) -> list[
     """What a reader must know of how the blocks of these settings were chosen; nothing where all of them run."""
     config, total = requested.config, requested.source.limits.num_total_blocks
     choice = chosen_blocks(config, requested.source)
-    if total is None or config.model.random_weights or all(len(blocks_of(each)) == total for each in settings):
+    if total is None or config.model.random_weights or all(len(blocks_of(setting)) == total for setting in settings):
         return []
     if not choice.is_made:
         return [caveat("first_blocks")]
@@ -435,7 +435,7 @@ def _other_data(digests: Mapping[int, str], others: Sequence[Mapping[str, Any]])
     samples = [each for found in lists for each in found if isinstance(each, dict) and each.get("sample_id") in digests]
     if any(each.get("data_sha256") is None for each in samples):
         yield "the content of the samples is known now, and in results of earlier versions it is not"
-    known = [each for each in samples if each.get("data_sha256") is not None]
+    known = [sample for sample in samples if sample.get("data_sha256") is not None]
     changed = sorted({each["sample_id"] for each in known if each["data_sha256"] != digests[each["sample_id"]]})
     if changed:
         yield f"the data of {counted(len(changed), 'sample')} have changed, the first is sample {changed[0]}"

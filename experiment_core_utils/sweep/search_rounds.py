@@ -229,8 +229,8 @@ def only(part: MeasuredSetting, sample_ids: set[int]) -> MeasuredSetting:
     return replace(
         part,
         requested_ids=None,
-        samples=tuple(each for each in part.samples if each.sample_id in sample_ids),
-        failures=tuple(each for each in part.failures if each.sample_id in sample_ids),
+        samples=tuple(sample for sample in part.samples if sample.sample_id in sample_ids),
+        failures=tuple(failure for failure in part.failures if failure.sample_id in sample_ids),
     )
 
 

@@ -54,13 +54,13 @@ def assumed_log_times(spread: float) -> np.ndarray:
 
 def sweep_noise(earlier: Mapping[str, SettingResult]) -> SweepNoise:
     """The noise of earlier results of the same task; what they do not say is assumed."""
-    sides = [{each.sample_id: each for each in found.per_sample_results} for found in earlier.values()]
+    sides = [{result.sample_id: result for result in found.per_sample_results} for found in earlier.values()]
     sides = sides[:_MOST_SETTINGS]
     shared = sorted(set.intersection(*map(set, sides))) if len(sides) > 1 else []
     scores = [[side[at].accuracy for at in shared] for side in sides]
     changed = [
         float(np.mean([a != b for a, b in zip(one, other, strict=True)]))
-        for one, other in combinations([each for each in scores if each and None not in each], 2)
+        for one, other in combinations([score for score in scores if score and None not in score], 2)
     ]
     times = [at for at in shared if all(side[at].runs for side in sides)]
     deviations = assumed_log_times(ASSUMED_SPREAD)

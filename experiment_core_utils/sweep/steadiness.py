@@ -188,7 +188,7 @@ def process_conditions(readings: Sequence[ConditionsReading]) -> Conditions:
 def conditions_caveats(entries: Sequence[Conditions]) -> list[Caveat]:
     """A caveat each for throttling and for background load, of the process that had most of it; none where none had."""
     caveats = []
-    throttled = [each for each in entries if _throttling(each)]
+    throttled = [entry for entry in entries if _throttling(entry)]
     if throttled:
         what = sorted({name for each in throttled for name in _throttling(each)})
         caveats.append(caveat("throttled", reasons=what))

@@ -81,7 +81,7 @@ def comparison_page(found: RunComparison) -> str:
         HERE,
         found=found,
         setups=setups_of(found),
-        columns=[UNITS[each][0] for each in columns],
+        columns=[UNITS[column][0] for column in columns],
         rows=rows_of(found.lines, columns),
         panel=panel,
         legend=LEGEND,
@@ -96,7 +96,7 @@ def _without_folders(found: RunComparison) -> RunComparison:
     short = list(map(without_folders, found.labels))
     labels = [each if short.count(each) == 1 else f"{each} ({at + 1})" for at, each in enumerate(short)]
     names = dict(zip(found.labels, labels, strict=True))
-    return replace(found, labels=labels, lines=[replace(each, run=names.get(each.run, "")) for each in found.lines])
+    return replace(found, labels=labels, lines=[replace(line, run=names.get(line.run, "")) for line in found.lines])
 
 
 def require_plotly() -> None:
@@ -111,7 +111,7 @@ def chart_of(found: RunComparison) -> Chart:
 
 
 def _chart(found: RunComparison, lines: Sequence[RunDifference]) -> Chart:
-    chart = runs_chart([replace(each, run=each.run or found.labels[1]) for each in lines], found.labels[0])
+    chart = runs_chart([replace(line, run=line.run or found.labels[1]) for line in lines], found.labels[0])
     quantities = dict.fromkeys(each.quantity for each in lines)
     panels = [_with_band(panel, each, found) for panel, each in zip(chart.panels, quantities, strict=True)]
     return replace(chart, panels=panels)
@@ -121,7 +121,7 @@ def _with_band(panel: Panel, quantity: Quantity, found: RunComparison) -> Panel:
     """A panel with its band; as it is where settings' scores have other scales than 0 to 1."""
     ends = 1 / (1 + found.margin), 1 + found.margin
     if quantity == "accuracy":
-        if any(each.result.metric_best != 1 for side in found.sides for run in side for each in run.settings):
+        if any(setting.result.metric_best != 1 for side in found.sides for run in side for setting in run.settings):
             return panel
         ends = -found.accuracy_margin, found.accuracy_margin
     low, high = panel.y.limits or (0.0, 1.0)
@@ -152,7 +152,7 @@ def rows_of(lines: Sequence[RunDifference], columns: Sequence[Quantity]) -> list
         _Row(
             " · ".join(part for part in names if part),
             any(each.is_pooled for each in own.values()),
-            [_cell(own[each]) if each in own else None for each in columns],
+            [_cell(own[column]) if column in own else None for column in columns],
         )
         for names, own in keyed.items()
     ]
@@ -163,7 +163,7 @@ def _cell(line: RunDifference) -> _Cell:
     change, _, interval = line.change_text.partition(" ")
     figures = [interval, f"{line.one / scale:.4g} → {line.other / scale:.4g}"]
     times = "" if line.quantity == "accuracy" else "× "
-    return _Cell(line.verdict, f"{times}{change}", " · ".join(each for each in figures if each), line.change)
+    return _Cell(line.verdict, f"{times}{change}", " · ".join(figure for figure in figures if figure), line.change)
 
 
 def setups_of(found: RunComparison) -> list[tuple[str, str]]:

@@ -65,7 +65,7 @@ class SharedSamples:
             ResultsError: no setting, or no question, is in all runs, or a task is scored by two metrics.
         """
         self.num_first = len(first)
-        found = [{(each.task, each.key): each.result for each in run.settings} for run in (*first, *second)]
+        found = [{(setting.task, setting.key): setting.result for setting in run.settings} for run in (*first, *second)]
         #: task and key of each setting
         self.places = [place for place in found[0] if all(place in run for run in found)]
         if not self.places:
@@ -73,7 +73,7 @@ class SharedSamples:
         #: of each run, the results of these settings
         self.runs: list[list[SettingResult]] = [[run[place] for place in self.places] for run in found]
         for (task, _), results in zip(self.places, zip(*self.runs, strict=True), strict=True):
-            metrics = {each.metric for each in results}
+            metrics = {result.metric for result in results}
             if len(metrics) > 1:
                 raise ResultsError(f"{task} is scored by {' and by '.join(sorted(metrics))}; rescore one run")
         #: of each setting, a row for each sample: what it is in every run
@@ -88,7 +88,7 @@ class SharedSamples:
         return frozenset(
             number
             for number, (samples, results) in enumerate(rows)
-            if any(len(each.per_sample_results) > len(samples) for each in results)
+            if any(len(result.per_sample_results) > len(samples) for result in results)
         )
 
     @property
@@ -191,7 +191,7 @@ class SharedSamples:
 
 def _common(results: Sequence[SettingResult]) -> list[list[SampleResult]]:
     """A row for each sample that is in all results with one question: what it is in each."""
-    by_id = [{sample.sample_id: sample for sample in each.per_sample_results} for each in results]
+    by_id = [{sample.sample_id: sample for sample in result.per_sample_results} for result in results]
     every = [[each.get(sample_id) for each in by_id] for sample_id in sorted(by_id[0])]
     return [
         known

@@ -112,12 +112,12 @@ class Sweep:
     @cached_property
     def samples(self) -> tuple[Mapping[str, Cell], ...]:
         """The rows of the samples that ran, in the order of the settings, by the columns of the CSV of samples."""
-        return tuple(row for each in self.settings for row in sample_rows(each.result, each.key))
+        return tuple(row for setting in self.settings for row in sample_rows(setting.result, setting.key))
 
     @property
     def num_samples(self) -> int:
         """The number of samples that ran, over all settings."""
-        return sum(len(each.result.per_sample_results) for each in self.settings)
+        return sum(len(setting.result.per_sample_results) for setting in self.settings)
 
 
 def load_sweep(*results_dirs: Path) -> Sweep:
@@ -159,7 +159,7 @@ def load_sweeps(*results_dirs: Path) -> tuple[Sweep, ...]:
         return (found[0][1],)
     labels = labels_of([sweep for _, sweep in found], [folder for folder, _ in found])
     return tuple(
-        Sweep(sweep.provenance, tuple(replace(each, sweep=label) for each in sweep.settings), label)
+        Sweep(sweep.provenance, tuple(replace(setting, sweep=label) for setting in sweep.settings), label)
         for label, (_, sweep) in zip(labels, found, strict=True)
     )
 
@@ -190,7 +190,7 @@ def _one_sweep(stored: Sequence[StoredSetting]) -> Sweep:
     _check_common(settings)
     _check_protocols(settings)
     _check_fingerprints(settings)
-    mixed = mixed_executions([each.result for each in settings])
+    mixed = mixed_executions([setting.result for setting in settings])
     if mixed is not None:
         raise ResultsError(mixed)
     return Sweep(_provenance(settings), tuple(settings))
@@ -229,13 +229,13 @@ def _way_of(realised: Mapping[str, Any]) -> str:
 
 def settings_frame(sweep: Sweep) -> pd.DataFrame:
     """The table of settings, by the columns of the CSV of settings, also those without a value."""
-    return table_of_settings([each.result for each in sweep.settings])
+    return table_of_settings([setting.result for setting in sweep.settings])
 
 
 def knob_columns(settings: Sequence[Setting]) -> dict[str, list[Level | None]]:
     """The level of each setting by knob: of those with published columns, and of others that any of them names."""
     return {
-        knob.name: [each.level(knob.name) for each in settings]
+        knob.name: [setting.level(knob.name) for setting in settings]
         for knob in all_knobs()
         if knob.published or any(knob.name in each.values for each in settings)
     }
@@ -257,7 +257,7 @@ def samples_frame(sweep: Sweep) -> pd.DataFrame:
     """
     frame = pd.DataFrame(sample_columns((each.result, each.key) for each in sweep.settings))
     knobs = knob_columns([each.setting for each in sweep.settings])
-    counts = [len(each.result.per_sample_results) for each in sweep.settings]
+    counts = [len(setting.result.per_sample_results) for setting in sweep.settings]
     for name, levels in knobs.items():
         if name not in frame:
             frame[name] = [level for level, count in zip(levels, counts, strict=True) for _ in range(count)]
@@ -268,7 +268,7 @@ def samples_frame(sweep: Sweep) -> pd.DataFrame:
 
 def runs_frame(sweep: Sweep) -> pd.DataFrame:
     """One row a run: `sample` (its row in `samples_frame`), `run` (from 0), and times in ms, NaN where absent."""
-    samples = [sample for each in sweep.settings for sample in each.result.per_sample_results]
+    samples = [sample for setting in sweep.settings for sample in setting.result.per_sample_results]
     names = [name for name in RunTimes.model_fields if name != "T_inter_token"]
     rows = [
         (place, number, *(getattr(run, name) for name in names))
@@ -368,7 +368,7 @@ def _provenance(settings: Sequence[StoredSetting]) -> SweepProvenance:
         dtype=_at(first, "model", "dtype"),
         execution=_at(first, "model", "execution"),
         tasks=tuple(sorted({each.task for each in settings})),
-        fingerprints={each.task: each.result.fingerprint for each in settings},
+        fingerprints={setting.task: setting.result.fingerprint for setting in settings},
         random_weights=_at(first, "experimental_variables", "random_weights"),
         versions=dict(_at(first, "versions")),
         git_commit=_at(first, "git_commit"),

@@ -133,7 +133,7 @@ class RunComparison:
     @property
     def is_slower(self) -> bool:
         """Whether the latency of all settings together got longer, of any side."""
-        return any(each.verdict == "SLOWER" for each in self.lines if each.is_pooled and each.quantity == "latency")
+        return any(line.verdict == "SLOWER" for line in self.lines if line.is_pooled and line.quantity == "latency")
 
     @property
     def headlines(self) -> list[str]:
@@ -142,7 +142,7 @@ class RunComparison:
         Without verdicts, and said to be INVALID, where a side is.
         """
         found, is_void = [], bool(self.voided_by)
-        for run in dict.fromkeys(each.run for each in self.lines):
+        for run in dict.fromkeys(line.run for line in self.lines):
             pooled = [each for each in self.lines if each.run == run and each.is_pooled]
             if pooled:
                 says = [
@@ -157,7 +157,7 @@ class RunComparison:
         """The content of `comparison.json`."""
         given = {key: getattr(self, key) for key in ("margin", "accuracy_margin", "between_runs")}
         sides = [{"label": label, "runs": len(runs)} for label, runs in zip(self.labels, self.sides, strict=True)]
-        lines = [asdict(each) for each in self.lines]
+        lines = [asdict(line) for line in self.lines]
         found = {"headlines": self.headlines, "voided_by": self.voided_by, "sides": sides, "lines": lines}
         return {"schema_version": 2, **given, **found, "notes": list(self.notes)}
 
@@ -167,7 +167,7 @@ class RunComparison:
         by_setting = ", ".join(f"{count} {verdict}" for verdict, count in counts)
         found = [f"by setting: {by_setting}"] if counts else []
         found.append(f"A: {self.labels[0]}" + (f"; B: {self.labels[1]}" if len(self.sides) == 2 else ""))
-        pooled = [each for each in self.lines if each.is_pooled and each.run_deviation is not None]
+        pooled = [line for line in self.lines if line.is_pooled and line.run_deviation is not None]
         return [*found, *(self._undecided(each) for each in pooled if each.verdict == "CANNOT TELL"), *self.notes]
 
     def _undecided(self, line: RunDifference) -> str:
@@ -229,7 +229,7 @@ def compare_runs(
         name = label if len(others) > 1 else ""
         lines += [replace(line, run=name) for line in pair.lines()]
         notes += pair.notes(name or "B")
-    results = [each.result for runs in sides for run in runs for each in run.settings]
+    results = [setting.result for runs in sides for run in runs for setting in run.settings]
     references = dict.fromkeys(each.key for each in first[0].settings if each.result.is_reference)
     notes += [f"{key} is the reference: the model as it is" for key in references]
     notes += [f"differs: {condition}" for condition in other_conditions(results)]

@@ -143,7 +143,7 @@ def against_baselines(
 
 
 def _baseline(found: Mapping[Blocks, Measured], chosen: Blocks, sets: tuple[Blocks, ...]) -> Baseline:
-    mean = mean_of_sets([found[each] for each in sets])
+    mean = mean_of_sets([found[block_set] for block_set in sets])
     scores = tuple(estimate(found[each]).value for each in sets)
     return Baseline(sets, estimate(mean), scores, estimate(difference(found[chosen], mean)))
 

@@ -40,7 +40,7 @@ class AnsweredPictureScorer:
         """See `BlockSetScorer.measured`; raises ConfigurationError for too few pictures to score captions."""
         settings = [with_blocks(self.setting, blocks) for blocks in dict.fromkeys(sets)]
         answers: dict[Blocks, dict[str, list[Answer]]] = {
-            blocks_of(each): {task.name: [] for task in self.tasks} for each in settings
+            blocks_of(setting): {task.name: [] for task in self.tasks} for setting in settings
         }
         for picture in tqdm(self.pictures, unit="picture", desc=f"{counted(len(settings), 'set')} of blocks"):
             for each in answer_pictures(self.model, self.tasks, [picture], settings):

@@ -35,19 +35,19 @@ def table(lines: Sequence[RunDifference]) -> str:
     """A row for each setting and quantity, and one for all settings."""
     has_tasks = len({each.task for each in lines}) > 1
     rows = [
-        ({"run": each.run} if each.run else {})
-        | ({"task": each.task} if has_tasks else {})
+        ({"run": line.run} if line.run else {})
+        | ({"task": line.task} if has_tasks else {})
         | {
-            "setting": each.setting,
-            "quantity": UNITS[each.quantity][0],
-            "A": f"{each.one / UNITS[each.quantity][1]:.4g}",
-            "B" if not each.run else "run's": f"{each.other / UNITS[each.quantity][1]:.4g}",
-            "change": f"{each.change:+.3f}" if each.quantity == "accuracy" else f"x {each.change:.3f}",
-            "[95 % together]": ABSENT if each.interval is None else f"[{each.interval[0]:.3f}, {each.interval[1]:.3f}]",
-            "n": each.n,
-            "verdict": each.verdict,
+            "setting": line.setting,
+            "quantity": UNITS[line.quantity][0],
+            "A": f"{line.one / UNITS[line.quantity][1]:.4g}",
+            "B" if not line.run else "run's": f"{line.other / UNITS[line.quantity][1]:.4g}",
+            "change": f"{line.change:+.3f}" if line.quantity == "accuracy" else f"x {line.change:.3f}",
+            "[95 % together]": ABSENT if line.interval is None else f"[{line.interval[0]:.3f}, {line.interval[1]:.3f}]",
+            "n": line.n,
+            "verdict": line.verdict,
         }
-        for each in lines
+        for line in lines
     ]
     return pd.DataFrame(rows).to_string(index=False)
 
@@ -117,11 +117,11 @@ def compared(given: argparse.Namespace, shared: Sequence[str]) -> RunComparison:
     margins = given.margin, given.accuracy_margin, given.between_runs
     if given.run is None:
         runs = [runs_in(folder) for folder in given.folders]
-        return compare_runs(runs, labels_of([each[0] for each in runs], given.folders), *margins)
+        return compare_runs(runs, labels_of([run[0] for run in runs], given.folders), *margins)
     checkouts, pythons = given.checkout or (None, None), given.python or (None, None)
     sides = [Side.of(*each) for each in zip(given.run, checkouts, pythons, strict=True)]
     folders = run_in_turn(sides, shared, given.repeats, given.output_dir)
-    return compare_runs([runs_in(each) for each in folders], [each.label for each in sides], *margins, is_paired=True)
+    return compare_runs([runs_in(each) for each in folders], [side.label for side in sides], *margins, is_paired=True)
 
 
 @reporting_errors

@@ -60,13 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     caveats = caveats_of(found.tasks, study.random_weights)
     drawn = {"num_draws": given.num_draws, "seed": given.seed}
     contents = contents_of(study.source, drawn, found.tasks, found.differences, caveats)
-    settings = [each for sweep in study.sweeps for each in sweep.settings]
-    concluded = [conclude(each, settings) for each in found.tasks]
+    settings = [setting for sweep in study.sweeps for setting in sweep.settings]
+    concluded = [conclude(task, settings) for task in found.tasks]
     charts = knob_study_charts(found.tasks, why_invalid(concluded))
     files = AnalysisFiles(contents, tables_of(found.tasks), charts, study.caption)
     first = given.results[0]
     written = files.write(given.output_dir or (first.parent if first.is_file() else first) / "analysis")
-    shown = [f"caveat: {each.sentence}" for each in caveats]
+    shown = [f"caveat: {caveat.sentence}" for caveat in caveats]
     print("\n".join(finding_lines(lines_of(concluded), shown, written, given.verbose)))
     return EXIT_CODE_INVALID if given.strict and any(each.voided_by for each in concluded) else 0
 

@@ -262,7 +262,7 @@ def closing_lines(outcomes: Sequence[Outcome], request: DatasetsRequest) -> list
         seconds = f"{each.seconds:.0f}" if each.exit_code is not None else "-"
         folder = results_folder(each.dataset, request)
         lines.append(f"{each.dataset:<{width}}  {outcome_name(each.exit_code):<14}  {seconds:>8}  {folder}")
-    left = [each for each in outcomes if each.exit_code != 0]
+    left = [outcome for outcome in outcomes if outcome.exit_code != 0]
     lines.append(f"{len(outcomes) - len(left)} of {counted(len(outcomes), 'dataset')} done")
     without_hub = [each for each in outcomes if each.error == HubUnreachable.__name__]
     if any(not needs_hub(each.dataset, request) for each in without_hub):
@@ -291,7 +291,7 @@ def outcome_name(exit_code: int | None) -> str:
 
 def worst(outcomes: Sequence[Outcome]) -> int:
     """The exit code of all: 0 all measured, 3 of some samples failed, 4 one is INVALID, 130 stopped, 1 any other."""
-    codes = {each.exit_code for each in outcomes}
+    codes = {outcome.exit_code for outcome in outcomes}
     if STOPPED in codes:
         return STOPPED
     if codes <= {0, EXIT_CODE_FAILED_SAMPLES, EXIT_CODE_INVALID}:

@@ -28,7 +28,7 @@ def write_tables(results_dir: Path, table_format: TableFormat = "csv") -> list[P
     sweep = load_sweep(results_dir)
     written = []
     for task in sweep.provenance.tasks:
-        own = [each for each in sweep.settings if each.task == task]
+        own = [setting for setting in sweep.settings if setting.task == task]
         settings_csv = write_task_tables([each.result for each in own], task, own[0].path.parent, table_format)
         written += [settings_csv, samples_csv_beside(settings_csv)]
     return written

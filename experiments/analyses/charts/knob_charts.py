@@ -113,7 +113,7 @@ def fronts_chart(fronts: Sequence[FrontAnalysis], invalid: Mapping[str, str] = M
     Args:
         invalid: task -> why its run is INVALID; its settings are drawn alike then, without verdicts.
     """
-    panels = [_front_panel(each, invalid.get(each.found.task, "")) for each in fronts]
+    panels = [_front_panel(front, invalid.get(front.found.task, "")) for front in fronts]
     return Chart(f"e2_front_{fronts[0].found.of.name}", panels, 2, (6.2, 4.4))
 
 

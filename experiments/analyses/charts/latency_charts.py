@@ -52,7 +52,7 @@ def latency_charts(found: LatencyModel, studies: Sequence[RecalibrationStudy] = 
         errors_chart(found.validation, None if found.drift is None else found.drift["mean_deviation"]),
         guardrail_chart(found.curve),
         predicted_chart(found.samples, found.validation),
-        *(recalibration_chart(each) for each in studies if each.errors),
+        *(recalibration_chart(study) for study in studies if study.errors),
     ]
 
 
@@ -207,9 +207,9 @@ def recalibration_chart(study: RecalibrationStudy) -> Chart:
         marks: list[Mark] = []
         sizes: list[int] = []
         for method in METHODS:
-            points = [each for each in study.errors if each.name == name and each.method == method]
+            points = [error for error in study.errors if error.name == name and error.method == method]
             colour, label = METHOD_STYLES[method]
-            sizes = [each.num_samples for each in points]
+            sizes = [point.num_samples for point in points]
             marks.append(Band(sizes, [100 * e.low for e in points], [100 * e.high for e in points], colour))
             marks.append(Line(sizes, [100 * e.median for e in points], colour, label, symbol="circle"))
         marks.append(Rule(100 * study.repeatability[name].sample_mape, False, VERMILION, SPREAD))

@@ -18,7 +18,7 @@ def runs_chart(lines: Sequence[RunDifference], first: str) -> Chart:
     Args:
         first: label of the run that the others are compared with.
     """
-    quantities = list(dict.fromkeys(each.quantity for each in lines))
+    quantities = list(dict.fromkeys(line.quantity for line in lines))
     panels = [_panel([each for each in lines if each.quantity == quantity], first) for quantity in quantities]
     height = max(2.4, 1.3 + 0.24 * min(len({(each.task, each.setting) for each in lines}), MOST_SETTINGS_SHOWN))
     return Chart(
@@ -38,7 +38,7 @@ def _panel(lines: Sequence[RunDifference], first: str) -> Panel:
     runs = list(dict.fromkeys(each.run for each in lines))
     marks: list[Mark] = [Rule(0 if is_accuracy else 1, True, QUIET, dash="solid")]
     for number, run in enumerate(runs):
-        own = [each for each in lines if each.run == run and (each.task, each.setting) in shown]
+        own = [line for line in lines if line.run == run and (line.task, line.setting) in shown]
         # Side by side on the line of their setting.
         shift = (number - (len(runs) - 1) / 2) * 0.6 / len(runs)
         marks.append(

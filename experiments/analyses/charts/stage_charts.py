@@ -77,7 +77,7 @@ def stage_charts(found: StageAnalysis, peak_flops_per_s: float | None) -> list[C
 def fractions_chart(regimes: Sequence[Regime]) -> Chart:
     """A stacked bar for each task, vision knob and output length, longest answers last."""
     groups, footnote = some_groups(map(_group, regimes))
-    regimes = [each for each in regimes if _group(each) in groups]
+    regimes = [regime for regime in regimes if _group(regime) in groups]
     has_tasks = len({each.task for each in regimes}) > 1
     names = [(f"{each.task} · " if has_tasks else "") + f"{each.vision} · {_tokens(each)}" for each in regimes]
     parts = [[100 * each.stages[stage].share for each in regimes] for stage in STAGES]
@@ -133,7 +133,7 @@ def _regime_text(name: str, regime: Regime, stage: str) -> tuple[str, ...]:
 def settings_chart(settings: Sequence[Regime], references: Mapping[str, str]) -> Chart:
     """A stacked bar in ms for each setting, fastest first; the reference of each task has its name marked."""
     ordered = sorted(settings, key=lambda each: each.total_ms)
-    has_tasks = len({each.task for each in settings}) > 1
+    has_tasks = len({setting.task for setting in settings}) > 1
     names = [
         (f"{each.task} " if has_tasks else "")
         + f"{each.setting}{', reference' if each.setting == references.get(each.task) else ''}"
@@ -189,7 +189,7 @@ def scaling_chart(generations: Sequence[Generation], lines: Sequence[StageLine])
     has_tasks = len({each.task for each in generations}) > 1
     panels = []
     for stage, (title, *_) in SCALING.items():
-        fits = [each for each in lines if (each.task, each.stage) == (task, stage) and len(each.levels) <= 1]
+        fits = [line for line in lines if (line.task, line.stage) == (task, stage) and len(line.levels) <= 1]
         points = points_of(own, stage)
         if points:
             panels.append(_scaling_panel(f"{title} ({task})" if has_tasks else title, stage, points, fits))
@@ -206,7 +206,7 @@ def _scaling_panel(title: str, stage: str, points: Sequence[Point], fits: Sequen
             (fit, [each for each in points if fit.levels.items() <= each.generation.levels.items()], colour, _held(fit))
             for fit, colour in ends
         ]
-    x = [each.x for each in points]
+    x = [point.x for point in points]
     steps = range(int(min(x)), int(max(x)) + 1)
     return Panel(
         title,
@@ -254,7 +254,7 @@ def _law(stage: str, fit: StageLine, name: str) -> str:
 
 def operations_chart(points: Sequence[StagePoint], peak_flops_per_s: float | None) -> Chart:
     """A mark for each stage of each setting, both axes logarithmic; diagonals of equal MFU where the peak is known."""
-    known = [each for each in points if each.tflop > 0]
+    known = [point for point in points if point.tflop > 0]
     divisor, unit = flop_unit(1e12 * max(each.tflop for each in known))
     work, times = [1e12 * each.tflop / divisor for each in known], [each.ms for each in known]
     ends, heights = (min(work) / 2.5, max(work) * 2.5), (min(times) / 2.5, max(times) * 2.5)
@@ -331,7 +331,7 @@ def _part_times(profiles: Sequence[ProfiledRequest]) -> dict[str, dict[str, floa
     """Bar -> part -> ms of a call, mean over the profiles; of the GPU only where all profiles have it."""
     found = {}
     for stage, label in (("prefill", "prefill"), ("decode", "a decode step")):
-        own = [each.stages[stage] for each in profiles if stage in each.stages]
+        own = [profile.stages[stage] for profile in profiles if stage in profile.stages]
         if not own:
             continue
         found[f"{label}, host"] = {part: fmean(each.parts[part].host_ms / each.calls for each in own) for part in PARTS}

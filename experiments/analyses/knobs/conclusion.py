@@ -64,7 +64,7 @@ def conclude(analysis: TaskAnalysis, settings: Sequence[StoredSetting] = ()) -> 
 
 
 def _of_task(grid: TaskGrid, settings: Sequence[StoredSetting]) -> list[StoredSetting]:
-    return [each for each in settings if each.task == grid.task]
+    return [setting for setting in settings if setting.task == grid.task]
 
 
 def _objections(grid: TaskGrid, own: Sequence[StoredSetting]) -> tuple[dict[str, str], str | None]:
@@ -83,7 +83,7 @@ def lines_of(conclusions: Sequence[Conclusion]) -> list[str]:
 
 def why_invalid(conclusions: Sequence[Conclusion]) -> dict[str, str]:
     """Task -> why its run is INVALID, of the tasks of which it is."""
-    return {each.task: each.sentence for each in conclusions if each.voided_by}
+    return {conclusion.task: conclusion.sentence for conclusion in conclusions if conclusion.voided_by}
 
 
 def invalid_tasks(grids: Iterable[TaskGrid], settings: Sequence[StoredSetting]) -> dict[str, str]:
@@ -186,7 +186,7 @@ def _num_rounds(found: Objectives, results: Sequence[SettingResult]) -> int | No
         return None
     if not results:
         return found.num_cost_samples
-    runs = [{sample.sample_id: len(sample.runs) for sample in each.per_sample_results} for each in results]
+    runs = [{sample.sample_id: len(sample.runs) for sample in result.per_sample_results} for result in results]
     return sum(min(own.get(sample_id, 0) for own in runs) for sample_id in runs[0])
 
 
@@ -258,16 +258,16 @@ def ends(found: Effects, knob: str) -> tuple[LevelMean, LevelMean]:
 def _word(found: Effects, knob: str) -> Word:
     """How sure it is that a knob changes the figure; nothing is sure where the interval between its ends contains 0."""
     low, high = ends(found, knob)[1].change_ci95
-    chances = [each.family_p_value for each in found.terms if each.knobs == (knob,) and each.family_p_value is not None]
+    chances = [term.family_p_value for term in found.terms if term.knobs == (knob,) and term.family_p_value is not None]
     return word_of(chances[0], 1.0) if chances and not low <= 0 <= high else "can't tell"
 
 
 def voiding_caveats(settings: Sequence[StoredSetting]) -> dict[str, str]:
     """Kind -> sentence of each caveat that makes a run INVALID; empty for a VALID one."""
     found = [
-        (each.name, caveat)
-        for each in settings
-        for caveat in (*each.result.provenance.caveat_records, *_failed_samples(each.result))
+        (setting.name, caveat)
+        for setting in settings
+        for caveat in (*setting.result.provenance.caveat_records, *_failed_samples(setting.result))
         if caveat.voids
     ]
     sentences = worst_of_each_kind(found, len(settings))
@@ -293,7 +293,7 @@ def _failed_samples(result: SettingResult) -> list[AnalysisCaveat]:
 
 def _unfinished(folder: Path, results: Sequence[SettingResult]) -> AnalysisCaveat | None:
     """The caveat of a folder whose last run has settings without a whole result that did not fail."""
-    stopped = sum(each.precision is not None and each.precision.stopped_by == "stopped" for each in results)
+    stopped = sum(result.precision is not None and result.precision.stopped_by == "stopped" for result in results)
     left, number = stopped, len(results)
     if plan_path(folder).is_file():
         plan = read_plan(folder)

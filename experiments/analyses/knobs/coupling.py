@@ -163,7 +163,7 @@ def _as_one_of_family(coupling: Coupling, p_value: float) -> Coupling:
     """The coupling by its p-value among all; one whose best values do not differ depends on nothing either way."""
     if p_value <= TAIL:
         return replace(coupling, family_p_value=p_value, dependence="established")
-    one_for_all = len({each.best for each in coupling.best_values}) == 1
+    one_for_all = len({value.best for value in coupling.best_values}) == 1
     return replace(coupling, family_p_value=p_value, dependence="none" if one_for_all else "within_noise", witness=None)
 
 

@@ -113,8 +113,8 @@ def effects(
     terms = tuple(_term(knobs, codes, figures, draws, total) for knobs in _subsets(tuple(codes)))
     if paired is not None and is_full:
         terms = tuple(
-            replace(each, p_value=paired[each.knobs[0]]) if len(each.knobs) == 1 and each.degrees else each
-            for each in terms
+            replace(term, p_value=paired[term.knobs[0]]) if len(term.knobs) == 1 and term.degrees else term
+            for term in terms
         )
     if allows_verdict:
         terms = _corrected(terms)

@@ -93,7 +93,7 @@ class TaskGrid:
 def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[Level, ...]:
     """The values of a knob, smallest first: numbers by size, the vision knob in the order of the settings."""
     values = tuple(dict.fromkeys(point.value(knob) for point in points))
-    return tuple(sorted(values)) if all(isinstance(each, int | float) for each in values) else values
+    return tuple(sorted(values)) if all(isinstance(value, int | float) for value in values) else values
 
 
 def knobs_of(points: Iterable[KnobPoint]) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ def grids_of(*sweeps: Sweep) -> tuple[TaskGrid, ...]:
         ResultsError: settings of one task scored by two metrics, samples of one id that are different questions, or a
             file without a key that this needs.
     """
-    settings = [each for sweep in sweeps for each in sweep.settings]
+    settings = [setting for sweep in sweeps for setting in sweep.settings]
     tasks = sorted({each.task for each in settings})
     return tuple(grid_of(task, [each for each in settings if each.task == task]) for task in tasks)
 
@@ -119,7 +119,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
     metric, best = _only_metric(task, settings)
     _check_same_questions(task, settings)
     rows: list[SamplesById] = [
-        {sample.sample_id: sample for sample in each.result.per_sample_results} for each in settings
+        {sample.sample_id: sample for sample in setting.result.per_sample_results} for setting in settings
     ]
     ids = sorted({sample_id for row in rows for sample_id in row})
     samples = {sample_id: row[sample_id] for row in rows for sample_id in row}
@@ -163,7 +163,7 @@ def unreadable_fraction(result: SettingResult) -> float:
     """
     samples = result.per_sample_results
     counts = (
-        sum(not scored_text(each.pred, each.answer).strip() for each in samples),
+        sum(not scored_text(sample.pred, sample.answer).strip() for sample in samples),
         sum(each.output_ended is False and not each.accuracy for each in samples),
     )
     shares = [fraction_of(count, result.num_samples) for count in counts]
@@ -172,7 +172,7 @@ def unreadable_fraction(result: SettingResult) -> float:
 
 def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, float]:
     """Name and best score of the task's metric, which must be only one."""
-    metrics = {(each.result.metric, float(each.result.metric_best)) for each in settings}
+    metrics = {(setting.result.metric, float(setting.result.metric_best)) for setting in settings}
     if len(metrics) > 1:
         names = " and ".join(sorted(name for name, _ in metrics))
         raise ResultsError(f"settings of {task} are scored by {names}; give results scored by one metric")
@@ -205,7 +205,7 @@ def _variance_of(settings: Sequence[StoredSetting], log_times: np.ndarray) -> Se
         return OPEN_LOOP
     if _shared_rounds([each.result for each in settings]):
         return NO_VARIANCE
-    points = [_point(each) for each in settings]
+    points = [_point(setting) for setting in settings]
     return _variance_in_blocks(points, log_times, drift_ratios(each.result for each in settings))
 
 
@@ -214,7 +214,7 @@ def _shared_rounds(results: Sequence[SettingResult]) -> bool:
 
     Those that a later run added, or measured alone, have no round in common with the others.
     """
-    orders = [each.setting_order for each in results]
+    orders = [result.setting_order for result in results]
     runs = {tuple(each.provenance.experiment_ids or ()) for each in results}
     samples = [sample for each in results for sample in each.per_sample_results]
     alone = {run.place_in_round is None for sample in samples for run in sample.runs}

@@ -47,7 +47,7 @@ class TaskAnalysis:
 
 def present(analysis: TaskAnalysis) -> list[FrontAnalysis]:
     """The costs that the task has."""
-    return [each for each in analysis.fronts if isinstance(each, FrontAnalysis)]
+    return [front for front in analysis.fronts if isinstance(front, FrontAnalysis)]
 
 
 def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[AnalysisCaveat]:
@@ -124,7 +124,7 @@ def contents_of(
         },
         "e2_pareto_frontiers": head
         | {
-            "fronts": [_front_fields(each) for analysis in analyses for each in analysis.fronts],
+            "fronts": [_front_fields(front) for analysis in analyses for front in analysis.fronts],
             "tasks_compared": [
                 {"cost": name, "settings": [asdict(each) for each in found]} for name, found in differences.items()
             ],

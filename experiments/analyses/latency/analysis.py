@@ -63,7 +63,7 @@ def analyse_latency(
     estimator = LatencyEstimator(level).fit(timed)
     validation = validate(timed, level)
     curve = guardrail_curve(validation.totals["expected"], timed.run_totals)
-    drift = control_drift([each.result for run in (sweep, *further) for each in run.settings])
+    drift = control_drift([setting.result for run in (sweep, *further) for setting in run.settings])
     caveats = [*estimator.fitted.caveat_records, *([] if left_out is None else [left_out])]
     return LatencyModel(timed, estimator, validation, curve, drift, caveats)
 
@@ -105,7 +105,7 @@ def recalibration_studies(sweep: Sweep, found: LatencyModel, target: Sweep | Non
 
 def latency_findings(found: LatencyModel) -> list[str]:
     """What the command prints."""
-    caveats = (f"caveat: {each.sentence}" for each in found.caveats)
+    caveats = (f"caveat: {caveat.sentence}" for caveat in found.caveats)
     return [*prediction_sentences(found), *budget_sentences(found), *caveats]
 
 

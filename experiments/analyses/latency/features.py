@@ -129,7 +129,7 @@ class TimedSamples:
     @property
     def knobs(self) -> np.ndarray:
         """The setting [S] of each sample without the task; samples of one setting are left out of a fit together."""
-        return np.array([str(each).partition(" ")[2] for each in self.settings])
+        return np.array([str(setting).partition(" ")[2] for setting in self.settings])
 
     def take(self, which: np.ndarray) -> "TimedSamples":
         """The rows of a mask or an array of indices."""

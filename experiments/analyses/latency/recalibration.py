@@ -171,7 +171,7 @@ def study_by_order(sweep: Sweep, samples: TimedSamples, level: float) -> Recalib
     In rounds the halves are of the samples, which are measured one after the other at all settings; else of the
     settings.
     """
-    orders = [each.result.setting_order for each in sweep.settings]
+    orders = [setting.result.setting_order for setting in sweep.settings]
     if any(order is not None and order.how == "rounds" for order in orders):
         source, target = "the first half of the samples of a run in rounds", "the second half"
         # A run that may stop early takes its samples in a random order.

@@ -49,12 +49,12 @@ def _validation_fields(sweep: Sweep, found: LatencyModel, studies: Sequence[Reca
         "num_folds": validation.num_folds,
         "level": estimator.level,
         "caveats": sentences(found.caveats),
-        "caveat_records": [each.model_dump() for each in found.caveats],
+        "caveat_records": [caveat.model_dump() for caveat in found.caveats],
         "forms": {name: stage.form for name, stage in estimator.fitted.stages.items()},
         **{key: {name: asdict(each) for name, each in getattr(validation, key).items()} for key in FIGURES},
         "left_out": {name: asdict(each) for name, each in validation.others.items()},
         "control_drift": found.drift,
-        "recalibrations": [asdict(each) for each in studies],
+        "recalibrations": [asdict(study) for study in studies],
         "guardrail": {
             "budget_percentiles": list(BUDGET_PERCENTILES),
             "margins": [asdict(each) for each in found.curve],
@@ -105,7 +105,7 @@ def detail_lines(model: LatencyModel, studies: Sequence[RecalibrationStudy]) -> 
             yield f"recalibration ({study.kind}): none, {study.reason}"
             continue
         yield f"recalibration ({study.kind}), from {study.source} to {study.target}, error of T_total by samples:"
-        errors = pd.DataFrame([asdict(each) for each in study.errors if each.name == "T_total"])
+        errors = pd.DataFrame([asdict(error) for error in study.errors if error.name == "T_total"])
         yield _percentages(errors.pivot(index="method", columns="num_samples", values="median").reindex(METHODS))
     yield "by margin, fractions of admitted requests that are late and of fitting ones that are rejected:"
     rates = pd.DataFrame([asdict(each) for each in model.curve]).set_index("margin").astype(float)

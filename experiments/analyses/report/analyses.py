@@ -57,12 +57,12 @@ class Analyses:
     @property
     def stored(self) -> list[StoredSetting]:
         """The settings of all sweeps, in the order of the frame."""
-        return [each for own in self.sweeps for each in own.sweep.settings]
+        return [setting for own in self.sweeps for setting in own.sweep.settings]
 
     @cached_property
     def conclusions(self) -> list[Conclusion]:
         """The conclusion of each task."""
-        return [conclude(each, self.stored) for each in self.knobs.tasks]
+        return [conclude(task, self.stored) for task in self.knobs.tasks]
 
     @property
     def random_weights(self) -> bool:
@@ -92,7 +92,7 @@ def _analyse_knobs(grids: Sequence[TaskGrid]) -> KnobAnalysis:
     has_tails = any(len(grid.points) <= MOST_SETTINGS and len(set(grid.pictures)) >= _fewest(grid) for grid in grids)
     tails = [LATENCY_P95] if has_tails else []
     found = analyse_knobs(grids, (LATENCY_MEAN, *tails, ENERGY, FLOPS, MEMORY))
-    return replace(found, tasks=[_with_sure_tails(each) for each in found.tasks])
+    return replace(found, tasks=[_with_sure_tails(task) for task in found.tasks])
 
 
 def _fewest(grid: TaskGrid) -> int:
@@ -107,7 +107,7 @@ def _with_sure_tails(analysis: TaskAnalysis) -> TaskAnalysis:
         return analysis
     reason = f"a verdict on P95 needs {least} pictures with times, and there are {timed}"
     missing = NoObjectives(analysis.grid.task, LATENCY_P95, reason)
-    costs = [each.found.of if isinstance(each, FrontAnalysis) else each.of for each in analysis.fronts]
+    costs = [front.found.of if isinstance(front, FrontAnalysis) else front.of for front in analysis.fronts]
     fronts = [each for each, of in zip(analysis.fronts, costs, strict=True) if of != LATENCY_P95]
     return replace(analysis, fronts=[*fronts[:1], missing, *fronts[1:]])
 

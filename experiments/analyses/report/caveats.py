@@ -67,7 +67,7 @@ def _of_kind(kind: str, own: Sequence[tuple[str, Caveat]], settings: Sequence[St
     """The caveat of a kind: what it says of all its settings, or the sentence of the worst one."""
     names = dict.fromkeys(name for name, _ in own)
     text = OF_SINGLE_SETTINGS.get(kind) or max((each for _, each in own), key=lambda each: each.extent).sentence
-    if kind == "drift" and (ratios := drift_ratios(each.result for each in settings)):
+    if kind == "drift" and (ratios := drift_ratios(setting.result for setting in settings)):
         text += f"; a control setting took {min(ratios):.2f} to {max(ratios):.2f} times its first time"
     is_one = len({each.sentence for _, each in own}) == 1
     details = [f"{name}: {each.sentence}" for name, each in own]
@@ -136,7 +136,7 @@ def _of_fronts(found: Analyses) -> Iterator[ReportCaveat]:
 
 def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]:
     """The conditions of the machine over all settings; values that were not read are left out."""
-    entries = [entry for each in settings for entry in each.result.conditions]
+    entries = [entry for setting in settings for entry in setting.result.conditions]
     facts = []
     for name, key, unit in (
         ("GPU clock", "sm_clock_mhz", "MHz"),

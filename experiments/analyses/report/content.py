@@ -85,7 +85,7 @@ def report_of(found: Analyses, budget_ms: float | None = None) -> Report:
     """
     sweeps = [own.sweep for own in found.sweeps]
     device, model, _ = joint_setup([sweep.provenance for sweep in sweeps])
-    tasks = ", ".join(each.grid.task for each in found.knobs.tasks)
+    tasks = ", ".join(task.grid.task for task in found.knobs.tasks)
     num_generations = sum(sweep.num_samples for sweep in sweeps)
     generations = f"{counted(len(found.stored), 'setting')}, {counted(num_generations, 'generation')} of {tasks}"
     labels = [f"{len(sweeps)} sweeps: {'; '.join(sweep.label for sweep in sweeps)}"] if len(sweeps) > 1 else []
@@ -93,11 +93,11 @@ def report_of(found: Analyses, budget_ms: float | None = None) -> Report:
     sections = [
         *(_of_sweep(stage_section(own, _frame_of(found, own.sweep)), own.sweep, at)
           for at, own in enumerate(found.sweeps)),
-        knob_section(found.knobs, found.random_weights, any(each.voided_by for each in found.conclusions)),
+        knob_section(found.knobs, found.random_weights, any(conclusion.voided_by for conclusion in found.conclusions)),
         *(_of_sweep(estimator_section(own, budget_ms is not None), own.sweep, at)
           for at, own in enumerate(found.sweeps)),
     ]  # fmt: skip
-    has_fronts = any(each.panel is not None for each in fronts)
+    has_fronts = any(front.panel is not None for front in fronts)
     said, settings = headlines(found), settings_table(found)
     has_words = FRONT_HEADING in [each.label for each in settings.columns] or any(each.word in WORDS for each in said)
     times = next((chart for each in sections for chart in each.charts if chart.name.startswith("e1_settings")), None)
@@ -243,7 +243,7 @@ def _places(found: Analyses) -> dict[tuple[str, str], Value]:
 
 def _facts(sweep: Sweep) -> list[tuple[str, str]]:
     shared, settings = sweep.provenance, sweep.settings
-    stamps = sorted(stamp for each in settings if (stamp := each.result.provenance.timestamp) is not None)
+    stamps = sorted(stamp for setting in settings if (stamp := setting.result.provenance.timestamp) is not None)
     versions = ", ".join(f"{name} {version}" for name, version in shared.versions.items() if version is not None)
     return [
         *([("sweep", sweep.label)] if sweep.label else []),

@@ -23,7 +23,7 @@ def headlines(found: Analyses) -> list[Headline]:
     several = len(found.conclusions) > 1
     return [
         *_against_the_first([own.sweep for own in found.sweeps]),
-        *(_concluded(each, each.task if several else "") for each in found.conclusions),
+        *(_concluded(conclusion, conclusion.task if several else "") for conclusion in found.conclusions),
     ]
 
 
@@ -57,10 +57,10 @@ def _why_not_compared(first: Sweep, other: Sweep) -> str | None:
 def _pairs(sweeps: Sequence[Sweep]) -> Mapping[str, Headline]:
     """The label of each sweep but the first -> latency, energy, memory and accuracy against it."""
     first, *others = sweeps
-    found = compare_runs([(each,) for each in sweeps], [each.label for each in sweeps], RATIO_MARGIN, ACCURACY_MARGIN)
+    found = compare_runs([(sweep,) for sweep in sweeps], [each.label for each in sweeps], RATIO_MARGIN, ACCURACY_MARGIN)
     pairs: dict[str, Headline] = {}
     for other in others:
-        lines = [replace(each, run="") for each in found.lines if each.run in ("", other.label)]
+        lines = [replace(line, run="") for line in found.lines if line.run in ("", other.label)]
         pair = replace(found, sides=[(first,), (other,)], labels=[first.label, other.label], lines=lines)
         pooled = [each for each in lines if each.is_pooled]
         # Latency is first, where both have it.

@@ -124,12 +124,12 @@ class ShownSample:
     @property
     def wrong(self) -> list[int]:
         """Numbers of the settings whose answer is wrong."""
-        return [number for each in self.answers if each.is_right is False for number in each.numbers]
+        return [number for answer in self.answers if answer.is_right is False for number in answer.numbers]
 
     @property
     def differs(self) -> bool:
         """Whether it is right at some settings and wrong at others."""
-        return len({each.is_right for each in self.answers} - {None}) > 1
+        return len({answer.is_right for answer in self.answers} - {None}) > 1
 
 
 @dataclass(frozen=True)
@@ -163,12 +163,12 @@ class Report:
     @property
     def first_front(self) -> str:
         """The plot that is drawn first; empty without fronts."""
-        return next((each.name for each in self.fronts if each.panel is not None), "")
+        return next((front.name for front in self.fronts if front.panel is not None), "")
 
     @property
     def choices(self) -> dict[str, list[str]]:
         """What a reader chooses the front by: each task, and each cost that any task has a front or a reason of."""
         return {
-            "task": list(dict.fromkeys(each.task for each in self.fronts)),
+            "task": list(dict.fromkeys(front.task for front in self.fronts)),
             "cost": list(dict.fromkeys(each.cost for each in self.fronts)),
         }

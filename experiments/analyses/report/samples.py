@@ -36,7 +36,7 @@ def sample_section(settings: Sequence[StoredSetting]) -> SampleSection:
     """
     tasks = list(dict.fromkeys(each.task for each in settings))
     most = max(min(MOST_OF_TASK, MOST_SAMPLES // len(tasks)), FEWEST_OF_TASK)
-    names = [f"{each.task} {each.name}" if len(tasks) > 1 else each.name for each in settings]
+    names = [f"{setting.task} {setting.name}" if len(tasks) > 1 else setting.name for setting in settings]
     numbers = {(settings[at].task, _short(settings[at])): number for number, at in enumerate(_listed(settings))}
     shown, prompts, total = [], [], 0
     for task in tasks:
@@ -58,7 +58,7 @@ def _listed(settings: Sequence[StoredSetting]) -> list[int]:
 
 def shown_setting(settings: Sequence[StoredSetting]) -> StoredSetting:
     """The first reference among a task's settings; without one the most accurate setting, the first of equal ones."""
-    reference = next((each for each in settings if each.result.is_reference), None)
+    reference = next((setting for setting in settings if setting.result.is_reference), None)
     return reference or max(settings, key=lambda each: each.result.accuracy or 0.0)
 
 
@@ -82,7 +82,7 @@ def chosen_ids(samples: Mapping[int, Answers], best: float, most: int) -> list[i
     """At most `most` ids: up to half of them of samples that settings differ in, then as many wrong as right ones."""
     kinds: dict[str, list[int]] = {"differs": [], "wrong": [], "right": []}
     for sample_id, answers in samples.items():
-        are_right = {each.accuracy == best for each in answers.values() if each.accuracy is not None}
+        are_right = {answer.accuracy == best for answer in answers.values() if answer.accuracy is not None}
         if are_right:
             kinds["differs" if len(are_right) > 1 else "right" if are_right == {True} else "wrong"].append(sample_id)
     chosen, left = [], most
@@ -168,7 +168,7 @@ def _shown(
     pictures: Pictures,
 ) -> ShownSample:
     one = next(iter(answers.values()))
-    scored = [each.accuracy == best for each in answers.values() if each.accuracy is not None]
+    scored = [answer.accuracy == best for answer in answers.values() if answer.accuracy is not None]
     question, options = one.metadata.question, one.metadata.options
     picture, reason = pictures.of(one)
     return ShownSample(

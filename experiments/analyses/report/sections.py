@@ -84,7 +84,7 @@ def knob_section(found: KnobAnalysis, random_weights: bool, is_invalid: bool) ->
         if len(analysis.grid.points) < 2:
             reasons.append(f"{analysis.grid.task}: {ONE_SETTING}.")
             continue
-        missing = [each for each in analysis.fronts if isinstance(each, NoObjectives)]
+        missing = [front for front in analysis.fronts if isinstance(front, NoObjectives)]
         reasons += [f"{each.task}, {each.of.label}: {each.reason}." for each in missing]
     if not random_weights and not is_invalid:
         reasons += _difference_lines(found)
@@ -97,11 +97,11 @@ def knob_section(found: KnobAnalysis, random_weights: bool, is_invalid: bool) ->
 
 def _difference_lines(found: KnobAnalysis) -> list[str]:
     return [
-        f"{each.key} ({COSTS[name].label}): "
-        + ", ".join(f"{task} {STATUS_MARKS[status][0]}" for task, status in each.statuses.items()) + "."
+        f"{difference.key} ({COSTS[name].label}): "
+        + ", ".join(f"{task} {STATUS_MARKS[status][0]}" for task, status in difference.statuses.items()) + "."
         for name, differences in found.differences.items()
-        for each in differences
-        if each.difference == "established"
+        for difference in differences
+        if difference.difference == "established"
     ]  # fmt: skip
 
 
@@ -118,6 +118,6 @@ def estimator_section(own: SweepAnalyses, has_budget: bool) -> Section:
     )
     charts = [each for each in latency_charts(found) if has_budget or each.name != "e3_guardrail"]
     budgets = budget_sentences(found) if has_budget else ()
-    caveats = [f"{each.sentence[:1].upper()}{each.sentence[1:]}." for each in found.caveats]
+    caveats = [f"{caveat.sentence[:1].upper()}{caveat.sentence[1:]}." for caveat in found.caveats]
     findings = [*prediction_sentences(found), *budgets]
     return Section("e3", title, intro, charts, caveats, findings, is_folded=not has_budget)

@@ -51,13 +51,13 @@ class PartialRun:
     @property
     def has_failed(self) -> bool:
         """Whether any sample has failed."""
-        return any(each.num_failed for each in self.settings)
+        return any(setting.num_failed for setting in self.settings)
 
     @property
     def progress(self) -> str:
         """Such as `12 of 216 samples, time left: about 5 min`."""
         number = self.status.plan.num_samples * len(self.settings)
-        finished = sum(each.num_finished for each in self.settings)
+        finished = sum(setting.num_finished for setting in self.settings)
         return f"{finished} of {counted(number, 'sample')}, {time_line(self.status)}"
 
 
@@ -71,7 +71,7 @@ def watch(folder: Path, output: Path) -> None:
     while True:
         began = time.monotonic()
         runs = [partial_run(each, time.time()) for each in folders_with_plans(folder)]
-        if not runs or any(is_at_work(each.status) for each in runs):
+        if not runs or any(is_at_work(run.status) for run in runs):
             worked = began
         is_over = began - worked > IDLE_S
         now = (is_over, _changes(folder))

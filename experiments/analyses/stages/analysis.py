@@ -119,9 +119,9 @@ def analyse_stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | None:
         profiles=profiles,
         profiles_reason=None if profiles else found[0][1],
         references={
-            each.task: each.key
-            for each in sweep.settings
-            if each.result.is_reference and any(sample.runs for sample in each.result.per_sample_results)
+            setting.task: setting.key
+            for setting in sweep.settings
+            if setting.result.is_reference and any(sample.runs for sample in setting.result.per_sample_results)
         },
     )
 
@@ -129,7 +129,7 @@ def analyse_stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | None:
 def longest_stage(found: StageAnalysis) -> str:
     """In how many settings each stage takes longest."""
     total = len(found.by_setting)
-    counts = {stage: sum(each.dominant == stage for each in found.by_setting) for stage in STAGES}
+    counts = {stage: sum(setting.dominant == stage for setting in found.by_setting) for stage in STAGES}
     parts = [f"{stage} in {'all' if count == total else count}" for stage, count in counts.items() if count]
     return f"The stage that takes longest is {', '.join(parts)} of the {counted(total, 'setting')}."
 

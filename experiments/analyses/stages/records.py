@@ -28,7 +28,7 @@ def source_fields(sweep: Sweep) -> dict[str, Any]:
         **shared,
         "num_settings": len(sweep.settings),
         "num_samples": sweep.num_samples,
-        "num_failed_samples": sum(each.result.num_failed_samples for each in sweep.settings),
+        "num_failed_samples": sum(setting.result.num_failed_samples for setting in sweep.settings),
         "num_pictures": len(
             {
                 (each.task, sample.metadata.image_id)
@@ -61,9 +61,9 @@ def tables_of(found: StageAnalysis) -> dict[str, list[Row]]:
             for each in (*found.by_regime, *found.by_setting)
         ],
         "e1_line_fits": [
-            {"stage": each.stage, **split_intervals(_line_fields(each, "unit", pooled))} for each in found.lines
+            {"stage": line.stage, **split_intervals(_line_fields(line, "unit", pooled))} for line in found.lines
         ],
-        "e1_flops_vs_latency": [asdict(each) for each in found.points],
+        "e1_flops_vs_latency": [asdict(point) for point in found.points],
         "e1_attention_ffn_breakdown": _component_rows(found.profiles),
     }
 
@@ -72,7 +72,7 @@ def _breakdown_fields(found: StageAnalysis) -> dict[str, Any]:
     groups = grouped(found.generations, lambda each: (each.task, each.vision))
     pooled = _pooled(found)
     lines = {
-        stage: [_line_fields(each, _UNITS[stage], pooled) for each in found.lines if each.stage == stage]
+        stage: [_line_fields(line, _UNITS[stage], pooled) for line in found.lines if line.stage == stage]
         for stage in STAGES
     }
     return {
@@ -130,7 +130,7 @@ def _fit_fields(fit: LineFit | None, reason: str | None, unit: str) -> dict[str,
 
 def _flops_fields(sweep: Sweep, found: StageAnalysis) -> dict[str, Any]:
     return {
-        "points": [asdict(each) for each in found.points],
+        "points": [asdict(point) for point in found.points],
         "reason": None if found.points else "no sample has operations: the architecture is not known",
         "mfu_reason": sweep.provenance.peak_reason if sweep.provenance.peak_flops_per_s is None else None,
         "fits": {stage: _fit_fields(fit, reason, "tflop") for stage, (fit, reason) in found.flops_lines.items()},

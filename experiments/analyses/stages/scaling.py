@@ -108,7 +108,7 @@ def _draws(sums: np.ndarray) -> np.ndarray | None:
 
 
 def _hull(draws: Sequence[np.ndarray]) -> tuple[float, float] | None:
-    ends = [interval(each) for each in draws]
+    ends = [interval(draw) for draw in draws]
     return (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None
 
 
@@ -199,6 +199,6 @@ def levels_apart(
 
 def _line(generations: Sequence[Generation], task: str, stage: str, levels: Mapping[str, Level]) -> StageLine:
     points = points_of(generations, stage)
-    ways = [each.generation.picture for each in points], [each.generation.setting for each in points]
+    ways = [point.generation.picture for point in points], [each.generation.setting for each in points]
     fit, reason = fit_line([each.x for each in points], [each.ms for each in points], ways)
     return StageLine(task, stage, DRIVERS[stage], levels, fit, reason)
