@@ -52,7 +52,7 @@ def compare_paired(
         return PairedComparison(0, excluded, None, None, None, None, 0, 0, 0, None)
     before, after = ([side[key] for key in shared] for side in scored)
     differences = [new - old for old, new in zip(before, after, strict=True)]
-    better, worse = sum(each > 0 for each in differences), sum(each < 0 for each in differences)
+    better, worse = sum(difference > 0 for difference in differences), sum(each < 0 for each in differences)
     return PairedComparison(
         n=len(shared),
         num_excluded=excluded,

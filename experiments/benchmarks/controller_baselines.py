@@ -61,7 +61,7 @@ class RequestSums:
         """Add C columns, each [budgets, requests of a validation half]."""
         own = self.of.setdefault(name, np.zeros((len(self.grid), len(columns))))
         places = [self._place_of[key] for key in zip(validation.tasks, validation.sample_ids, strict=True)]
-        np.add.at(own, places, np.stack([each.sum(axis=0) for each in columns], axis=1))
+        np.add.at(own, places, np.stack([column.sum(axis=0) for column in columns], axis=1))
 
     @cached_property
     def _place_of(self) -> dict[tuple[str, int], int]:

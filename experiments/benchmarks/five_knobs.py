@@ -93,7 +93,7 @@ class Costs:
         """The costs of a sweep's settings, and the energy of those that the other sweeps have."""
         (grid,) = grids_of(sweep)
         keys = tuple(point.key for point in grid.points)
-        results = {each.key: each.result for each in sweep.settings}
+        results = {setting.key: setting.result for setting in sweep.settings}
         stages = {name: np.array([_mean(results[key], field) for key in keys]) for name, field in STAGES.items()}
         caches = [results[key].memory for key in keys]
         return cls(
@@ -228,7 +228,7 @@ class Baselines:
         """What each rule is worth over chance."""
         drawn = self.kept["random"]
         rules = {name: row for name, row in self.kept.items() if name != "random"}
-        figures = ", ".join(f"{each.mean():.3f}" for each in self.blocks)
+        figures = ", ".join(f"{block.mean():.3f}" for block in self.blocks)
         chosen = {"the scores of the model's folder": grid.row(FEWER)}
         best = max(self.blocks, key=lambda each: float(each.mean()))
         return [
@@ -241,7 +241,7 @@ class Baselines:
 
     def points(self) -> list[tuple[str, str, float, str]]:
         """Label, key whose time it has, accuracy and colour of what the picture shows."""
-        sets = [("", FEWER, float(each.mean()), COLOURS["blocks"]) for each in self.blocks]
+        sets = [("", FEWER, float(block.mean()), COLOURS["blocks"]) for block in self.blocks]
         random = ("at random", HALF, float(self.kept["random"].mean()), COLOURS["kept image tokens"])
         return [random, *sets, ("by DivPrune (time of even tokens)", HALF, float(self.kept["divprune"].mean()), BLACK)]
 
@@ -313,7 +313,7 @@ def main() -> None:
     front_lines, front = joint_front(grid, costs)
     alone = table_alone(grid, further, costs, Costs.of(_sweep(given.cost / "mass"), []))
     print(*alone, "", *front_lines, "", *baselines.lines(grid), sep="\n")
-    num_samples = sum(each.result.num_samples for each in cost_sweep.settings)
+    num_samples = sum(setting.result.num_samples for setting in cost_sweep.settings)
     caption = caption_of([cost_sweep.provenance], len(costs.keys), num_samples)
     draw(grid, costs, front, baselines, caption, given.output_dir)
 

@@ -147,7 +147,7 @@ def lines(name: str, num_settings: int, num_samples: int, grids: Sequence[Grid])
     done = [outcomes(grid, seed) for seed, grid in enumerate(grids)]
     for rule in done[0]:
         columns = np.array([list(vars(each[rule]).values()) for each in done]).T
-        means = [f"{each.mean():.3f}" for each in columns]
+        means = [f"{column.mean():.3f}" for column in columns]
         means[0] += f" ± {columns[0].std() / np.sqrt(len(done)):.3f}"
         yield f"| {name}, {num_settings} x {num_samples} | {rule} | " + " | ".join(means) + " |"
 

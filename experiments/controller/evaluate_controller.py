@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given, rest = build_parser().parse_known_args(argv)
     _check(given, rest)
     done = replayed(given) if given.mode == "replay" else measured_live(given, rest)
-    shown = [*invalid_lines(done.voided_by), *(f"caveat: {each.sentence}" for each in done.caveats)]
+    shown = [*invalid_lines(done.voided_by), *(f"caveat: {caveat.sentence}" for caveat in done.caveats)]
     findings = [*shown, *evaluation_findings(done.evaluation)]
     print("\n".join(finding_lines(findings, table_lines(done.evaluation), done.written, given.verbose)))
 

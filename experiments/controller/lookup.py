@@ -395,7 +395,7 @@ def build(
 
 
 def _known(values: np.ndarray) -> tuple[float | None, ...]:
-    return tuple(float(each) if np.isfinite(each) else None for each in values)
+    return tuple(float(value) if np.isfinite(value) else None for value in values)
 
 
 def predict(lookup: Lookup, budget_ms: float, prompt: str | None = None) -> LookupEntry:
@@ -463,7 +463,7 @@ def _check_samples(lookup: Lookup, path: Path) -> None:
     number = sum(len(ids) for ids in lookup.sample_ids.values())
     options = lookup.options
     is_old = options.aggregation_method in ("mean", "median", "max_accuracy") and options.max_late is None
-    sizes = {len(own) for each in lookup.entries for own in (each.latencies_ms, each.scores, *each.runs_ms)}
+    sizes = {len(own) for entry in lookup.entries for own in (entry.latencies_ms, entry.scores, *entry.runs_ms)}
     if options.neighbourhood is not None:
         sizes.add(len(lookup.prompts))
         is_old = False

@@ -160,7 +160,7 @@ class MeasuredGrid:
         caveats = []
         if self.reference is not None and not has_all_knobs(self.reference):
             caveats.append(ControllerCaveat.of("reference_not_chosen", setting=self.reference.key))
-        others = [each.key for each in self.choices if not has_all_knobs(each) and each != self.reference]
+        others = [choice.key for choice in self.choices if not has_all_knobs(choice) and choice != self.reference]
         if others:
             counts = {"num_others": len(others), "num_settings": len(self.choices)}
             caveats.append(ControllerCaveat.of("others_not_chosen", **counts, setting=others[0]))
@@ -233,7 +233,7 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
 def _with_features(grid: MeasuredGrid, sweep: Sweep) -> MeasuredGrid:
     """The grid with what only the results of a run have: what policies may see, the splits, and what voids it."""
     features = _features_of(sweep)
-    splits = {each.task: each.result.provenance.task.split for each in sweep.settings}
+    splits = {setting.task: setting.result.provenance.task.split for setting in sweep.settings}
     voided_by = tuple(voiding_caveats(sweep.settings).values())
     return replace(grid, requests=tuple(features[key] for key in grid.keys), splits=splits, voided_by=voided_by)
 

@@ -172,7 +172,7 @@ def _answers(
         refuse_not_finite(logits)
         for each, end_of_row in zip(open_ones, accumulate(widths), strict=True):
             each.take(chosen[end_of_row - len(each.draft) - 1 : end_of_row])
-    return [str(processor.decode(each.answered)).strip() for each in questions]
+    return [str(processor.decode(question.answered)).strip() for question in questions]
 
 
 def placed(tensor: torch.Tensor, model: Any) -> torch.Tensor:

@@ -171,7 +171,7 @@ def _names_in(code: CodeType) -> tuple[set[str], set[str], set[str]]:
 
 
 def _reached(function: FunctionType, names: set[str]) -> Iterator[Any]:
-    found = [function.__globals__[each] for each in names if each in function.__globals__]
+    found = [function.__globals__[name] for name in names if name in function.__globals__]
     yield from found
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # an empty cell: of a name that has no value yet, or no more

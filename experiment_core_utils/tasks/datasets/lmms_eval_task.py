@@ -158,7 +158,7 @@ class LmmsEvalTask:
             target = self._task.doc_to_target(words)
         if not is_text(text) or not text.strip():
             raise SampleError(f"{self.name} sample {index}: its text is {shown(repr(text))}")
-        if not all(isinstance(each, Image.Image) for each in pictures):
+        if not all(isinstance(picture, Image.Image) for picture in pictures):
             kinds = ", ".join(sorted({type(each).__name__ for each in pictures}))
             raise SampleError(f"{self.name} sample {index} shows {shown(kinds)}, and the models here take pictures")
         with self._named(index, "its pictures"):
@@ -403,7 +403,7 @@ def _left_out(generation: Mapping[str, Any]) -> Mapping[str, str]:
     temperature = generation.get("temperature")
     is_greedy = not generation.get("do_sample") if temperature is None else temperature in (0, False)
     names = [each for each in generation if each not in (*_FOLLOWED, *_OF_OTHER_MODELS)]
-    names = [each for each in names if each not in _OF_SAMPLING or not is_greedy]
+    names = [name for name in names if name not in _OF_SAMPLING or not is_greedy]
     texts = [f"{each} {generation[each]}" for each in names if generation[each] not in (None, _NEUTRAL.get(each))]
     return {"left_out": shown(", ".join(texts))} if texts else {}
 

@@ -181,7 +181,7 @@ class PictureFolders:
         names = (path,) if self.exactly else (path, Path(path).name)
         candidates = [root / name for root in self.roots for name in names] or [Path(path)]
         # Not Path.is_file: it raises for a name that is too long or a folder that is closed to this user.
-        there = [each for each in candidates if os.path.isfile(each)]
+        there = [candidate for candidate in candidates if os.path.isfile(candidate)]
         allowed = [os.path.realpath(folder) for folder in self.folders]
         inside = [each for each in there if any(Path(os.path.realpath(each)).is_relative_to(one) for one in allowed)]
         if there and not inside:

@@ -60,7 +60,7 @@ def coco_splits(stored: tuple[str, str], files: Sequence[str]) -> Mapping[str, S
 
     def source(name: str, stored: str, on_hub: bool) -> SplitSource:
         pictures = (f"{name}2014", f"images/{name}2014")
-        return SplitSource(stored, on_hub, tuple(each.format(name) for each in files), pictures)
+        return SplitSource(stored, on_hub, tuple(file.format(name) for file in files), pictures)
 
     return MappingProxyType({"validation": source("val", stored[0], True), "train": source("train", stored[1], False)})
 

@@ -93,7 +93,7 @@ class QuestionRow:
             sample_id=sample_id,
             image=pictures[0].image if pictures else None,
             question_type=question_type,
-            picture_sha256=joined_digests(each.sha256 for each in pictures),
+            picture_sha256=joined_digests(picture.sha256 for picture in pictures),
             further_images=tuple(each.image for each in pictures[1:]),
             **own,
         )
@@ -221,7 +221,7 @@ class RowTask:
         """See `Task`."""
         try:
             row = self.row_at(index)
-            digest = joined_digests(self._pictures.digest(each, row.image_id) for each in row.pictures)
+            digest = joined_digests(self._pictures.digest(picture, row.image_id) for picture in row.pictures)
         except SampleError:  # not counted: it is a failed sample where it is requested
             return None
         return sample_digest(row, digest)
@@ -232,7 +232,7 @@ class RowTask:
             pictures = self.row_at(index).pictures
         except SampleError:  # not counted: it is a failed sample where it is requested
             return None
-        paths: list[Any] = [each.get("path") for each in pictures if isinstance(each, Mapping)]
+        paths: list[Any] = [picture.get("path") for picture in pictures if isinstance(picture, Mapping)]
         return ", ".join(filter(is_text, paths)) or None
 
     def style_of(self, sample: Sample) -> str:

@@ -46,6 +46,6 @@ class SceneTextQA(PublishedTask):
         needed = ("question_id", "file_path", "question", "answers")
         entries = files[0].entries("data", needed)
         return [
-            {**present(each, (*needed, *self.kept_columns)), "image": picture_file(each["file_path"])}
-            for each in entries
+            {**present(entry, (*needed, *self.kept_columns)), "image": picture_file(entry["file_path"])}
+            for entry in entries
         ]

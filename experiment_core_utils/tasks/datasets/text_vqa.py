@@ -34,4 +34,4 @@ class TextVQA(PublishedTask):
         """See `PublishedTask`."""
         needed = ("question_id", "image_id", "question", "answers")
         entries, kept = files[0].entries("data", needed), (*needed, "image_classes")
-        return [{**present(each, kept), "image": picture_file(f"{each['image_id']}.jpg")} for each in entries]
+        return [{**present(entry, kept), "image": picture_file(f"{entry['image_id']}.jpg")} for entry in entries]

@@ -118,7 +118,7 @@ def open_live(
     requests, refused = requests_that_run(model, space, blocks, prepared)
     failed |= refused
     chosen = choose_latency_ids(
-        [each.sample.sample_id for each in requests], config.measuring.num_latency_samples, config.task.seed
+        [request.sample.sample_id for request in requests], config.measuring.num_latency_samples, config.task.seed
     )
     measured = tuple(each for each in requests if each.sample.sample_id in chosen)
     if not measured:

@@ -85,8 +85,8 @@ def evaluate(
     """
     seconds = [budget.seconds for budget in budgets]
     figures = {
-        each.name: tuple(figures_at(each, at, seconds, requests, possible) for at in range(len(seconds)))
-        for each in outcomes
+        outcome.name: tuple(figures_at(outcome, at, seconds, requests, possible) for at in range(len(seconds)))
+        for outcome in outcomes
     }
     over = feasible_budgets(budgets)
     policies = tuple(
@@ -147,8 +147,8 @@ def content_of(evaluation: Evaluation) -> dict[str, Any]:
             }
             for budget in evaluation.budgets
         ],
-        "policies": {each.name: _policy_content(each, evaluation, over) for each in evaluation.policies},
-        "paired": [_comparison_content(each) for each in evaluation.comparisons],
+        "policies": {policy.name: _policy_content(policy, evaluation, over) for policy in evaluation.policies},
+        "paired": [_comparison_content(comparison) for comparison in evaluation.comparisons],
     }
 
 
@@ -232,7 +232,7 @@ def evaluation_findings(evaluation: Evaluation) -> list[str]:
     shares = [share for at in over if (share := evaluation.budgets[at].share_of_reference) is not None]
     of = f" ({min(shares):.2f} to {max(shares):.2f} of the reference's mean time)" if shares else ""
     lines = [f"Means over the {len(over)} of {counted(len(evaluation.budgets), 'budget')} that some setting keeps{of}:"]
-    found = [(each, mean_over(each.figures, over, "accuracy_in_time")) for each in evaluation.policies]
+    found = [(policy, mean_over(policy.figures, over, "accuracy_in_time")) for policy in evaluation.policies]
     for each, accuracy in sorted(found, key=lambda pair: -(pair[1] or 0.0)):
         late = mean_over(each.figures, over, "violation_rate")
         gain = each.gain_over_budgets

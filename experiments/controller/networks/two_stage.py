@@ -88,7 +88,7 @@ def action_space(knobs: KnobSpace, blocks: BlockChoice, pauses: Sequence[int] = 
         ConfigurationError: there is no such pause, or scores that do not fit the model's blocks.
     """
     sets = [blocks.blocks(count, knobs.num_total_blocks) for count in knobs.block_counts]
-    possible = {pause: tuple(each[:pause] == tuple(range(pause)) for each in sets) for pause in pauses}
+    possible = {pause: tuple(block_set[:pause] == tuple(range(pause)) for block_set in sets) for pause in pauses}
     left = tuple(pause for pause in pauses if any(possible[pause]))
     if not left:
         raise ConfigurationError(

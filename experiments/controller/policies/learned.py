@@ -89,7 +89,7 @@ class TwoStageController:
 
     def warm_up(self, requests: Sequence[LiveRequest]) -> None:
         """Prepare for these requests at all decisions that are possible; never timed."""
-        self._answering.warm_up([request_of(each, self._limit) for each in requests])
+        self._answering.warm_up([request_of(request, self._limit) for request in requests])
 
     def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
         """See `Controller.answer`; the setting in force before is restored."""

@@ -81,7 +81,7 @@ def save_figures(
 
 def size_chart(measured: Measurements, predictor: DevicePredictor) -> Chart:
     """A panel for each network: measured device times, hollow where layers fell back, on the predictor's curves."""
-    sizes = sorted({each.input_size for each in measured.networks})
+    sizes = sorted({network.input_size for network in measured.networks})
     grid = np.unique(np.linspace(sizes[0], sizes[-1], _CURVE_POINTS).round().astype(int))
     panels = []
     for model in dict.fromkeys(each.model for each in measured.networks):
@@ -110,7 +110,7 @@ def _size_marks(its: Sequence[MeasuredInference], predictor: DevicePredictor, si
 
 def breakdown_chart(measured: Measurements) -> Chart:
     """A panel for each network at the smallest size: a bar for each algorithm, divided by layer, and the rest."""
-    size = min(each.input_size for each in measured.networks)
+    size = min(network.input_size for network in measured.networks)
     panels = []
     for model in dict.fromkeys(each.model for each in measured.networks):
         own = {each.requested: each for each in measured.networks if (each.model, each.input_size) == (model, size)}
@@ -144,7 +144,7 @@ def _part_of(layer: MeasuredLayer) -> str:
 
 def predicted_chart(results: Sequence[FoldResult]) -> Chart:
     """Layers and networks at sizes left out, and networks left out; the band is 10 % to either side."""
-    comparisons = [each for result in results for each in result.comparisons if each.method == OURS]
+    comparisons = [comparison for result in results for comparison in result.comparisons if comparison.method == OURS]
     panels = [
         _compared_panel(title, [each for each in comparisons if (each.fold_kind, each.level) == (kind, level)])
         for kind, level, title in (

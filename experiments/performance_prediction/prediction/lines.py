@@ -186,7 +186,7 @@ def fit(
         ResultsNotSaved: the disk does not take the file.
     """
     measured = read_measurements(results)
-    if marked := [each for each in measured.inferences if each.is_launch_bound]:
+    if marked := [inference for inference in measured.inferences if inference.is_launch_bound]:
         done = "are left out" if without_launch_bound else "are in the fit (--without-launch-bound leaves them out)"
         print(
             f"{len(marked)} of {counted(len(measured.inferences), 'inference')} are launch-bound, so their times on "
@@ -207,7 +207,7 @@ def _fit_device(measured: Measurements, held_out_sizes: Sequence[int], figures: 
           + (f"; {sets} of sets of layers" if sets else ""))  # fmt: skip
     if predictor.energy_reason is not None:
         print(f"no energy: {predictor.energy_reason}")
-    for line in agreement_lines(layer for each in measured.inferences for layer in each.layers):
+    for line in agreement_lines(layer for inference in measured.inferences for layer in inference.layers):
         print(line)
     results: list[FoldResult] = []
     for fold in folds(measured, held_out_sizes):
@@ -222,7 +222,7 @@ def _fit_device(measured: Measurements, held_out_sizes: Sequence[int], figures: 
     if figures is not None:
         for path in save_figures(measured, predictor, results, figures):
             print(f"{path} drawn")
-    models = tuple(dict.fromkeys(each.model for each in measured.networks))
+    models = tuple(dict.fromkeys(network.model for network in measured.networks))
     sizes, batches = (
         tuple(sorted({getattr(each, name) for each in measured.networks})) for name in ("input_size", "batch_size")
     )

@@ -98,19 +98,19 @@ class Measurements:
     @property
     def devices(self) -> tuple[str, ...]:
         """The names of the devices in the order of their first occurrence."""
-        return tuple(dict.fromkeys(each.device for each in self.inferences))
+        return tuple(dict.fromkeys(inference.device for inference in self.inferences))
 
     @property
     def networks(self) -> tuple[MeasuredInference, ...]:
         """The inferences of networks: those of sets of layers are for fitting layers alone."""
-        return tuple(each for each in self.inferences if each.model not in LAYER_SETS)
+        return tuple(inference for inference in self.inferences if inference.model not in LAYER_SETS)
 
     @property
     def not_launch_bound(self) -> "Measurements":
         """Those that the timer did not mark; raises ResultsError where none is left."""
         kept = Measurements(
-            tuple(each for each in self.inferences if not each.is_launch_bound),
-            tuple(each for each in self.energies if not each.is_launch_bound),
+            tuple(inference for inference in self.inferences if not inference.is_launch_bound),
+            tuple(energy for energy in self.energies if not energy.is_launch_bound),
         )
         if not kept.inferences:
             number = counted(len(self.inferences), "inference")
@@ -120,8 +120,8 @@ class Measurements:
     def of_device(self, device: str) -> "Measurements":
         """The measurements of one device."""
         return Measurements(
-            tuple(each for each in self.inferences if each.device == device),
-            tuple(each for each in self.energies if each.device == device),
+            tuple(inference for inference in self.inferences if inference.device == device),
+            tuple(energy for energy in self.energies if energy.device == device),
         )
 
 

@@ -157,7 +157,7 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
     if len(measured.devices) != 1:
         raise ResultsError(f"a fit is for one device, these tables are of {', '.join(measured.devices) or 'none'}")
     device = measured.devices[0]
-    layers = [each for one in measured.inferences for each in one.layers if each.shape not in left_out]
+    layers = [layer for one in measured.inferences for layer in one.layers if layer.shape not in left_out]
     latencies = {}
     multiprocessors = multiprocessors_of(device)
     for algorithm in ALGORITHMS:
@@ -167,9 +167,9 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
             latencies[algorithm] = LayerLatency.chosen(algorithm, multiprocessors, seconds, kernels)
     if not latencies:
         raise ResultsError(f"no algorithm ran in {LEAST_SHAPES} different layers on {device}; profile more")
-    requested = dict.fromkeys(each.requested for each in measured.inferences)
+    requested = dict.fromkeys(inference.requested for inference in measured.inferences)
     networks = measured.networks
-    operations = [network_operations(*each.network) for each in networks]
+    operations = [network_operations(*network.network) for network in networks]
     energy, energy_reason = fit_energy(measured)
     return DevicePredictor(
         device=device,

@@ -36,7 +36,7 @@ class FittedDevice:
 
 def save_fitted(devices: Sequence[FittedDevice], path: Path) -> None:
     """Write the predictors; raises ResultsNotSaved."""
-    content = {"schema": SCHEMA, "devices": {each.predictor.device: _written(each) for each in devices}}
+    content = {"schema": SCHEMA, "devices": {device.predictor.device: _written(device) for device in devices}}
     write_json_atomically(content, path)
 
 

@@ -152,7 +152,7 @@ def folds(measured: Measurements, inner_sizes: Sequence[int] = ()) -> list[Fold]
     Raises:
         ConfigurationError: an inner size that was not measured.
     """
-    sizes = sorted({each.input_size for each in measured.networks})
+    sizes = sorted({network.input_size for network in measured.networks})
     unknown = sorted(set(inner_sizes) - set(sizes))
     if unknown:
         raise ConfigurationError(
@@ -305,7 +305,7 @@ class _Baselines(NamedTuple):
 
     def figures(self, ours: PredictedInference) -> dict[str, _Figures]:
         """Predicted seconds by method."""
-        shapes, runs = [each.shape for each in ours.layers], [each.runs for each in ours.layers]
+        shapes, runs = [layer.shape for layer in ours.layers], [each.runs for each in ours.layers]
         layers = {
             ONE_FORM: _by_algorithm(
                 shapes, runs, lambda name, own: [each.seconds for each in self.one_form[name].predict(own)]
@@ -376,7 +376,7 @@ def score_rows(results: Sequence[FoldResult]) -> list[ScoreRow]:
     found = []
     for kind in dict.fromkeys(result.fold.kind for result in results):
         of_kind = [result for result in results if result.fold.kind == kind]
-        comparisons = [each for result in of_kind for each in result.comparisons]
+        comparisons = [comparison for result in of_kind for comparison in result.comparisons]
         for algorithm in (*ALGORITHMS, ALL):
             found += _rows(kind, ALL, algorithm, [each for each in comparisons if algorithm in (ALL, each.algorithm)])
         if kind == MODEL:

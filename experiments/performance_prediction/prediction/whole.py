@@ -142,7 +142,7 @@ def fit_energy(measured: Measurements) -> tuple[EnergyModel | None, str | None]:
     energies = measured.energies
     if len(energies) < LEAST_ENERGIES:
         return None, f"energy was measured of {counted(len(energies), 'inference')}; a fit needs {LEAST_ENERGIES}"
-    algorithms = sorted({layer.runs for each in energies for layer in each.layers})
+    algorithms = sorted({layer.runs for energy in energies for layer in energy.layers})
     target = np.array([each.energy_j for each in energies], dtype=np.float64)
     columns = np.array([_energy_columns(each, algorithms) for each in energies], dtype=np.float64)
     found = relative_nonnegative(columns, target, scaled=True).tolist()
@@ -174,7 +174,7 @@ def _choice(inferences: Sequence[MeasuredInference]) -> AlgorithmName | None:
 
 
 def _basis(energies: Sequence[MeasuredInference]) -> str:
-    models = dict.fromkeys(each.model for each in energies)
+    models = dict.fromkeys(energy.model for energy in energies)
     algorithms = dict.fromkeys(each.requested for each in energies)
     sizes = sorted({each.input_size for each in energies})
     return (

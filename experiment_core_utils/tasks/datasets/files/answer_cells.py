@@ -55,7 +55,7 @@ def _is_object(text: str) -> bool:
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return False
     values = body.elts if isinstance(body, ast.Set) else []
-    return isinstance(body, ast.Dict) or (bool(values) and all(isinstance(each, ast.Constant) for each in values))
+    return isinstance(body, ast.Dict) or (bool(values) and all(isinstance(value, ast.Constant) for value in values))
 
 
 def text_of(value: Any) -> Any:

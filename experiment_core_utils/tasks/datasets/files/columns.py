@@ -265,7 +265,7 @@ def _of_rows(near: Callable[[Row], list[str]], rows: Callable[[], Iterator[Row]]
 
 def _names_picture(name: str) -> bool:
     words = {each.casefold() for each in _WORDS.findall(name)}
-    rest = {each for each in words if not each.isdigit()} - _OF_PICTURES - _PICTURES
+    rest = {word for word in words if not word.isdigit()} - _OF_PICTURES - _PICTURES
     return normal(name) in _ALONE or (bool(words & _PICTURES) and not rest) or normal(name) in _JOINED
 
 

@@ -118,7 +118,7 @@ class DataFileTask(RowTask):
         """See `Task`; the pictures are read and decoded here and not before."""
         try:
             question = self.row_at(index)
-            opened = [self._pictures.opened(each, question.image_id) for each in question.pictures]
+            opened = [self._pictures.opened(picture, question.image_id) for picture in question.pictures]
         except SampleError as error:
             # Of its own class: a sample that is out of time says so.
             raise type(error)(f"{self._file.where[index]}: {error}") from error
@@ -224,7 +224,7 @@ class DataFileTask(RowTask):
     def _picture_cells(self, index: int) -> tuple[list[Any], int]:
         """The cells of a row's pictures, and the row that they are in."""
         row = self._file.row(index)
-        filled = [each for each in self._columns.pictures if not is_empty(row.get(each))]
+        filled = [picture for picture in self._columns.pictures if not is_empty(row.get(picture))]
         for name in filled:
             _check_utf8(name, row[name])
         if not filled and (near := self._columns.near_pictures(row)):
