@@ -157,10 +157,6 @@ class Objectives:
     def _all_scores(self) -> ScoreContrasts:
         return self.score_contrasts()
 
-    def more_accurate(self, at: int) -> np.ndarray:
-        """Whether this setting is confidently more accurate than each of [S], all pairs of settings together."""
-        return self.accuracy_p_values(at) <= 1 - CONFIDENCE
-
     def cheaper(self, at: int) -> np.ndarray:
         """Whether this setting costs confidently less than each of [S], all pairs of settings together.
 

@@ -1,4 +1,4 @@
-"""The decisions of stage 1 and stage 2 for one request, by networks or fixed in advance."""
+"""The decisions of stage 1 and stage 2 for one request, by networks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from experiment_core_utils.knobs.setting import Setting
-from experiments.controller.knob_choices import decoder_part, tier_of
+from experiments.controller.knob_choices import decoder_part
 from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.two_stage import ActionSpace
 
@@ -48,29 +48,6 @@ class Decider(Protocol):
             states: [2, H] at the pause: of the prompt's last token, and of the budget token; without such a token
                 the first row alone.
         """
-
-
-class FixedDecider:
-    """The same decisions for every request, without a budget token: a static setting on the adaptive path."""
-
-    def __init__(self, choice: Setting, pause: int) -> None:
-        self._first = FirstDecision(tier_of(choice), pause)
-        self._second = decoder_part(choice)
-
-    def possible(self) -> Sequence[Decisions]:
-        """See `Decider.possible`."""
-        return [(self._first, self._second)]
-
-    def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor | None]:
-        """See `Decider.first`."""
-        return self._first, None
-
-    def rehearse(self) -> None:
-        """See `Decider.rehearse`; there is nothing to rehearse."""
-
-    def second(self, states: torch.Tensor) -> Setting:
-        """See `Decider.second`."""
-        return self._second
 
 
 class NetworkDecider:

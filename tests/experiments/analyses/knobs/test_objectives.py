@@ -135,7 +135,7 @@ def test_few_pictures_prove_no_lower_cost() -> None:
 def test_accuracy_is_higher_where_answers_differ_often_enough() -> None:
     def better(more: int) -> bool:
         scores = [[1.0] * (10 + more) + [0.0] * (50 - more), [1.0] * 10 + [0.0] * 50]
-        return bool(measured(grid(POINTS, scores, np.ones((2, 60)))).more_accurate(0)[1])
+        return bool(measured(grid(POINTS, scores, np.ones((2, 60)))).accuracy_p_values(0)[1] <= 0.05)
 
     # An exact sign test has 0.125 for 4 of 4 either way, 0.0039 for 9 of 9.
     assert [better(more) for more in (1, 4, 9)] == [False, False, True]
@@ -145,7 +145,7 @@ def test_scores_above_one_are_taken_as_they_are() -> None:
     scores = [[4.0, 6.0] * 10, [1.0, 3.0] * 10]
     found = measured(grid(POINTS, scores, np.ones((2, 20)), best=10.0))
     assert found.accuracy.tolist() == [5.0, 2.0] and found.best == 10.0
-    assert [found.more_accurate(at).tolist() for at in (0, 1)] == [[False, True], [False, False]]
+    assert [(found.accuracy_p_values(at) <= 0.05).tolist() for at in (0, 1)] == [[False, True], [False, False]]
 
 
 def test_the_same_seed_draws_the_same() -> None:

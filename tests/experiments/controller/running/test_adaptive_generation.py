@@ -23,7 +23,8 @@ from experiments.controller.knob_choices import KnobSpace, choice_of
 from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.running.adaptive_generation import AdaptiveModel, AdaptiveRequest, AdaptiveTimes
-from experiments.controller.running.deciders import Decider, FixedDecider, NetworkDecider
+from experiments.controller.running.deciders import Decider, NetworkDecider
+from tests.experiments.controller.running.fixed_decider import FixedDecider
 
 # Of 4 blocks block 1 is the least important: 3 blocks are 0, 2 and 3, 2 blocks are 0 and 3.
 SCORES = BlockChoice(scores={1: 0.1, 2: 0.2, 3: 0.3})

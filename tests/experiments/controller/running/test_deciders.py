@@ -9,8 +9,9 @@ from experiment_core_utils.knobs.setting import Setting
 from experiments.controller.knob_choices import KnobSpace, choice_of
 from experiments.controller.networks.action_logits import ActionLogits
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
-from experiments.controller.running.deciders import FirstDecision, FixedDecider, NetworkDecider
+from experiments.controller.running.deciders import FirstDecision, NetworkDecider
 from tests.experiments.controller.networks.hand_made_networks import trained_looking
+from tests.experiments.controller.running.fixed_decider import FixedDecider
 
 PUBLISHED = KnobSpace(("low", "medium", "high"), (4, 5, 6, 7, 8), (12, 13, 14, 15, 16), 16, 8)
 # Block 2 is the least important: behind a pause of 3 or more all 16 blocks have to run.

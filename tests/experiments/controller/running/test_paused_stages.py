@@ -31,7 +31,8 @@ from experiments.controller.running.adaptive_generation import (
     AsyncPausedStages,
     PausedStages,
 )
-from experiments.controller.running.deciders import FixedDecider, NetworkDecider
+from experiments.controller.running.deciders import NetworkDecider
+from tests.experiments.controller.running.fixed_decider import FixedDecider
 from tests.models.molmoe.executions import eager_and_graph
 from tests.same_floats import assert_same_floats
 
