@@ -18,6 +18,7 @@ from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.pipeline import RunReport, run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, ResultsRefused, Stopped, WorkerLost
 from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import MemoryReading
@@ -128,7 +129,7 @@ def test_the_table_says_where_each_setting_ended(searched: tuple[ProfilingConfig
     assert "samples" in lines[0]
     assert [line.split()[-1] for line in lines[1:]].count("front") == len(report.search.front)
     assert lines[1].endswith("front")
-    assert report.search.sentence.startswith(f"front of {len(report.search.front)} settings (")
+    assert report.search.sentence.startswith(f"front of {counted(len(report.search.front), 'setting')} (")
 
 
 @dataclass(frozen=True)
