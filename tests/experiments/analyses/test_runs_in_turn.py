@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,10 @@ def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "knob_profiler", "compare", "--run", "", "", "--python", slow, slow,
                "--output_dir", str(tmp_path / "out")]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY) as running:
+    options: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "cwd": REPOSITORY}
+    # What a shell starts in the background, these tests too, ignores Ctrl-C, and so does what that starts.
+    options["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, **options) as running:
         while not pids.exists():
             assert running.poll() is None
             time.sleep(0.05)

@@ -40,7 +40,9 @@ def attention(
         at = torch.arange(keys.shape[2], device=keys.device)
         before = at[:, None] - at
         seen = (before >= 0) & (before < window)
-        attended = scaled_dot_product_attention(queries, keys, values, attn_mask=seen, enable_gqa=grouped)
+        # With a mask no fused kernel of torch serves heads that share keys.
+        keys, values = (each.repeat_interleave(queries.shape[1] // keys.shape[1], dim=1) for each in (keys, values))
+        attended = scaled_dot_product_attention(queries, keys, values, attn_mask=seen)
     elif _cudnn_is_faster(queries, keys, values, causal, grouped):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             attended = scaled_dot_product_attention(queries, keys, values, is_causal=causal, enable_gqa=grouped)
