@@ -13,7 +13,8 @@ import torch
 from experiment_core_utils.engines.cpu.build import INT, INT64, POINTER, built, declared, fields, pointers
 from experiment_core_utils.primitives.errors import ConfigurationError
 
-HEAD_STEP = 32
+# Of narrower heads much of a vector would be empty.
+HEAD_STEP, NARROWEST_HEAD = 8, 32
 # (queries, keys, values, whether causal, with what window) -> [B, T, N * D]
 Attention = Callable[..., torch.Tensor]
 
@@ -30,10 +31,11 @@ def cpu_attention(head_width: int) -> Attention:
     W - 1 keys before it.
 
     Raises:
-        ConfigurationError: it cannot be compiled here, or the width is not a multiple of 32.
+        ConfigurationError: it cannot be compiled here, or the width is below 32 or not a multiple of 8.
     """
-    if head_width % HEAD_STEP:
-        raise ConfigurationError(f"the attention kernel takes heads in multiples of {HEAD_STEP}, not {head_width}")
+    if head_width % HEAD_STEP or head_width < NARROWEST_HEAD:
+        takes = f"multiples of {HEAD_STEP} from {NARROWEST_HEAD} on"
+        raise ConfigurationError(f"the attention kernel takes heads in {takes}, not {head_width}")
     types = [*[POINTER] * 4, *[INT64] * 4, *[_Strides] * 4, INT, INT64, INT]
     attend = declared(built("attention.cpp", HEAD=head_width), attend=types).attend
 

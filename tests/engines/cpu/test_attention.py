@@ -74,6 +74,17 @@ def test_it_is_what_the_definition_says(tokens: int, causal: bool) -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("width", [40, 48, 56, 72, 80])
+@pytest.mark.parametrize("causal", [False, True])
+def test_heads_end_anywhere_in_a_vector(width: int, causal: bool) -> None:
+    """What a head's last vector has behind it is the next head's; its neighbours keep their values."""
+    torch.manual_seed(width)
+    queries, keys, values = torch.randn(2, 45, 3, 3, width).permute(2, 0, 3, 1, 4)
+    found = cpu_attention(width)(queries, keys, values, causal)
+    torch.testing.assert_close(found.double(), reference(queries, keys, values, causal), rtol=1e-5, atol=1e-5)
+
+
+@needs_compiler
 def test_heads_share_keys_and_threads_share_heads() -> None:
     torch.manual_seed(0)
     queries, keys, values = torch.randn(1, 6, 200, 64), torch.randn(1, 2, 200, 64), torch.randn(1, 2, 200, 64)
@@ -110,8 +121,10 @@ def test_it_refuses_what_it_would_read_wrongly() -> None:
 
 
 def test_why_it_cannot_be_had_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match="heads in multiples of 32, not 24"):
+    with pytest.raises(ConfigurationError, match="heads in multiples of 8 from 32 on, not 24"):
         cpu_attention(24)
+    with pytest.raises(ConfigurationError, match="heads in multiples of 8 from 32 on, not 36"):
+        cpu_attention(36)
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ConfigurationError, match="CXX=no-such-compiler names no program that can be run"):
         cpu_attention(96)

@@ -130,7 +130,7 @@ def test_the_reference_engine_runs_where_it_cannot() -> None:
     assert type(narrow.prefill) is ReferencePrefill
     assert narrow.reasons["prefill"] == (
         "there are no CUDA graphs on the CPU, and kernels are torch's own: "
-        "the attention kernel takes heads in multiples of 32, not 16"
+        "the attention kernel takes heads in multiples of 8 from 32 on, not 16"
     )
     low = fuse_decoder_weights(MolmoeForConditionalGeneration(tiny_config()).eval().to(torch.bfloat16))
     with pytest.raises(ConfigurationError, match="float32 on the CPU"):

@@ -1,8 +1,7 @@
 // In: queries, keys and values in float32, heads HEAD wide; out: softmax(q k^T / sqrt(HEAD)) v, causal or not.
 //
 // Rows of scores are kept whole (ROWS of them at a time lie in the first or second cache), so that their maximum is
-// known before the exponentials are taken and nothing is scaled twice. Compiled with -DHEAD=... for one head width, a
-// multiple of 2 * LANES.
+// known before the exponentials are taken and nothing is scaled twice. Compiled with -DHEAD=... for one head width.
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +17,9 @@ constexpr int ROWS = 6;
 #endif
 // The width of a tile of keys, and the queries of a work item: a multiple of ROWS.
 constexpr int TILE = 2 * LANES, SPAN = 192;
-static_assert(HEAD % TILE == 0 && SPAN % ROWS == 0, "see above");
+static_assert(SPAN % ROWS == 0, "see above");
+// A head's values in whole vectors, zeros behind the last.
+constexpr int WHOLE = (HEAD + LANES - 1) / LANES * LANES;
 
 // Elements from one batch entry, head or token to the next; the elements of a head are neighbours.
 struct Strides {
@@ -34,8 +35,10 @@ static void pack(const float* keys, int64_t key_step, const float* values, int64
         for (int64_t token = 0; token < there; token++)
             for (int d = 0; d < HEAD; d++) packed_keys[d * TILE + token] = keys[(first + token) * key_step + d];
     }
-    for (int64_t token = 0; token < tokens; token++)
-        std::memcpy(packed_values + token * HEAD, values + token * value_step, 4 * HEAD);
+    for (int64_t token = 0; token < tokens; token++, packed_values += WHOLE) {
+        std::memcpy(packed_values, values + token * value_step, 4 * HEAD);
+        for (int d = HEAD; d < WHOLE; d++) packed_values[d] = 0.0f;
+    }
 }
 
 // ROWS queries [ROWS, HEAD] against the first `seen` keys -> scores [ROWS, padded].
@@ -94,27 +97,40 @@ static void soften(float* scores, int64_t padded, const int64_t* unseen, const i
     for (int row = 0; row < ROWS; row++) factors[row] = 1.0f / totals[row];
 }
 
-// Weights [ROWS, padded] times the first `seen` values, each row times its factor -> the first `rows` of out.
+// Weights [ROWS, padded] times P vectors of each of the first `seen` values, each row times its factor -> the first
+// `rows` of out, as far as the head goes.
+template <int P>
+static void mix_columns(const float* weights, int64_t padded, const float* values, int64_t seen, const float* factors,
+                        float* out, int64_t out_step, int rows, int column) {
+    Lanes sums[ROWS][P] = {};
+    for (int64_t token = 0; token < seen; token++) {
+        Lanes value[P];
+#pragma GCC unroll 2
+        for (int part = 0; part < P; part++) value[part] = lanes(values + token * WHOLE + column + part * LANES);
+#pragma GCC unroll 12
+        for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 2
+            for (int part = 0; part < P; part++) sums[row][part] += value[part] * weights[row * padded + token];
+    }
+#pragma GCC unroll 12
+    for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 2
+        for (int part = 0; part < P; part++) {
+            if (row >= rows) continue;
+            const int at = column + part * LANES;
+            const Lanes found = sums[row][part] * factors[row];
+            if (at + LANES <= HEAD)
+                lanes(out + row * out_step + at) = found;
+            else
+                for (int d = at; d < HEAD; d++) out[row * out_step + d] = found[d - at];
+        }
+}
+
 static void mix(const float* weights, int64_t padded, const float* values, int64_t seen, const float* factors,
                 float* out, int64_t out_step, int rows) {
-    for (int column = 0; column < HEAD; column += TILE) {
-        Lanes sums[ROWS][2] = {};
-        for (int64_t token = 0; token < seen; token++) {
-            const float* value = values + token * HEAD + column;
-            const Lanes left = lanes(value), right = lanes(value + LANES);
-#pragma GCC unroll 12
-            for (int row = 0; row < ROWS; row++) {
-                sums[row][0] += left * weights[row * padded + token];
-                sums[row][1] += right * weights[row * padded + token];
-            }
-        }
-#pragma GCC unroll 12
-        for (int row = 0; row < ROWS; row++) {
-            if (row >= rows) continue;
-            lanes(out + row * out_step + column) = sums[row][0] * factors[row];
-            lanes(out + row * out_step + column + LANES) = sums[row][1] * factors[row];
-        }
-    }
+    for (int column = 0; column + TILE <= WHOLE; column += TILE)
+        mix_columns<2>(weights, padded, values, seen, factors, out, out_step, rows, column);
+    if (WHOLE % TILE) mix_columns<1>(weights, padded, values, seen, factors, out, out_step, rows, WHOLE - LANES);
 }
 
 // What a thread works in; kept between calls.
@@ -123,9 +139,9 @@ struct Space {
     float *keys, *values, *scores, *queries;
 
     void fit(int64_t padded) {
-        keys = held.of((2 * HEAD + ROWS) * padded + ROWS * HEAD);
+        keys = held.of((HEAD + WHOLE + ROWS) * padded + ROWS * HEAD);
         values = keys + HEAD * padded;
-        scores = values + HEAD * padded;
+        scores = values + WHOLE * padded;
         queries = scores + ROWS * padded;
     }
 };
@@ -177,7 +193,7 @@ extern "C" void attend(const float* queries, const float* keys, const float* val
                 for (int row = 0; row < ROWS; row++)
                     for (int64_t token = own_seen[row]; token < seen; token++)
                         scores[row * padded + token] = 0.0f;
-                mix(scores, padded, space.values + left * HEAD, seen, factors, to + at * mixed.token, mixed.token, rows);
+                mix(scores, padded, space.values + left * WHOLE, seen, factors, to + at * mixed.token, mixed.token, rows);
             }
         }
     }
