@@ -7,7 +7,7 @@ twice.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -154,11 +154,13 @@ class DecoderWeights(DecoderDescription):
 
 # Products on tensor cores want the inner width in multiples of this.
 ALIGNMENT = 16
+# x * sigmoid(1.702 * x), torch's GELU, and its approximation by tanh.
+VisionActivation = Literal["quick_gelu", "gelu", "tanh_gelu"]
 
 
 @dataclass(frozen=True)
 class VisionBlockWeights:
-    """One block of the tower, D wide."""
+    """One block of a tower, D wide."""
 
     first_norm: nn.LayerNorm
     qkv: torch.Tensor  # [3 * D, D], rows: queries, keys, values
@@ -166,10 +168,11 @@ class VisionBlockWeights:
     output: torch.Tensor  # [D, D]
     output_bias: torch.Tensor  # [D]
     second_norm: nn.LayerNorm
-    inner: torch.Tensor  # [I, D], then quick-GELU
+    inner: torch.Tensor  # [I, D], then the activation
     inner_bias: torch.Tensor  # [I]
     outer: torch.Tensor  # [D, I]
     outer_bias: torch.Tensor  # [D]
+    activation: VisionActivation = "quick_gelu"
 
 
 @dataclass(frozen=True)

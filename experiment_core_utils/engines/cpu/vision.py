@@ -12,7 +12,6 @@ from experiment_core_utils.engines.cpu.vision_block import (
     VisionBlockKernel,
     embedding_kernel,
     pooling_kernel,
-    vision_block_kernel,
 )
 from experiment_core_utils.engines.reference.vision import ReferenceVision, padding_crops
 from experiment_core_utils.engines.weights import VisionModules
@@ -30,7 +29,7 @@ class CpuVision(ReferenceVision):
         refuse_other_places(tower.weight.device, tower.weight.dtype)
         self._attention = cpu_attention(tower.weight.shape[1] // self._heads)
         self._memory = Workspace()
-        self._kernels = [vision_block_kernel(block) for block in self._blocks]
+        self._kernels = [VisionBlockKernel(block) for block in self._blocks]
         self._embedding = embedding_kernel(self._tower.embeddings, self._tower.pre_layernorm)
         self._pooling = pooling_kernel(self._connector)
 
@@ -50,7 +49,7 @@ class CpuVision(ReferenceVision):
     def _advance(self, kernel: VisionBlockKernel, states: torch.Tensor) -> None:
         """[K, T, C] through a block, where they lie."""
         rows = states.flatten(0, 1)
-        joint = kernel.project(rows, self._memory.buffer("joint", len(rows), kernel.joint.columns))
+        joint = kernel.project(rows, self._memory.buffer("joint", len(rows), 3 * kernel.width))
         queries, keys, values = joint.view(*states.shape[:2], 3, self._heads, -1).permute(2, 0, 3, 1, 4)
         kernel.finish(self._attention(queries, keys, values, False).flatten(0, 1), rows)
 

@@ -1,9 +1,9 @@
-"""A fused block of the vision tower: its products and norms in two compiled float32 calls on the CPU."""
+"""A fused block of a vision tower: its products and norms in two compiled float32 calls on the CPU."""
 
 import ctypes
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -20,7 +20,10 @@ from experiment_core_utils.engines.cpu.build import (
     refuse_others,
 )
 from experiment_core_utils.engines.cpu.panels import Panels, ProductPlace, panels_of
-from experiment_core_utils.engines.weights import VisionBlockWeights
+from experiment_core_utils.engines.weights import VisionActivation, VisionBlockWeights
+from experiment_core_utils.primitives.errors import ConfigurationError
+
+ACTIVATIONS = get_args(VisionActivation)
 
 
 class NormPlace(ctypes.Structure):
@@ -34,69 +37,66 @@ class NormPlace(ctypes.Structure):
         return cls(*pointers(norm.weight, norm.bias), norm.eps)
 
 
+class _Layer(ctypes.Structure):
+    _fields_ = (*fields(POINTER, "weights", "bias"), *fields(INT64, "columns", "inner"))
+
+    @classmethod
+    def of(cls, weights: torch.Tensor, bias: torch.Tensor) -> "_Layer":
+        """Of [N, K] and [N]; for a call, valid as long as the tensors live."""
+        return cls(*pointers(weights, bias), *weights.shape)
+
+
 @cache
 def _library() -> Any:
     return declared(
         built("vision_block.cpp"),
-        vision_project=[POINTER, NormPlace, ProductPlace, POINTER, INT64, INT],
-        vision_finish=[*[POINTER] * 2, ProductPlace, NormPlace, *[ProductPlace] * 2, INT64, INT],
+        vision_project=[POINTER, NormPlace, _Layer, POINTER, INT64, INT],
+        vision_finish=[*[POINTER] * 2, _Layer, NormPlace, *[_Layer] * 2, INT, INT64, INT],
     )
-
-
-def tile_width() -> int:
-    """The number of columns of a panel.
-
-    Raises:
-        ConfigurationError: the kernels cannot be compiled here.
-    """
-    return int(_library().tile_width())
 
 
 @dataclass(frozen=True)
 class VisionBlockKernel:
-    """A fused block without its attention; C wide, its inner width I."""
+    """A fused block without its attention, C wide; its weights are read where they lie.
 
-    first_norm: nn.LayerNorm  #: before queries, keys and values
-    joint: Panels  #: their products [3 * C, C] as one
-    output: Panels  #: [C, C], after attention
-    second_norm: nn.LayerNorm  #: before the inner product
-    inner: Panels  #: [I, C], then the quick GELU
-    outer: Panels  #: [C, I]
+    Raises:
+        ConfigurationError: the kernels cannot be compiled here, or the weights have another dtype or layout.
+    """
+
+    block: VisionBlockWeights
+
+    def __post_init__(self) -> None:
+        _library()
+        for name, value in vars(self.block).items():
+            if isinstance(value, torch.Tensor) and (value.dtype != torch.float32 or not value.is_contiguous()):
+                raise ConfigurationError(f"the {name} weights of a vision block are not in contiguous float32")
+
+    @property
+    def width(self) -> int:
+        """C."""
+        return len(self.block.output)
 
     def project(self, states: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """States [R, C] -> out [R, 3 * C]: queries, keys and values of the normed states."""
-        refuse_others("states", states, len(states), self.output.columns)
-        refuse_others("queries, keys and values", out, len(states), self.joint.columns)
-        norm, places = NormPlace.of(self.first_norm), pointers(states, out)
-        _library().vision_project(places[0], norm, self.joint.place, places[1], len(states), torch.get_num_threads())
+        block, rows = self.block, len(states)
+        refuse_others("states", states, rows, self.width)
+        refuse_others("queries, keys and values", out, rows, len(block.qkv))
+        norm, joint = NormPlace.of(block.first_norm), _Layer.of(block.qkv, block.qkv_bias)
+        places, threads = pointers(states, out), torch.get_num_threads()
+        _library().vision_project(places[0], norm, joint, places[1], rows, threads)
         return out
 
     def finish(self, attended: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Both residual sums, into states [R, C]: the output of attended [R, C], and the product through I."""
-        refuse_others("attended rows", attended, len(states), self.output.weights.shape[1])
-        refuse_others("states", states, len(states), self.output.columns)
-        places = pointers(attended, states)
-        products = self.inner.place, self.outer.place
-        norm, threads = NormPlace.of(self.second_norm), torch.get_num_threads()
-        _library().vision_finish(*places, self.output.place, norm, *products, len(states), threads)
+        block, rows = self.block, len(states)
+        refuse_others("attended rows", attended, rows, block.output.shape[1])
+        refuse_others("states", states, rows, self.width)
+        _library().vision_finish(
+            *(*pointers(attended, states), _Layer.of(block.output, block.output_bias), NormPlace.of(block.second_norm)),
+            *(_Layer.of(block.inner, block.inner_bias), _Layer.of(block.outer, block.outer_bias)),
+            *(ACTIVATIONS.index(block.activation), rows, torch.get_num_threads()),
+        )
         return states
-
-
-def vision_block_kernel(block: VisionBlockWeights) -> VisionBlockKernel:
-    """A block kernel with copies of the block's weights in panels.
-
-    Raises:
-        ConfigurationError: the kernels cannot be compiled here.
-    """
-    tile = tile_width()
-    return VisionBlockKernel(
-        block.first_norm,
-        panels_of(block.qkv, block.qkv_bias, tile),
-        panels_of(block.output, block.output_bias, tile),
-        block.second_norm,
-        panels_of(block.inner, block.inner_bias, tile),
-        panels_of(block.outer, block.outer_bias, tile),
-    )
 
 
 class _Crops(ctypes.Structure):
@@ -114,6 +114,15 @@ def _ends_library() -> Any:
         vision_embed=[POINTER, ProductPlace, *[POINTER] * 2, NormPlace, POINTER, _Crops, INT],
         vision_pool=[*[POINTER] * 3, *[ProductPlace] * 2, POINTER, _Windows, INT],
     )
+
+
+def tile_width() -> int:
+    """The number of columns of a panel.
+
+    Raises:
+        ConfigurationError: the kernels cannot be compiled here.
+    """
+    return int(_ends_library().tile_width())
 
 
 @dataclass(frozen=True)
@@ -154,7 +163,6 @@ def embedding_kernel(embeddings: Any, norm: nn.LayerNorm) -> EmbeddingKernel:
     Raises:
         ConfigurationError: the kernels cannot be compiled here.
     """
-    _ends_library()
     weight = embeddings.patch_embedding.weight.detach()
     patches = panels_of(weight.flatten(1), None, tile_width())
     class_token, positions = embeddings.class_embedding.detach(), embeddings.position_embedding.weight.detach()
@@ -200,7 +208,6 @@ def pooling_kernel(connector: Any) -> PoolingKernel:
     Raises:
         ConfigurationError: the kernels cannot be compiled here.
     """
-    _ends_library()
     layers, tile = (connector.q_proj, connector.k_proj, connector.v_proj), tile_width()
     query, key, value = ((layer.weight.detach(), layer.bias.detach()) for layer in layers)
     key_value = panels_of(torch.cat([key[0], value[0]]), torch.cat([key[1], value[1]]), tile)

@@ -17,13 +17,13 @@ from tests.engines.cpu_compiler import needs_compiler
 @needs_compiler
 def test_a_launcher_and_flags_may_stand_around_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"env 'SOME NAME=1' {shlex.join(found_compiler())} -g0")
-    assert callable(built("vision_block.cpp").tile_width)
+    assert callable(built("vision_block.cpp").vision_project)
 
 
 @needs_compiler
 def test_a_blank_name_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", " ")
-    assert callable(built("vision_block.cpp").tile_width)
+    assert callable(built("vision_block.cpp").vision_project)
 
 
 @pytest.mark.parametrize(

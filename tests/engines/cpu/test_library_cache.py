@@ -47,7 +47,7 @@ def runs(notes: Path) -> int:
 
 def test_a_library_is_compiled_once(cache: Path, noted: Path) -> None:
     for _ in range(2):
-        assert callable(built("vision_block.cpp").tile_width)
+        assert callable(built("vision_block.cpp").vision_project)
     # Once called for its macros, once compiled, once linked.
     assert runs(noted) == 3 and len(list(cache.iterdir())) == 1
 
@@ -72,7 +72,7 @@ def test_a_file_that_was_cut_off_is_made_again(cache: Path, noted: Path, share: 
     content = cached.read_bytes()
     cached.unlink()
     cached.write_bytes(content[: int(share * len(content))])
-    assert callable(built("vision_block.cpp").tile_width)
+    assert callable(built("vision_block.cpp").vision_project)
     assert runs(noted) == 6 and cached.read_bytes() == content
 
 
@@ -84,7 +84,7 @@ def test_a_file_that_is_no_library_is_made_again(cache: Path, noted: Path) -> No
     no_library.write_bytes(b"no library")
     store(no_library, cached)
     assert verified_content(cached) == b"no library"
-    assert callable(built("vision_block.cpp").tile_width)
+    assert callable(built("vision_block.cpp").vision_project)
     assert runs(noted) == 6 and len(list(cache.iterdir())) == 1
 
 
@@ -101,7 +101,7 @@ def test_each_folder_of_the_cache_is_this_users_alone_whatever_the_umask(tmp_pat
 def test_without_a_folder_it_is_compiled_each_time(tmp_path: Path, cache: Path, noted: Path) -> None:
     (tmp_path / "cache").write_text("in the way")
     for _ in range(2):
-        assert callable(built("vision_block.cpp").tile_width)
+        assert callable(built("vision_block.cpp").vision_project)
     assert runs(noted) == 6
     with pytest.raises(ConfigurationError, match=r"cpu_kernels does not keep compiled kernels: .*Not a directory"):
         store(SOURCES[0], cache / "library.so")
@@ -209,7 +209,7 @@ def test_a_planted_library_is_not_loaded(
     marker = tmp_path / "marker"
     planted = plant(cached, marker)
     open_folder(cached, monkeypatch)
-    assert callable(built("vision_block.cpp").tile_width)
+    assert callable(built("vision_block.cpp").vision_project)
     assert not marker.exists() and cached.read_bytes() == planted
     assert [record.getMessage() for record in caplog.records] == [
         "compiled CPU kernels are neither loaded from the cache nor kept there: other users may write to "

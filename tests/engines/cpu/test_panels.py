@@ -1,5 +1,8 @@
 """Panels by hand, and the kernels of the vision tower against torch's own operations at sizes that fill no tile."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,8 +15,10 @@ from experiment_core_utils.engines.cpu.vision_block import (
     VisionBlockKernel,
     tile_width,
 )
+from experiment_core_utils.engines.weights import VisionBlockWeights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.engines.cpu_compiler import needs_compiler
+from tests.same_floats import assert_same_floats
 
 
 def test_panels_hold_columns_side_by_side() -> None:
@@ -32,40 +37,83 @@ def test_large_copies_are_refused() -> None:
         refuse_large(weights, 23)
 
 
-def vision_kernel(width: int, inner: int) -> VisionBlockKernel:
+ACTIVATE = {
+    "quick_gelu": lambda hidden: hidden * torch.sigmoid(1.702 * hidden),
+    "gelu": F.gelu,
+    "tanh_gelu": lambda hidden: F.gelu(hidden, approximate="tanh"),
+}
+
+
+def vision_kernel(width: int, inner: int, activation: Any = "quick_gelu") -> VisionBlockKernel:
     torch.manual_seed(width)
-    norms, tile = [nn.LayerNorm(width, eps=1e-5) for _ in range(2)], tile_width()
+    norms = [nn.LayerNorm(width, eps=1e-5) for _ in range(2)]
     for norm in norms:
         nn.init.normal_(norm.weight)
         nn.init.normal_(norm.bias)
     joint, output, first, second = (
-        panels_of(torch.randn(rows, columns) * columns**-0.5, torch.randn(rows), tile)
+        (torch.randn(rows, columns) * columns**-0.5, torch.randn(rows))
         for rows, columns in ((3 * width, width), (width, width), (inner, width), (width, inner))
     )
-    return VisionBlockKernel(norms[0], joint, output, norms[1], first, second)
-
-
-def flat(kernel_product: object) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight [N, K] and bias [N] of panels."""
-    weights, bias, columns = vars(kernel_product).values()
-    return weights.transpose(1, 2).flatten(0, 1)[:columns], bias[:columns]
+    return VisionBlockKernel(VisionBlockWeights(norms[0], *joint, *output, norms[1], *first, *second, activation))
 
 
 @needs_compiler
 @pytest.mark.parametrize(("width", "inner"), [(1, 1), (33, 70), (64, 130)])
-@pytest.mark.parametrize("rows", [1, 7, 96, 101])
+@pytest.mark.parametrize("rows", [1, 7, 96, 101, 407])
+@pytest.mark.parametrize("activation", ACTIVATE)
 @torch.inference_mode()
-def test_a_vision_block_is_that_of_torch(width: int, inner: int, rows: int) -> None:
-    kernel = vision_kernel(width, inner)
-    states, attended = torch.randn(rows, width), torch.randn(rows, width)
+def test_a_vision_block_is_that_of_torch(width: int, inner: int, rows: int, activation: str) -> None:
+    kernel = vision_kernel(width, inner, activation)
+    block, states, attended = kernel.block, torch.randn(rows, width), torch.randn(rows, width)
     joint = kernel.project(states, torch.empty(rows, 3 * width))
-    torch.testing.assert_close(joint, F.linear(kernel.first_norm(states), *flat(kernel.joint)), rtol=1e-4, atol=1e-4)
-    summed = states + F.linear(attended, *flat(kernel.output))
-    hidden = F.linear(kernel.second_norm(summed), *flat(kernel.inner))
-    expected = summed + F.linear(hidden * torch.sigmoid(1.702 * hidden), *flat(kernel.outer))
+    expected = F.linear(block.first_norm(states), block.qkv, block.qkv_bias)
+    torch.testing.assert_close(joint, expected, rtol=1e-4, atol=1e-4)
+    summed = states + F.linear(attended, block.output, block.output_bias)
+    hidden = ACTIVATE[activation](F.linear(block.second_norm(summed), block.inner, block.inner_bias))
+    expected = summed + F.linear(hidden, block.outer, block.outer_bias)
     found = kernel.finish(attended, states)
     assert found.data_ptr() == states.data_ptr()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [2, 3])
+@torch.inference_mode()
+def test_threads_share_the_rows_of_a_vision_block(threads: int) -> None:
+    kernel, before = vision_kernel(33, 70), torch.get_num_threads()
+    states, attended = torch.randn(77, 33), torch.randn(77, 33)
+    alone = kernel.project(states, torch.empty(77, 99)), kernel.finish(attended, states.clone())
+    torch.set_num_threads(threads)
+    try:
+        together = kernel.project(states, torch.empty(77, 99)), kernel.finish(attended, states.clone())
+    finally:
+        torch.set_num_threads(before)
+    for found, expected in zip(together, alone, strict=True):
+        assert_same_floats(found, expected)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("activation", "of_one"), [("quick_gelu", 0.8457958), ("gelu", 0.8413447), ("tanh_gelu", 0.8411920)]
+)
+@torch.inference_mode()
+def test_activations_are_right_far_from_zero(activation: Any, of_one: float) -> None:
+    """The norms give their bias, the products are the identity or nothing: a state becomes the activation's value.
+
+    What stands for erf is off by 1.5e-7, the activation so by 1e-6 at 14, and float32 rounds beside that.
+    """
+    given = torch.tensor([1.0, 0.0, *torch.linspace(-14, 14, 95).tolist(), 1e30, -1e30, 400.0])
+    width = len(given)
+    norm, zero, no_bias, same = nn.LayerNorm(width), torch.zeros(width, width), torch.zeros(width), torch.eye(width)
+    nn.init.zeros_(norm.weight)
+    norm.bias.data.copy_(given)
+    block = VisionBlockWeights(
+        *(norm, torch.zeros(3 * width, width), torch.zeros(3 * width), zero, no_bias),
+        *(norm, same, no_bias, same, no_bias, activation),
+    )
+    found = VisionBlockKernel(block).finish(torch.zeros(1, width), torch.zeros(1, width))[0]
+    assert float(found[0]) == pytest.approx(of_one, abs=2e-7)
+    torch.testing.assert_close(found.double(), ACTIVATE[activation](given.double()), rtol=1e-6, atol=2e-6)
 
 
 @needs_compiler
@@ -75,6 +123,8 @@ def test_rows_of_another_width_are_refused() -> None:
         kernel.project(torch.zeros(2, 32), torch.zeros(2, 99))
     with pytest.raises(ValueError, match=r"\[2, 33\], not torch.float32 \[3, 33\]"):
         kernel.finish(torch.zeros(3, 33), torch.zeros(2, 33))
+    with pytest.raises(ConfigurationError, match="qkv weights of a vision block are not in contiguous float32"):
+        VisionBlockKernel(replace(kernel.block, qkv=kernel.block.qkv.double()))
 
 
 @needs_compiler

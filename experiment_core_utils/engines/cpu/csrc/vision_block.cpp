@@ -1,57 +1,92 @@
 // In: states of a vision tower [R, W] in float32; out: a block's products with what lies between them.
 //
-// A thread takes a span of rows through all that one call does, so that what it makes stays in its second cache.
+// A thread takes a span of rows through all that one call does, so that what it makes stays in its cache. Weights are
+// read where they lie.
 
-#include "products.h"
+#include "in_place.h"
 #include "rows.h"
 
-static float* normed_span(const float* states, const Norm& norm, int64_t count, int64_t width, Buffer& buffer) {
-    float* normed = buffer.of(SPAN * width);
-    for (int64_t row = 0; row < count; row++) layer_norm(states + row * width, norm, normed + row * width, width);
-    return normed;
+// Weights [N, K] and a bias [N].
+struct Layer {
+    const float *weights, *bias;
+    int64_t columns, inner;
+};
+
+// As `ACTIVATIONS` of vision_block.py.
+enum Activation { QUICK_GELU, GELU, TANH_GELU };
+
+static inline Lanes activated(Lanes x, int activation) {
+    if (activation == GELU) return gelu(x);
+    return activation == TANH_GELU ? tanh_gelu(x) : gated(x, 1.702f);
+}
+
+// body(first, count) for spans of rows as equal as whole vectors allow, by so many threads.
+template <typename Body>
+static inline void in_row_spans(int64_t rows, int threads, Body body) {
+    const int64_t vectors = (rows + LANES - 1) / LANES, most = MOST_TOKENS / LANES * threads;
+    const int64_t spans = (vectors + most - 1) / most * threads;
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t span = 0; span < spans; span++) {
+        const int64_t first = vectors * span / spans * LANES, end = vectors * (span + 1) / spans * LANES;
+        if (first < end) body(first, least(end, rows) - first);
+    }
+}
+
+// Rows [C, K] -> products [C, N], the bias not added; `panels` is a place to work in.
+template <typename Row>
+static inline void multiply_rows(const Layer& layer, int64_t count, Row row, float* panels, float* out) {
+    pack(count, layer.inner, panels, row, 1);
+    apply(layer.weights, layer.columns, layer.inner, panels, count,
+          [&](int64_t token) { return out + token * layer.columns; }, 1);
+}
+
+static inline void add_row(float* to, const float* row, const float* bias, int64_t width) {
+#pragma omp simd
+    for (int64_t i = 0; i < width; i++) to[i] += row[i] + bias[i];
 }
 
 // Joint rows [R, N] of queries, keys and values of the normed states.
-extern "C" void vision_project(const float* states, Norm norm, Product joint, float* out, int64_t rows, int threads) {
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
-    for (int64_t span = 0; span < in_spans(rows); span++) {
-        static thread_local Buffer buffer;
-        const int64_t first = span * SPAN, count = least(SPAN, rows - first), columns = joint.columns;
-        const float* normed = normed_span(states + first * joint.inner, norm, count, joint.inner, buffer);
-        const auto take = [&](int64_t row, int64_t panel, const float* tile) {
-            put_tile(out + (first + row) * columns, tile, joint.bias, panel * TILE, columns);
-        };
-        multiply(normed, joint.inner, count, joint.weights, joint.inner, in_tiles(columns) / TILE, take);
-    }
+extern "C" void vision_project(const float* states, Norm norm, Layer joint, float* out, int64_t rows, int threads) {
+    const int64_t width = joint.inner, columns = joint.columns;
+    in_row_spans(rows, threads, [&](int64_t first, int64_t count) {
+        static thread_local Buffer buffer, taken;
+        float *normed = buffer.of(count * width), *own = out + first * columns;
+        for (int64_t row = 0; row < count; row++)
+            layer_norm(states + (first + row) * width, norm, normed + row * width, width);
+        multiply_rows(joint, count, [&](int64_t row) { return normed + row * width; }, taken.of(MOST_TOKENS * width), own);
+        for (int64_t row = 0; row < count; row++)
+#pragma omp simd
+            for (int64_t i = 0; i < columns; i++) own[row * columns + i] += joint.bias[i];
+    });
 }
 
-// The block behind its attention: states [R, W] += output of attended [R, A], then += the products around the quick GELU.
-extern "C" void vision_finish(const float* attended, float* states, Product output, Norm norm, Product inner,
-                              Product outer, int64_t rows, int threads) {
-    const int64_t width = output.columns, step = in_tiles(inner.columns);
-#pragma omp parallel for num_threads(threads) schedule(dynamic)
-    for (int64_t span = 0; span < in_spans(rows); span++) {
+// The block behind its attention: states [R, W] += output of attended [R, A], then += the products around the activation.
+extern "C" void vision_finish(const float* attended, float* states, Layer output, Norm norm, Layer inner, Layer outer,
+                              int activation, int64_t rows, int threads) {
+    const int64_t width = output.columns, hidden_width = inner.columns;
+    in_row_spans(rows, threads, [&](int64_t first, int64_t count) {
         static thread_local Buffer taken, buffer, middle;
-        const int64_t first = span * SPAN, count = least(SPAN, rows - first);
-        float *own = states + first * width, *rows_in = taken.of(SPAN * output.inner), *hidden = middle.of(SPAN * step);
-        // A copy, because the rows behind the last are read.
-        for (int64_t i = 0; i < count * output.inner; i++) rows_in[i] = attended[first * output.inner + i];
-        const auto add = [&](const Product& product) {
-            return [&](int64_t row, int64_t panel, const float* tile) {
-                add_tile(own + row * width, tile, product.bias, panel * TILE, width);
-            };
-        };
-        multiply(rows_in, output.inner, count, output.weights, output.inner, in_tiles(width) / TILE, add(output));
-        const float* normed = normed_span(own, norm, count, width, buffer);
-        const auto activate = [&](int64_t row, int64_t panel, const float* tile) {
-            for (int part = 0; part < TILE; part += LANES) {
-                const int64_t column = panel * TILE + part;
-                lanes(hidden + row * step + column) = gated(lanes(tile + part) + lanes(inner.bias + column), 1.702f);
+        float *own = states + first * width, *made = buffer.of(count * width);
+        float *panels = taken.of(MOST_TOKENS * std::max(width, output.inner)), *hidden = middle.of(MOST_TOKENS * hidden_width);
+        multiply_rows(output, count, [&](int64_t row) { return attended + (first + row) * output.inner; }, panels, made);
+        for (int64_t row = 0; row < count; row++) {
+            add_row(own + row * width, made + row * width, output.bias, width);
+            layer_norm(own + row * width, norm, made + row * width, width);
+        }
+        pack(count, width, panels, [&](int64_t row) { return made + row * width; }, 1);
+        alignas(64) float tile[COLUMNS * TILE];
+        for (int64_t from = 0; from < hidden_width; from += COLUMNS)
+            for (int64_t start = 0; start < count; start += TILE) {
+                const auto weights = [&](int i) { return inner.weights + least(from + i, hidden_width - 1) * width; };
+                const int64_t tokens = least(TILE, count - start), end = least(COLUMNS, hidden_width - from);
+                multiply_group(weights, COLUMNS * width, panels + start * width, tokens, width, tile);
+                // Where they lie side by side by token, as the next product takes them.
+                float* to = hidden + start * hidden_width + from * TILE;
+                for (int64_t i = 0; i < end; i++)
+                    for (int64_t part = i * TILE; part < i * TILE + tokens; part += LANES)
+                        lanes(to + part) = activated(lanes(tile + part) + inner.bias[from + i], activation);
             }
-        };
-        multiply(normed, width, count, inner.weights, width, step / TILE, activate);
-        multiply(hidden, step, count, outer.weights, outer.inner, in_tiles(width) / TILE, add(outer));
-    }
+        apply(outer.weights, width, outer.inner, hidden, count, [&](int64_t row) { return made + row * width; }, 1);
+        for (int64_t row = 0; row < count; row++) add_row(own + row * width, made + row * width, outer.bias, width);
+    });
 }
-
-extern "C" int tile_width() { return TILE; }

@@ -112,3 +112,5 @@ extern "C" void vision_pool(const float* features, const float* masks, const flo
                      head_width, small.of(own_patches), attended + (item * cells + cell) * width + head * head_width);
     }
 }
+
+extern "C" int tile_width() { return TILE; }
