@@ -1,6 +1,6 @@
 """What a family of models hands to the engines: its weights as data, its requests, and its modules as the judge."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -26,9 +26,6 @@ class EngineModel(Protocol):
 
     def fused_vision_modules(self) -> VisionModules:
         """The tower as modules, with fused blocks; raises ConfigurationError as `fused_vision` does."""
-
-    def tower_weights(self) -> Iterable[torch.Tensor]:
-        """All weights of the tower, fused or not."""
 
     def length(self, inputs: Mapping[str, Any]) -> int:
         """The tokens of a request that enter the decoder."""

@@ -66,8 +66,7 @@ def engine_stages(
 ) -> tuple["EngineStages | None", Executed]:
     """The stages by engines, and how they run, for the record; None where the modules run.
 
-    `auto` takes engines where every stage has one that is more than plain torch, or a vision tower so large that plain
-    torch is as fast.
+    `auto` takes engines where every stage has one that is more than plain torch.
     """
     if requested == "eager" or eager_reason is not None:
         return None, modules_run(eager_reason)
@@ -76,7 +75,7 @@ def engine_stages(
     except ConfigurationError as error:
         return None, modules_run(str(error))
     ways, message = stages.engines.ways, reasons_named(stages.engines.reasons)
-    if requested == "auto" and any(way in PLAIN and stage not in stages.engines.large for stage, way in ways.items()):
+    if requested == "auto" and not PLAIN.isdisjoint(ways.values()):
         return None, modules_run(message)
     mode = {CUDA_GRAPH: "graph", REFERENCE: "reference"}.get(ways["decode"], "cpu")
     untuned = untuned_reason(torch.cuda.get_device_name(stages.decoder.device)) if stages.is_graphed else None

@@ -10,12 +10,7 @@ from experiment_core_utils.engines.api import (
     VisionEngine,
 )
 from experiment_core_utils.engines.cpu.decode import CpuDecode
-from experiment_core_utils.engines.cpu.panels import (
-    MOST_BYTES,
-    TooLarge,
-    refuse_large,
-    refuse_other_places,
-)
+from experiment_core_utils.engines.cpu.panels import refuse_other_places
 from experiment_core_utils.engines.cpu.prefill import CpuPrefill
 from experiment_core_utils.engines.cpu.vision import CpuVision
 from experiment_core_utils.engines.engine_model import EngineModel
@@ -56,24 +51,18 @@ class Engines:
     ways: Mapping[StageName, str]  #: the name of the engine of each stage; names are in `models.interface`
     reasons: Mapping[StageName, str]  #: of each stage that is not a CUDA graph, why
     vision: VisionEngine | None = field(default=None)  #: None where the modules run it
-    #: stages of plain torch whose weights are too large to copy: their products gain next to nothing by kernels
-    large: frozenset[StageName] = frozenset()
 
 
-def choose_engines(model: EngineModel, decoder: DecoderWeights, most_copied_bytes: int = MOST_BYTES) -> Engines:
+def choose_engines(model: EngineModel, decoder: DecoderWeights) -> Engines:
     """The fastest engine of each stage that takes this model on its device.
-
-    Args:
-        most_copied_bytes: of a tower's weights that a CPU's kernels may copy.
 
     Raises:
         ConfigurationError: on a GPU, decode steps cannot be captured; without that little is won over the modules.
     """
     chosen = decoder_engines(decoder)
-    vision, way, reason, is_large = _vision_engine(model, most_copied_bytes)
+    vision, way, reason = _vision_engine(model)
     reasons = dict(chosen.reasons) if reason is None else {**chosen.reasons, "vision": reason}
-    large: frozenset[StageName] = frozenset({"vision"} if is_large else ())
-    return replace(chosen, vision=vision, ways={"vision": way, **chosen.ways}, reasons=reasons, large=large)
+    return replace(chosen, vision=vision, ways={"vision": way, **chosen.ways}, reasons=reasons)
 
 
 def decoder_engines(decoder: DecoderWeights, graph_capturer: GraphCapturer | None = None) -> Engines:
@@ -105,22 +94,20 @@ def decode_engine(decoder: DecoderWeights) -> DecodeEngine:
     return GraphedDecode(decoder) if decoder.device.type == "cuda" else _cpu_decode(decoder)[0]
 
 
-def _vision_engine(model: EngineModel, most_copied_bytes: int) -> tuple[VisionEngine | None, str, str | None, bool]:
-    """The engine, its name, why it is not a CUDA graph, and whether its weights are too large to copy."""
+def _vision_engine(model: EngineModel) -> tuple[VisionEngine | None, str, str | None]:
+    """The engine, its name, and why it is not a CUDA graph."""
     device = model.modules.device
     try:
         if device.type == "cuda":
-            return GraphedVision(model.fused_vision()), CUDA_GRAPH, None, False
+            return GraphedVision(model.fused_vision()), CUDA_GRAPH, None
         refuse_other_places(device, model.modules.dtype)
-        refuse_large(model.tower_weights(), most_copied_bytes)
-        return CpuVision(model.fused_vision_modules()), CPU_BLOCKS, NO_GRAPHS, False
+        return CpuVision(model.fused_vision_modules()), CPU_BLOCKS, NO_GRAPHS
     except ConfigurationError as error:
         reason = str(error) if device.type == "cuda" else OWN_KERNELS.format(error)
-        is_large = isinstance(error, TooLarge)
     try:
-        return ReferenceVision(model.fused_vision_modules()), REFERENCE, reason, is_large
+        return ReferenceVision(model.fused_vision_modules()), REFERENCE, reason
     except ConfigurationError as error:
-        return None, MODULES, str(error), False
+        return None, MODULES, str(error)
 
 
 def _cpu_prefill(decoder: DecoderWeights) -> tuple[ReferencePrefill, str, str]:

@@ -1,7 +1,6 @@
 """Weight matrices in panels, the layout that the fused-block CPU kernels read."""
 
 import ctypes
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -9,9 +8,6 @@ from torch.nn import functional as F
 
 from experiment_core_utils.engines.cpu.build import INT64, POINTER, fields, pointers
 from experiment_core_utils.primitives.errors import ConfigurationError
-
-# Panels are a second copy of the weights: no more than this for a tower.
-MOST_BYTES = 1 << 30
 
 
 class ProductPlace(ctypes.Structure):
@@ -49,17 +45,6 @@ def refuse_other_places(device: torch.device, dtype: torch.dtype) -> None:
     """Raises ConfigurationError where the kernels are not for tensors of this kind."""
     if device.type != "cpu" or dtype != torch.float32:
         raise ConfigurationError("compiled kernels are for float32 on the CPU")
-
-
-class TooLarge(ConfigurationError):
-    """A second copy of the weights would take more memory than is allowed for it."""
-
-
-def refuse_large(weights: Iterable[torch.Tensor], most_bytes: int = MOST_BYTES) -> None:
-    """Raises TooLarge where panels of these would take more memory than is allowed for them."""
-    wanted = sum(weight.numel() * weight.element_size() for weight in weights)
-    if wanted > most_bytes:
-        raise TooLarge(f"a second copy of the weights would take {wanted} bytes, of {most_bytes} allowed")
 
 
 class Workspace:

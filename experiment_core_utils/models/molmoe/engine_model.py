@@ -1,6 +1,6 @@
 """MolmoE as its engines see it; see `EngineModel`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -45,9 +45,6 @@ class MolmoeEngineModel:
 
     def fused_vision_modules(self) -> VisionModules:
         return fused_vision_modules(self._model)
-
-    def tower_weights(self) -> Iterable[torch.Tensor]:
-        return self._model.model.vision_tower.parameters()
 
     def picture(self, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor] | None:
         return (inputs["pixel_values"][0], inputs["image_masks"][0]) if "pixel_values" in inputs else None

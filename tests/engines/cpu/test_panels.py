@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from experiment_core_utils.engines.cpu.panels import panels_of, refuse_large
+from experiment_core_utils.engines.cpu.panels import panels_of
 from experiment_core_utils.engines.cpu.vision_block import (
     EmbeddingKernel,
     PoolingKernel,
@@ -27,14 +27,6 @@ def test_panels_hold_columns_side_by_side() -> None:
     assert panels.weights.tolist() == [[[1.0, 3.0], [2.0, 4.0]], [[5.0, 0.0], [6.0, 0.0]]]
     assert (panels.bias.tolist(), panels.columns) == ([7.0, 8.0, 9.0, 0.0], 3)
     assert panels_of(torch.ones(3, 2), None, 2).bias.tolist() == [0.0] * 4
-
-
-def test_large_copies_are_refused() -> None:
-    """Two of 3 floats are 24 bytes."""
-    weights = [torch.zeros(3), torch.zeros(3)]
-    refuse_large(weights, 24)
-    with pytest.raises(ConfigurationError, match="would take 24 bytes, of 23 allowed"):
-        refuse_large(weights, 23)
 
 
 ACTIVATE = {

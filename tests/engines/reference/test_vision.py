@@ -56,16 +56,10 @@ def wide() -> MolmoeForConditionalGeneration:
 
 
 @needs_compiler
-@pytest.mark.parametrize(("most_copied_bytes", "kind"), [(1 << 30, CpuVision), (0, ReferenceVision)])
-def test_with_kernels_features_are_those_of_the_modules(
-    wide: MolmoeForConditionalGeneration, most_copied_bytes: int, kind: type[ReferenceVision]
-) -> None:
+def test_with_kernels_features_are_those_of_the_modules(wide: MolmoeForConditionalGeneration) -> None:
     """Requests of several sizes one after the other, in the same memory; what came out before stays as it was."""
-    engines = choose_engines(MolmoeEngineModel(wide), fuse_decoder_weights(wide), most_copied_bytes)
-    engine = engines.vision
-    assert type(engine) is kind
-    assert ("a second copy of the weights" in engines.reasons["vision"]) == (most_copied_bytes == 0)
-    assert ("vision" in engines.large) == (most_copied_bytes == 0)
+    engine = choose_engines(MolmoeEngineModel(wide), fuse_decoder_weights(wide)).vision
+    assert isinstance(engine, CpuVision)
     places = torch.zeros(1, CROPS, wide.config.features_per_crop, dtype=torch.long)
     results = []
     for crops, padding in ((2, False), (CROPS, True), (1, True)):
