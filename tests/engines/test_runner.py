@@ -148,10 +148,8 @@ def half_the_weights_lost(model: MolmoeStagedModel, stage: str) -> None:
     stages = model._engine_stages
     assert stages is not None
     engines: Any = stages.engines
-    if stage == "vision":
-        engines.vision._kernels[0].joint.weights[0].zero_()
-    elif stage == "prefill":
-        kernels = engines.prefill._kernels
+    if stage != "decode":
+        kernels = engines.vision.blocks.kernels if stage == "vision" else engines.prefill._kernels
         lost = kernels[0].block.qkv.clone()
         lost[::2] = 0
         kernels[0] = replace(kernels[0], block=replace(kernels[0].block, qkv=lost))

@@ -1,8 +1,10 @@
-"""The cpu engine of a vision tower and its connector, in float32 with compiled kernels.
+"""The cpu engines of a vision tower's blocks, and of a tower with its connector, in float32 with compiled kernels.
 
 Unlike in `ReferenceVision`, embedding, blocks and pooling are compiled kernels, and intermediate states stay in memory
 that is kept between requests.
 """
+
+from collections.abc import Sequence
 
 import torch
 
@@ -14,7 +16,30 @@ from experiment_core_utils.engines.cpu.vision_block import (
     pooling_kernel,
 )
 from experiment_core_utils.engines.reference.vision import ReferenceVision, padding_crops
-from experiment_core_utils.engines.weights import VisionModules
+from experiment_core_utils.engines.weights import VisionBlockWeights, VisionModules
+
+
+class CpuVisionBlocks:
+    """The blocks of a tower, whatever is before and after them.
+
+    Raises:
+        ConfigurationError: they are not in float32 on the CPU, or the kernels cannot be compiled for them here.
+    """
+
+    def __init__(self, blocks: Sequence[VisionBlockWeights], num_heads: int) -> None:
+        joint = blocks[0].qkv
+        refuse_other_places(joint.device, joint.dtype)
+        self.attention = cpu_attention(joint.shape[1] // num_heads)
+        self.kernels = [VisionBlockKernel(block) for block in blocks]
+        self.memory = Workspace()
+        self._num_heads = num_heads
+
+    def advance(self, index: int, states: torch.Tensor) -> None:
+        """States [K, T, C] through a block, where they lie."""
+        rows, kernel = states.flatten(0, 1), self.kernels[index]
+        joint = kernel.project(rows, self.memory.buffer("joint", len(rows), 3 * kernel.width))
+        queries, keys, values = joint.view(*states.shape[:2], 3, self._num_heads, -1).permute(2, 0, 3, 1, 4)
+        kernel.finish(self.attention(queries, keys, values, False).flatten(0, 1), rows)
 
 
 class CpuVision(ReferenceVision):
@@ -26,32 +51,22 @@ class CpuVision(ReferenceVision):
 
     def __init__(self, tower: VisionModules) -> None:
         super().__init__(tower)
-        refuse_other_places(tower.weight.device, tower.weight.dtype)
-        self._attention = cpu_attention(tower.weight.shape[1] // self._heads)
-        self._memory = Workspace()
-        self._kernels = [VisionBlockKernel(block) for block in self._blocks]
+        self.blocks = CpuVisionBlocks(self._blocks, self._heads)
         self._embedding = embedding_kernel(self._tower.embeddings, self._tower.pre_layernorm)
         self._pooling = pooling_kernel(self._connector)
 
     def _patch_states(self, pixel_values: torch.Tensor) -> torch.Tensor:
         tower, states = self._tower, self._embedding.states(pixel_values.contiguous())
         crops, tokens, width = states.shape
-        features = self._memory.buffer("features", crops, tokens - 1, width * len(tower.feature_blocks))
-        for index, kernel in enumerate(self._kernels):
-            self._advance(kernel, states)
+        features = self.blocks.memory.buffer("features", crops, tokens - 1, width * len(tower.feature_blocks))
+        for index in range(len(self._blocks)):
+            self.blocks.advance(index, states)
             for place, wanted in enumerate(tower.feature_blocks):
                 if wanted == index:
                     features[:, :, place * width : (place + 1) * width] = states[:, 1:]
         for crop in padding_crops(pixel_values, tower.pad_value):
             features[crop] = 0
         return features
-
-    def _advance(self, kernel: VisionBlockKernel, states: torch.Tensor) -> None:
-        """[K, T, C] through a block, where they lie."""
-        rows = states.flatten(0, 1)
-        joint = kernel.project(rows, self._memory.buffer("joint", len(rows), 3 * kernel.width))
-        queries, keys, values = joint.view(*states.shape[:2], 3, self._heads, -1).permute(2, 0, 3, 1, 4)
-        kernel.finish(self._attention(queries, keys, values, False).flatten(0, 1), rows)
 
     def _connected(self, features: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
         attended = self._pooling.pooled(features, image_masks.float().contiguous())
