@@ -5,7 +5,6 @@ and no part or number beside them. At last the engine's plain torch must give wh
 which shows what structure does not (rotary positions in pairs, parallel parts).
 """
 
-import re
 from collections.abc import Collection
 from typing import Any
 
@@ -21,6 +20,11 @@ from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights, 
 from experiment_core_utils.models.common.block_modules import block_stack
 from experiment_core_utils.models.common.engine_proof import relative_distance
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
+from experiment_core_utils.models.hf.known_parts import (
+    numbers_unsupported_reason,
+    parts_unsupported_reason,
+    replaced_unsupported_reason,
+)
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 
 # Rotary frequencies of these do not depend on the length of a prompt.
@@ -30,8 +34,6 @@ _CHANGES = (
     *("clip_qkv", "attn_logit_softcapping", "final_logit_softcapping", "logits_scaling", "logit_scale"),
     *("embedding_multiplier", "residual_multiplier", "attention_multiplier", "llama_4_scaling_beta"),
 )
-# Numbers that a module may have: dropout acts in training alone, the others are checked by their own values.
-_NUMBERS = re.compile(r"dropout|_eps|epsilon|^eps$|^scaling$|noise|attention_scaling|aux_loss")
 _TRIAL_TOKENS = 7
 # Relative; float32 roundings of a few blocks make 1e-6, another form of block a hundredth and more. In lower precision
 # roundings make several of its steps, and the proof at each setting finds what passes here.
@@ -60,9 +62,8 @@ def fused_decoder(model: PreTrainedModel) -> DecoderWeights:
     reason = fusing_unsupported_reason([*layers, head], stack.parameters())
     if reason is None and any(type(weight.data) is not torch.Tensor for weight in model.parameters()):
         reason = "its weights are not plain tensors (divided among processes, or packed)"
-    if reason is not None:
-        raise _refused(reason)
-    _refuse_replaced(stack)
+    _refuse(reason)
+    _refuse(replaced_unsupported_reason(stack))
     eps = _eps(stack.norm)
     norms = [module for block in blocks for name, module in block.named_modules() if name.endswith("norm")]
     _refuse_norms([stack.norm, *norms], eps)
@@ -114,28 +115,17 @@ def _refuse_config(model: PreTrainedModel) -> None:
         _refuse_numbers(module, f"its {type(module).__name__}")
 
 
-def _refuse_replaced(stack: nn.Module) -> None:
-    """Refuses modules that do more than their class says: hooks, such as those of weights divided among processes."""
-    for name, module in stack.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
-            raise _refused(f"{name or 'it'} has hooks or a forward of its own, which engines do not call")
-        if isinstance(module, nn.Linear) and tuple(module.weight.shape) != (module.out_features, module.in_features):
-            raise _refused(f"the weights of {name} are not of the size that it says")
+def _refuse(reason: str | None) -> None:
+    if reason is not None:
+        raise _refused(reason)
 
 
 def _refuse_parts(module: nn.Module, what: str, names: Collection[str]) -> None:
-    """Refuses parts with other names, and weights or numbers beside the parts."""
-    others = sorted({name for name, _ in module.named_children()} - set(names))
-    others += [name for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]]
-    if others:
-        raise _refused(f"{what} has {', '.join(others)}")
-    _refuse_numbers(module, what)
+    _refuse(parts_unsupported_reason(module, what, names))
 
 
 def _refuse_numbers(module: nn.Module, what: str) -> None:
-    for name, value in vars(module).items():
-        if isinstance(value, float) and value not in (0.0, 1.0) and not _NUMBERS.search(name):
-            raise _refused(f"{what} has a number {name} ({value:g})")
+    _refuse(numbers_unsupported_reason(module, what))
 
 
 def _layers(block: Any) -> list[nn.Linear]:
