@@ -22,11 +22,13 @@ def replaced_unsupported_reason(stack: nn.Module) -> str | None:
     return None
 
 
-def parts_unsupported_reason(module: nn.Module, what: str, names: Collection[str]) -> str | None:
-    """Parts with other names, and weights or numbers beside the parts."""
+def parts_unsupported_reason(
+    module: nn.Module, what: str, names: Collection[str], numbers: Collection[str] = ()
+) -> str | None:
+    """Parts and numbers with other names, and weights beside the parts."""
     others = sorted({name for name, _ in module.named_children()} - set(names))
     others += [name for name, _ in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]]
-    return f"{what} has {', '.join(others)}" if others else numbers_unsupported_reason(module, what)
+    return f"{what} has {', '.join(others)}" if others else numbers_unsupported_reason(module, what, numbers)
 
 
 def numbers_unsupported_reason(module: nn.Module, what: str, known: Collection[str] = ()) -> str | None:
