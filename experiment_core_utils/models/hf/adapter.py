@@ -257,7 +257,7 @@ class TransformersModel(HasEnds):
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """See `StagedModel.encode_image`; also None where pictures are encoded inside the prefill."""
-        return self._stages.encode_image(inputs)
+        return (self._stages if self._graphed is None else self._graphed).encode_image(inputs)
 
     def prefill(
         self, inputs: Mapping[str, Any], features: Any
@@ -360,6 +360,8 @@ class TransformersModel(HasEnds):
             decode_blocks = tuple(counted.blocks_run)
         refuse_not_finite(logits, after)
         found = self._visual_tokens.places_in(inputs["input_ids"])
+        if self._graphed is not None:
+            self._graphed.refuse_other_features(inputs, features)
         errors = None if self._graphed is None else self._errors_at_setting(self._graphed, inputs, features)
         by_engines = self._graphed is not None and isinstance(self._graphed.parts, EngineParts)
         return KnobProof(

@@ -1,7 +1,8 @@
-"""Prefill and decode of a transformers model by the engines of its decoder.
+"""The stages of a transformers model by the engines of its decoder and, where there is one, of its vision tower.
 
 The modules make embeddings, with the features of pictures at their places, and positions; the engine takes the place of
-the decoder's `forward`, and the modules' head makes the prompt's logits. Decode steps run in the engine alone.
+the decoder's `forward`, and the modules' head makes the prompt's logits. Decode steps run in the engine alone. For
+pictures see `engine_tower`.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +21,13 @@ from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferencePrefill, RotaryTable
 from experiment_core_utils.engines.select import Engines, decoder_engines
 from experiment_core_utils.engines.weights import DecoderWeights
-from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
+from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, GraphCapturer
 from experiment_core_utils.models.hf.decoder_description import fused_decoder
-from experiment_core_utils.models.hf.generate import GenerationState
+from experiment_core_utils.models.hf.engine_tower import EngineTower
+from experiment_core_utils.models.hf.generate import GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_stages import StageParts
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
-from experiment_core_utils.models.interface import KERNEL_GRAPH, MODULES, PLAIN, REFERENCE
+from experiment_core_utils.models.interface import CPU_BLOCKS, KERNEL_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import StageName
 
@@ -70,9 +72,10 @@ class EngineParts(StageParts):
             if self.engines.ways[stage] in PLAIN and not (takes_plain and on_cpu):
                 raise ConfigurationError(self.engines.reasons[stage])
         self.kv_cache = KVCache.allocate(self.decoder, max_seq_len=0)
+        self.tower, way, reason = _tower(model) if on_cpu else (None, MODULES, {})
         found_ways = self.engines.ways if on_cpu else dict.fromkeys(STAGES_OF_DECODER, KERNEL_GRAPH)
-        self.ways: Mapping[StageName, str] = {"vision": MODULES, **found_ways}
-        self.reasons: Mapping[StageName, str] = self.engines.reasons
+        self.ways: Mapping[StageName, str] = {"vision": way, **found_ways}
+        self.reasons: Mapping[StageName, str] = {**reason, **self.engines.reasons}
         self.waits, self.is_captured = on_cpu, not on_cpu
         self.mode = ("reference" if self.ways["decode"] == REFERENCE else "cpu") if on_cpu else "graph"
         self.names = self._name("prefill"), self._name("decode")
@@ -117,6 +120,16 @@ class EngineParts(StageParts):
         # What an earlier prefill chose is not that of one that falls to the modules.
         self.engines.prefill.forget_experts()
         return EnginePrefill(self, self._knobs())
+
+
+def _tower(model: PreTrainedModel) -> tuple[EngineTower | None, str, dict[StageName, str]]:
+    """The kernels of the tower, the name of what runs pictures, and why that is not a CUDA graph."""
+    if vision_entry(model) is None:
+        return None, MODULES, {}
+    try:
+        return EngineTower(model), CPU_BLOCKS, {"vision": NO_GRAPHS}
+    except ConfigurationError as error:
+        return None, MODULES, {"vision": str(error)}
 
 
 class EnginePrefill:

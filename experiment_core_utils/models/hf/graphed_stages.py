@@ -5,7 +5,7 @@ There is one request at a time: a state can be decoded from until another reques
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -62,6 +62,13 @@ class DecoderInPlace(Protocol):
     def in_place(self, captures_new: bool = False) -> AbstractContextManager[Sequence[Hashable]]: ...
 
 
+class TowerInPlace(Protocol):
+    """What runs pictures in place of the tower's modules; see `EngineTower`, which is one."""
+
+    def in_place(self) -> AbstractContextManager[None]: ...
+    def prove(self, name: str, inputs: Mapping[str, Any], encode: Callable[[], Any], features: Any) -> None: ...
+
+
 class StageParts(Protocol):
     """Makes what runs the stages of the setting in force."""
 
@@ -72,6 +79,7 @@ class StageParts(Protocol):
     names: tuple[str, str]  #: of prefill and decode step, for messages
     untuned: str | None  #: what is to be said of own kernels on an unknown card
     is_captured: bool  #: whether each shape of inputs has to be prepared by itself
+    tower: TowerInPlace | None = None  #: None where the modules run pictures
 
     def reserve(self, tokens: int) -> None:
         """Make room for a prompt of so many tokens, where the setting in force is ready but for that."""
@@ -124,6 +132,7 @@ class GraphedGeneration:
     """The graphed stages of one model, or those of an engine; the caller names the `setting` in force.
 
     Attributes:
+        vision_unsupported_reason: why the modules run all pictures though there is an engine; None where it runs them.
         prefill_unsupported_reason: why the modules run the prefills of all settings; None where these are graphed.
         is_fixed: whether a prefill that cannot be graphed is refused and no longer decides for all settings.
     """
@@ -133,6 +142,7 @@ class GraphedGeneration:
         self._stages = stages
         self.parts = parts
         self._graphed_settings: OrderedDict[Hashable, _Graphed] = OrderedDict()
+        self.vision_unsupported_reason: str | None = None
         self.prefill_unsupported_reason: str | None = None
         self.is_fixed = False
         self._slot = RequestSlot[Hashable]("the cache of fixed size")
@@ -142,13 +152,43 @@ class GraphedGeneration:
     @property
     def ways(self) -> dict[StageName, str]:
         """The name of what runs each stage."""
-        return {**self.parts.ways, **({} if self.prefill_unsupported_reason is None else {"prefill": MODULES})}
+        return {**self.parts.ways, **dict.fromkeys(self._refused, MODULES)}
 
     @property
     def reasons(self) -> dict[StageName, str]:
         """Why stages do not run as requested."""
-        of_prefill = self.prefill_unsupported_reason
-        return {**self.parts.reasons, **({} if of_prefill is None else {"prefill": of_prefill})}
+        return {**self.parts.reasons, **self._refused}
+
+    @property
+    def _refused(self) -> dict[StageName, str]:
+        """Why stages that were to run otherwise are run by the modules."""
+        found: dict[StageName, str | None] = {
+            "vision": self.vision_unsupported_reason,
+            "prefill": self.prefill_unsupported_reason,
+        }
+        return {stage: reason for stage, reason in found.items() if reason is not None}
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
+        """The vision stage; the first picture that the engine refuses leaves all of them to the modules.
+
+        Raises:
+            EngineRefused: the engine refuses it, and others were measured.
+        """
+        if self.parts.tower is not None and self.vision_unsupported_reason is None:
+            try:
+                with self.parts.tower.in_place():
+                    return self._stages.encode_image(inputs)
+            except ConfigurationError as error:
+                if self.is_fixed:
+                    raise engine_refused(str(error)) from error
+                self.vision_unsupported_reason = str(error)
+        return self._stages.encode_image(inputs)
+
+    def refuse_other_features(self, inputs: Mapping[str, Any], features: Any) -> None:
+        """Raises EngineRefused for features of an engine that are not those of the modules."""
+        if self.parts.tower is not None and self.vision_unsupported_reason is None:
+            name = f"{self.parts.ways['vision']} engine of the vision"
+            self.parts.tower.prove(name, inputs, lambda: self._stages.encode_image(inputs), features)
 
     def decode_at(self, setting: Hashable) -> FixedDecode:
         """The decode steps of a setting that is ready."""
@@ -221,7 +261,7 @@ class GraphedGeneration:
     def _capture(self, graphed: _Graphed, inputs: Mapping[str, Any]) -> None:
         """Run one pass over the prompt, and another only where it turns out that prefills cannot be graphed."""
         names: tuple[Hashable, ...] = ()
-        features = self._stages.encode_image(inputs)
+        features = self.encode_image(inputs)
         if self.prefill_unsupported_reason is None:
             try:
                 with graphed.prefill.in_place(captures_new=True) as served:
