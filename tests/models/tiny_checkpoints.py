@@ -401,13 +401,15 @@ UNBATCHABLE_FAMILIES: dict[str, _Family] = {
 }
 
 
-def write_checkpoint(family: str, folder: Path) -> Path:
-    """A whole checkpoint of a family, of `TEXT_FAMILIES`, `VISION_FAMILIES` or an unusual one, with random weights;
-    gives the folder.
+def write_checkpoint(family: str, folder: Path, **tower: int) -> Path:
+    """A whole checkpoint of a family, of `TEXT_FAMILIES`, `VISION_FAMILIES` or an unusual one, with random weights and
+    other sizes of the vision tower; gives the folder.
     """
     made = (_FAMILIES | UNBATCHABLE_FAMILIES)[family]
     tokenizer = _tokenizer(made.specials)
-    config = made.config(_Ids(tokenizer))
+    config: Any = made.config(_Ids(tokenizer))
+    for name, value in tower.items():
+        setattr(config.vision_config, name, value)
     maker = AutoModelForCausalLM if made.image_processor is None else AutoModelForImageTextToText
     torch.manual_seed(5)
     model = maker.from_config(config)
