@@ -21,6 +21,7 @@ from experiment_core_utils.saved_results.terminal import caveat_lines
 from experiment_core_utils.sweep.dry_run import describe_plan
 from experiments.core_exp.acc_lat_profiling import main
 from tests.documents.test_docs import first_cells
+from tests.engines.cpu_compiler import needs_compiler
 from tests.given_flags import over
 from tests.models.tiny_checkpoints import bounded_pictures, write_checkpoint
 from tests.scripted.simulated_energy import device_in_real_time, instruments_of
@@ -141,6 +142,22 @@ def test_a_second_call_measures_nothing_and_more_values_only_themselves(
     again = run_profiling(config)
     assert again.experiment_id is None and by_key(again) == results
     assert {path: path.stat().st_mtime_ns for path in written} == written
+
+
+@needs_compiler
+def test_kernels_run_a_tower_with_heads_of_32(tmp_path: Path) -> None:
+    """The pictures' tier and the kept image tokens are turned around the tower."""
+    folder = write_checkpoint("llava_next", tmp_path / "model", hidden_size=64)
+    flags = ["--tier_list", "low", "high", "--visual_token_keep_list", "0.5", "1"]
+    report = run_profiling(config_for(folder, tmp_path / "results", *flags))
+    assert not report.failed and len(report.results) == 4
+    for result in (each.content() for each in report.results):
+        ways = {"vision": "cpu blocks", "decode": "cpu step"}
+        assert result["realised"]["execution_stages"].items() >= ways.items()
+        assert result["provenance"]["model"]["execution_stages"].items() >= ways.items()
+        assert all(run["T_vision_total"] > 0 for sample in result["per_sample_results"] for run in sample["runs"])
+    tokens = {result.actual_vision_tokens_mean for result in report.results}
+    assert len(tokens) == 4
 
 
 def test_a_dense_model_moves_its_tokens_with_the_tier(
