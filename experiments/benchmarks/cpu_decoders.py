@@ -1,19 +1,32 @@
-"""What engines gain on a CPU beside a transformers model's modules: prefill and decode steps, by several ways in turns.
+"""What engines gain on a CPU beside a transformers model's modules: prefill, decode steps and vision towers, by several
+ways in turns.
 
-    python -m experiments.benchmarks.cpu_decoders [--tokens 256] [--rounds 7]
+    python -m experiments.benchmarks.cpu_decoders [--only prefill decode vision] [--tokens 256] [--rounds 7]
 
-Random weights in float32, one request. Every round runs each way once, in the order of before turned round, so that a
-busy machine slows all of them; a row is the median of the rounds, and the median of the quotients to the modules.
+Random weights in float32, one request; a tower encodes one picture, also by OpenVINO where that is installed. Every
+round runs each way once, in the order of before turned round, so that a busy machine slows all of them; a row is the
+median of the rounds, and the median of the quotients to the modules.
 """
 
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlavaConfig,
+    OlmoeConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    SiglipVisionConfig,
+)
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
@@ -23,8 +36,11 @@ from experiment_core_utils.engines.cpu.prefill import CpuPrefill
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferenceDecode, ReferencePrefill
+from experiment_core_utils.models.common.engine_proof import relative_distance
 from experiment_core_utils.models.hf.decoder_description import fused_decoder
+from experiment_core_utils.models.hf.engine_tower import EngineTower
 from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config
+from experiment_core_utils.models.interface import STAGES
 
 STEPS = 8
 _SIZES: dict[str, Any] = {"vocab_size": 16000, "num_hidden_layers": 8, "bos_token_id": 1, "eos_token_id": None}
@@ -40,6 +56,15 @@ MODELS: dict[str, PreTrainedConfig] = {
         num_key_value_heads=8,
         num_experts=16,
         num_experts_per_tok=4,
+    ),
+}
+_TOWER: dict[str, Any] = {"image_size": 336, "patch_size": 14, "num_attention_heads": 16}
+TOWERS: dict[str, PreTrainedConfig] = {
+    "CLIP ViT-L/14, 577 tokens": CLIPVisionConfig(
+        **_TOWER, hidden_size=1024, intermediate_size=4096, num_hidden_layers=24
+    ),
+    "SigLIP so400m, 576 tokens": SiglipVisionConfig(
+        **_TOWER, hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, vision_use_head=False
     ),
 }
 Ways = dict[str, Callable[[], object]]
@@ -81,6 +106,37 @@ def ways_of(model: PreTrainedModel, tokens: int) -> dict[str, Ways]:
     return found
 
 
+def ways_of_tower(model: PreTrainedModel) -> Ways:
+    """The ways to run a model's tower.
+
+    Raises:
+        AssertionError: they do not give the same states.
+    """
+    tower, kernels = model.model.vision_tower, EngineTower(model)
+    pixels = torch.randn(1, 3, 336, 336, generator=torch.Generator().manual_seed(0))
+
+    def by_modules() -> torch.Tensor:
+        states: torch.Tensor = tower(pixels).last_hidden_state
+        return states
+
+    def by_kernels() -> torch.Tensor:
+        with kernels.in_place():
+            return by_modules()
+
+    ways: dict[str, Callable[[], torch.Tensor]] = {"modules": by_modules, "kernels": by_kernels}
+    if find_spec("openvino") is not None:
+        import openvino
+
+        hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        exported = openvino.convert_model(tower, example_input=pixels)
+        compiled = openvino.compile_model(exported, "CPU", {**hints, "PERFORMANCE_HINT": "LATENCY"})
+        ways[f"OpenVINO {openvino.__version__.split('-')[0]}"] = lambda: torch.from_numpy(compiled(pixels.numpy())[0])
+    expected = by_modules()
+    for way in ways.values():
+        assert relative_distance(way(), expected) < 1e-4
+    return dict(ways)
+
+
 def seconds_in_turns(ways: Ways, rounds: int) -> dict[str, list[float]]:
     """Seconds of each way in each round, after one round that does not count."""
     order, seconds = list(ways), {name: list[float]() for name in ways}
@@ -93,25 +149,37 @@ def seconds_in_turns(ways: Ways, rounds: int) -> dict[str, list[float]]:
     return {name: each[1:] for name, each in seconds.items()}
 
 
+def print_rows(name: str, part: torch.nn.Module, stage: str, ways: Ways, rounds: int, steps: int = 1) -> None:
+    """A row for each way; its time is that of one of `steps`."""
+    size = sum(weight.numel() for weight in part.parameters()) * 4 // 10**6
+    seconds = seconds_in_turns(ways, rounds)
+    for way, own in seconds.items():
+        quotient = statistics.median(a / b for a, b in zip(own, seconds["modules"], strict=True))
+        ms = 1e3 * statistics.median(own) / steps
+        print(f"| {name} ({size} MB) | {stage} | {way} | {ms:.2f} | {quotient:.2f} |", flush=True)
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = OneLineParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=STAGES, default=STAGES, help="stages to run (default: all)")
     parser.add_argument("--tokens", type=int, default=256, help="length of the prompt (default: 256)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds that count (default: 7)")
     given = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, a prompt of {given.tokens} tokens\n")
     print("| model | stage | way | ms | of the modules' time |\n| --- | --- | --- | --- | --- |")
-    for name, config in MODELS.items():
+    for name, config in TOWERS.items() if "vision" in given.only else ():
+        torch.manual_seed(0)
+        text = LlamaConfig(**_SIZES, hidden_size=64, intermediate_size=64, num_attention_heads=2)
+        model = AutoModelForImageTextToText.from_config(LlavaConfig(text_config=text, vision_config=config)).eval()
+        print_rows(name, model.model.vision_tower, "vision", ways_of_tower(model), given.rounds)
+    for name, config in MODELS.items() if {"prefill", "decode"} & set(given.only) else ():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         model.generation_config = greedy_config(model)
-        size = sum(weight.numel() for weight in model.parameters()) * 4 // 10**6
         for stage, ways in ways_of(model, given.tokens).items():
-            seconds = seconds_in_turns(ways, given.rounds)
-            for way, own in seconds.items():
-                quotient = statistics.median(a / b for a, b in zip(own, seconds["modules"], strict=True))
-                ms = 1e3 * statistics.median(own) / (STEPS if stage == "decode" else 1)
-                print(f"| {name} ({size} MB) | {stage} | {way} | {ms:.2f} | {quotient:.2f} |", flush=True)
+            if stage in given.only:
+                print_rows(name, model, stage, ways, given.rounds, STEPS if stage == "decode" else 1)
 
 
 if __name__ == "__main__":
