@@ -50,7 +50,7 @@ def vision_kernel(width: int, inner: int, activation: Any = "quick_gelu") -> Vis
 
 
 @needs_compiler
-@pytest.mark.parametrize(("width", "inner"), [(1, 1), (33, 70), (64, 130)])
+@pytest.mark.parametrize(("width", "inner"), [(1, 1), (33, 70), (64, 130), (20, 2050)])
 @pytest.mark.parametrize("rows", [1, 7, 96, 101, 407])
 @pytest.mark.parametrize("activation", ACTIVATE)
 @torch.inference_mode()

@@ -156,10 +156,11 @@ static inline void unpack(const float* tile, int64_t columns, int64_t tokens, Ro
     }
 }
 
-// Weights [N, K] times `count` tokens in panels -> rows [N], of which row(token) finds the place.
+// Weights [N, K], `step` elements from row to row, times `count` tokens in panels -> rows [N], of which row(token) finds
+// the place.
 template <typename Row>
-static void apply(const float* weights, int64_t columns, int64_t inner, const float* panels, int64_t count, Row row,
-                  int threads) {
+static void apply(const float* weights, int64_t step, int64_t columns, int64_t inner, const float* panels,
+                  int64_t count, Row row, int threads) {
     // Columns that are written together: whole lines of the cache.
     constexpr int WIDE = 4 * COLUMNS;
     static_assert(WIDE % LANES == 0, "see above");
@@ -170,11 +171,18 @@ static void apply(const float* weights, int64_t columns, int64_t inner, const fl
             for (int64_t first = 0; first < count; first += TILE) {
                 const int64_t tokens = least(TILE, count - first);
                 for (int64_t column = 0; column < there; column += COLUMNS) {
-                    const auto own = [&](int i) { return weights + least(from + column + i, columns - 1) * inner; };
-                    multiply_group(own, COLUMNS * inner, panels + first * inner, tokens, inner, tile + column * TILE);
+                    const auto own = [&](int i) { return weights + least(from + column + i, columns - 1) * step; };
+                    multiply_group(own, COLUMNS * step, panels + first * inner, tokens, inner, tile + column * TILE);
                 }
                 unpack(tile, there, tokens, [&](int64_t token) { return row(first + token) + from; });
             }
         }
     });
+}
+
+// The same of weights whose rows lie one behind the other.
+template <typename Row>
+static void apply(const float* weights, int64_t columns, int64_t inner, const float* panels, int64_t count, Row row,
+                  int threads) {
+    apply(weights, inner, columns, inner, panels, count, row, threads);
 }

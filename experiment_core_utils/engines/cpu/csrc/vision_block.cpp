@@ -12,6 +12,9 @@ struct Layer {
     int64_t columns, inner;
 };
 
+// Of the hidden columns so many are made and used at a time: the second cache holds them.
+constexpr int64_t PART = 85 * COLUMNS;
+
 // As `ACTIVATIONS` of vision_block.py.
 enum Activation { QUICK_GELU, GELU, TANH_GELU };
 
@@ -40,9 +43,10 @@ static inline void multiply_rows(const Layer& layer, int64_t count, Row row, flo
           [&](int64_t token) { return out + token * layer.columns; }, 1);
 }
 
+// Row [W] and a bias [W], or null, added to what is there.
 static inline void add_row(float* to, const float* row, const float* bias, int64_t width) {
 #pragma omp simd
-    for (int64_t i = 0; i < width; i++) to[i] += row[i] + bias[i];
+    for (int64_t i = 0; i < width; i++) to[i] += bias ? row[i] + bias[i] : row[i];
 }
 
 // Joint rows [R, N] of queries, keys and values of the normed states.
@@ -67,7 +71,7 @@ extern "C" void vision_finish(const float* attended, float* states, Layer output
     in_row_spans(rows, threads, [&](int64_t first, int64_t count) {
         static thread_local Buffer taken, buffer, middle;
         float *own = states + first * width, *made = buffer.of(count * width);
-        float *panels = taken.of(MOST_TOKENS * std::max(width, output.inner)), *hidden = middle.of(MOST_TOKENS * hidden_width);
+        float *panels = taken.of(MOST_TOKENS * std::max(width, output.inner)), *hidden = middle.of(MOST_TOKENS * PART);
         multiply_rows(output, count, [&](int64_t row) { return attended + (first + row) * output.inner; }, panels, made);
         for (int64_t row = 0; row < count; row++) {
             add_row(own + row * width, made + row * width, output.bias, width);
@@ -75,18 +79,26 @@ extern "C" void vision_finish(const float* attended, float* states, Layer output
         }
         pack(count, width, panels, [&](int64_t row) { return made + row * width; }, 1);
         alignas(64) float tile[COLUMNS * TILE];
-        for (int64_t from = 0; from < hidden_width; from += COLUMNS)
-            for (int64_t start = 0; start < count; start += TILE) {
-                const auto weights = [&](int i) { return inner.weights + least(from + i, hidden_width - 1) * width; };
-                const int64_t tokens = least(TILE, count - start), end = least(COLUMNS, hidden_width - from);
-                multiply_group(weights, COLUMNS * width, panels + start * width, tokens, width, tile);
-                // Where they lie side by side by token, as the next product takes them.
-                float* to = hidden + start * hidden_width + from * TILE;
-                for (int64_t i = 0; i < end; i++)
-                    for (int64_t part = i * TILE; part < i * TILE + tokens; part += LANES)
-                        lanes(to + part) = activated(lanes(tile + part) + inner.bias[from + i], activation);
-            }
-        apply(outer.weights, width, outer.inner, hidden, count, [&](int64_t row) { return made + row * width; }, 1);
-        for (int64_t row = 0; row < count; row++) add_row(own + row * width, made + row * width, outer.bias, width);
+        for (int64_t begin = 0; begin < hidden_width; begin += PART) {
+            const int64_t part_width = least(PART, hidden_width - begin);
+            for (int64_t from = 0; from < part_width; from += COLUMNS)
+                for (int64_t start = 0; start < count; start += TILE) {
+                    const auto weights = [&](int i) {
+                        return inner.weights + (begin + least(from + i, part_width - 1)) * width;
+                    };
+                    const int64_t tokens = least(TILE, count - start), end = least(COLUMNS, part_width - from);
+                    multiply_group(weights, COLUMNS * width, panels + start * width, tokens, width, tile);
+                    // Where they lie side by side by token, as the next product takes them.
+                    float* to = hidden + start * part_width + from * TILE;
+                    for (int64_t i = 0; i < end; i++)
+                        for (int64_t part = i * TILE; part < i * TILE + tokens; part += LANES)
+                            lanes(to + part) =
+                                activated(lanes(tile + part) + inner.bias[begin + from + i], activation);
+                }
+            apply(outer.weights + begin, outer.inner, width, part_width, hidden, count,
+                  [&](int64_t row) { return made + row * width; }, 1);
+            for (int64_t row = 0; row < count; row++)
+                add_row(own + row * width, made + row * width, begin ? nullptr : outer.bias, width);
+        }
     });
 }
