@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -125,8 +126,7 @@ def ways_of_tower(model: PreTrainedModel) -> Ways:
 
     ways: dict[str, Callable[[], torch.Tensor]] = {"modules": by_modules, "kernels": by_kernels}
     if find_spec("openvino") is not None:
-        import openvino
-
+        openvino: Any = import_module("openvino")
         hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         exported = openvino.convert_model(tower, example_input=pixels)
         compiled = openvino.compile_model(exported, "CPU", {**hints, "PERFORMANCE_HINT": "LATENCY"})
