@@ -164,12 +164,14 @@ def main() -> None:
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=STAGES, default=STAGES, help="stages to run (default: all)")
     parser.add_argument("--tokens", type=int, default=256, help="length of the prompt (default: 256)")
+    parser.add_argument("--blocks", type=int, help="blocks of a vision tower (default: all)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds that count (default: 7)")
     given = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, a prompt of {given.tokens} tokens\n")
     print("| model | stage | way | ms | of the modules' time |\n| --- | --- | --- | --- | --- |")
     for name, config in TOWERS.items() if "vision" in given.only else ():
         torch.manual_seed(0)
+        config.num_hidden_layers = given.blocks or config.num_hidden_layers
         text = LlamaConfig(**_SIZES, hidden_size=64, intermediate_size=64, num_attention_heads=2)
         model = AutoModelForImageTextToText.from_config(LlavaConfig(text_config=text, vision_config=config)).eval()
         print_rows(name, model.model.vision_tower, "vision", ways_of_tower(model), given.rounds)
