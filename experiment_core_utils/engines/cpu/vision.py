@@ -7,6 +7,7 @@ that is kept between requests.
 from collections.abc import Sequence
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from experiment_core_utils.engines.cpu.attention import cpu_attention
 from experiment_core_utils.engines.cpu.panels import Workspace, refuse_other_places
@@ -34,12 +35,20 @@ class CpuVisionBlocks:
         self.memory = Workspace()
         self._num_heads = num_heads
 
-    def advance(self, index: int, states: torch.Tensor) -> None:
-        """States [K, T, C] through a block, where they lie."""
+    def advance(self, index: int, states: torch.Tensor, mask: torch.Tensor | None = None) -> None:
+        """States [K, T, C] through a block, where they lie.
+
+        Args:
+            mask: of patches that hide others, as torch's attention takes it for [K, N, T, T]; that attention runs then.
+        """
         rows, kernel = states.flatten(0, 1), self.kernels[index]
         joint = kernel.project(rows, self.memory.buffer("joint", len(rows), 3 * kernel.width))
         queries, keys, values = joint.view(*states.shape[:2], 3, self._num_heads, -1).permute(2, 0, 3, 1, 4)
-        kernel.finish(self.attention(queries, keys, values, False).flatten(0, 1), rows)
+        if mask is None:
+            attended = self.attention(queries, keys, values, False)
+        else:
+            attended = scaled_dot_product_attention(queries, keys, values, attn_mask=mask).transpose(1, 2).flatten(2)
+        kernel.finish(attended.flatten(0, 1), rows)
 
 
 class CpuVision(ReferenceVision):

@@ -42,7 +42,7 @@ class EngineTower:
         """A context in which the kernels run the tower's blocks.
 
         Raises:
-            ConfigurationError: a block is given a mask that hides something, or what the kernels do not know.
+            ConfigurationError: a block is given what the kernels do not know.
         """
         with ExitStack() as stack:
             for index, layer in enumerate(self._tower.layers):
@@ -55,11 +55,10 @@ class EngineTower:
         unknown = sorted(name for name in given.keys() - _KNOWN if given[name] is not None and given[name] is not False)
         if unknown:
             raise ConfigurationError(f"blocks of the vision tower are given {', '.join(unknown)}, which engines lack")
-        if attention_mask is not None and not bool(_sees_all(attention_mask)):
-            raise ConfigurationError("patches of a picture are masked")
+        hides = attention_mask is not None and not bool(_sees_all(attention_mask))
         # The caller may keep what went in.
         states = hidden_states.detach().clone(memory_format=torch.contiguous_format)
-        self._tower.engine.advance(index, states)
+        self._tower.engine.advance(index, states, attention_mask if hides else None)
         return states
 
     def prove(self, name: str, inputs: Mapping[str, Any], encode: Callable[[], Any], features: Any) -> None:

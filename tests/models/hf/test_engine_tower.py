@@ -14,7 +14,7 @@ from experiment_core_utils.models.hf.engine_stages import EngineParts
 from experiment_core_utils.models.hf.engine_tower import EngineTower
 from experiment_core_utils.models.hf.generate import GenerateStages
 from experiment_core_utils.models.hf.graphed_stages import GraphedGeneration
-from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused
+from experiment_core_utils.primitives.errors import EngineRefused
 from tests.engines.cpu_compiler import needs_compiler
 from tests.models.described_towers import TOWERS, pictures, towered
 from tests.models.hf.test_graphed_stages import LOW, inputs_of, read
@@ -56,38 +56,43 @@ def test_features_and_states_are_those_of_the_modules(name: str) -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @torch.inference_mode()
-def test_a_mask_may_hide_nothing(attention: str) -> None:
-    """Idefics 3: 9 patches of 8 x 8 pixels; in the second crop the last rows are padding."""
+def test_masked_patches_are_hidden(attention: str) -> None:
+    """Idefics 3: 9 patches of 8 x 8 pixels; in the second crop the last two rows of them are padding."""
     model = towered("idefics3")
     model.set_attn_implementation(attention)
     tower, stages = EngineTower(model), GenerateStages(model)
     inputs = pictures("idefics3", 2) | {"pixel_attention_mask": torch.ones(1, 2, 24, 24, dtype=torch.long)}
-    expected = stages.encode_image(inputs)
-    with tower.in_place():
-        assert_same_floats(rows(stages.encode_image(inputs)), rows(expected))
+    for _ in range(2):
+        expected = rows(stages.encode_image(inputs))
+        with tower.in_place():
+            assert_same_floats(rows(stages.encode_image(inputs)), expected)
         inputs["pixel_attention_mask"][0, 1, 8:] = 0
-        with pytest.raises(ConfigurationError, match="patches of a picture are masked"):
-            stages.encode_image(inputs)
+    # What is hidden is not of no effect.
+    whole = pictures("idefics3", 2)
+    assert not torch.allclose(rows(stages.encode_image(whole)), expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("is_fixed", [False, True])
 @torch.inference_mode()
-def test_masked_pictures_are_left_to_the_modules_unless_others_were_measured(is_fixed: bool) -> None:
+def test_what_kernels_lack_is_left_to_the_modules_unless_others_were_measured(is_fixed: bool) -> None:
+    """The first block is told something new."""
     model = towered("idefics3")
-    masked = pictures("idefics3", 2) | {"pixel_attention_mask": torch.ones(1, 2, 24, 24, dtype=torch.long)}
-    masked["pixel_attention_mask"][0, 1, 8:] = 0
+    inputs = pictures("idefics3", 2)
     stages, parts = GenerateStages(model), EngineParts(model, lambda: (None, (0, 1, 2, 3)), takes_plain=True)
     generation = GraphedGeneration(model.device, stages, parts)
     assert generation.ways["vision"] == "cpu blocks"
     assert generation.reasons["vision"] == "there are no CUDA graphs on the CPU"
     generation.is_fixed = is_fixed
+    first = model.model.vision_model.encoder.layers[0]
+    first.register_forward_pre_hook(lambda _, args, given: (args, {**given, "tiles": 2}), with_kwargs=True)
+    lacks = "blocks of the vision tower are given tiles, which engines lack"
     if is_fixed:
-        with pytest.raises(EngineRefused, match="patches of a picture are masked; run all settings with --exec"):
-            generation.encode_image(masked)
+        with pytest.raises(EngineRefused, match=f"{lacks}; run all settings with --exec"):
+            generation.encode_image(inputs)
         return
-    assert_same_floats(rows(generation.encode_image(masked)), rows(stages.encode_image(masked)))
+    assert_same_floats(rows(generation.encode_image(inputs)), rows(stages.encode_image(inputs)))
     assert generation.ways["vision"] == "modules"
-    assert generation.reasons["vision"] == "patches of a picture are masked"
+    assert generation.reasons["vision"] == lacks
 
 
 SETTINGS = [

@@ -59,7 +59,7 @@ def test_a_size_beyond_an_algorithms_limit_is_a_row(tmp_path: Path) -> None:
     # fft takes planes of up to 256, padding counted.
     profiler = profiler_of(OnePlain(), algorithm="fft", measure=1)
     lines = check_support(profiler, (16, 256))
-    assert lines[0] == "at 256 pixels: fft does not cover 1 of 1 convolutions of small (100% of their FLOPs)"
+    assert lines[0] == "at 256 pixels: fft does not cover 1 of 1 convolution of small (100% of their FLOPs)"
     tables = tables_of(profiler, tmp_path)
     assert sweep(profiler, tables, (16, 256), "cpu", StopRequest()) == SweepCount(1, 1, 0)
     assert [(row["status"], row["mean"] is None) for row in rows(tables.overall_path)] == [
