@@ -46,7 +46,8 @@ TEXT_BACKENDS: tuple[TextBackend, ...] = (published_molmoe, transformers_languag
 
 
 def register_backend(backend: Backend) -> None:
-    """Let a backend serve models of profiling runs; it is asked before those that are registered already.
+    """Let a backend serve models of profiling runs, but those behind `--endpoint`; it is asked before those that are
+    registered already.
 
     The `load` of its `ModelSource` returns a `Runnable`, which may also be `Stepwise`, `Inspectable` or `Switchable`.
     """
@@ -69,13 +70,14 @@ def _checkpoint(found: ModelSource) -> CheckpointSource:
     if not isinstance(found, CheckpointSource):
         raise ConfigurationError(
             f"this needs the weights of {found.name} in this process, and its backend does not show them; give the "
-            "folder of a checkpoint as --model_path"
+            "folder of a checkpoint as --model_path, and no --endpoint"
         )
     return found
 
 
 def _found(requested: RequestedModel) -> ModelSource:
-    found = next(source for backend in BACKENDS if (source := backend(requested)) is not None)
+    asked = [endpoint_source] if requested.served else BACKENDS
+    found = next(source for backend in asked if (source := backend(requested)) is not None)
     if isinstance(found, CheckpointSource):
         say_only_model(requested.path)
     return found

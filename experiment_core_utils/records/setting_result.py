@@ -195,8 +195,8 @@ class OpenLoop(Record):
     """How a server kept up with requests that arrived at a rate."""
 
     request_rate: Ratio  #: `--request_rate`: requests a second that came, in each batch
-    #: requests a second that were answered: those behind the first of each batch, over the time from the first to the
-    #: last answer; None if no batch has two
+    #: requests a second that were answered: `request_rate` x the time in which the middle 80 % of those that were
+    #: answered had come / the time in which the middle 80 % of the answers were done; None if no batch has two
     achieved_rate: Ratio | None
     num_batches: Count  #: batches of requests, each run of a group of samples one
     num_requests: Count  #: requests that came

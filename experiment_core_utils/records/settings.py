@@ -232,7 +232,10 @@ class ArrivalsTrace:
     request_rate: float  #: requests a second
     num_requests: int
     num_answered: int
-    answering_s: float  #: from the end of the first answer to that of the last; 0 for fewer than 2
+    #: of those that were answered: the time between the 10th and the 90th percentile of when they were due, and of when
+    #: they had been answered; 0 for fewer than 2
+    due_span_s: float
+    answered_span_s: float
     most_under_way: int  #: requests at a time
     num_late: int  #: requests that the client sent more than 5 ms after they were due
     late_max_s: float | None  #: how late it sent the latest; None where none was sent

@@ -6,8 +6,10 @@ late makes it longer, and slow answers hold back no later request (no coordinate
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, InvalidStateError, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -130,6 +132,8 @@ def arrive(
         batch.has_begun.set()
         while wait(futures, _POLL_S).not_done:
             stop.raise_if_requested("between two requests")
+            for future, own in zip(futures, marks, strict=True):
+                _end_where_silent(future, own)
     finally:
         batch.is_over.set()
         batch.has_begun.set()
@@ -144,19 +148,39 @@ def _begun(work: Callable[[Marks], T], marks: ArrivalMarks) -> Future[T]:
         try:
             result = work(marks)
         except BaseException as error:
-            _end(marks)
-            future.set_exception(error)
+            _end(marks, partial(future.set_exception, error))
         else:
-            _end(marks)
-            future.set_result(result)
+            _end(marks, partial(future.set_result, result))
 
     threading.Thread(target=run, daemon=True).start()
     return future
 
 
-def _end(marks: ArrivalMarks) -> None:
-    marks.ended_s = marks.batch.clock.now_s()
+def _end_where_silent(future: Future[T], marks: ArrivalMarks) -> None:
+    """Give up a request behind its limit that makes no mark: a server may send signs of life and no answer for ever."""
+    if marks.sent_s is None or marks.ended_s is not None or marks.limit_s is None:
+        return
+    spent_s = marks.batch.clock.now_s() - marks.due_s
+    if spent_s > marks.limit_s + _POLL_S:
+        error = SampleTimedOut(f"not done after {spent_s:g} s")
+        _end(marks, partial(future.set_exception, error))
+
+
+def _end(marks: ArrivalMarks, settle: Callable[[], None]) -> None:
+    """Note how a request ended, unless it was given up before."""
+    if marks.ended_s is None:
+        marks.ended_s = marks.batch.clock.now_s()
     marks.is_ready.set()
+    with suppress(InvalidStateError):
+        settle()
+
+
+def _middle_span(moments_s: Sequence[float]) -> float:
+    """The time between the 10th and the 90th percentile: the first and the last answers are not of a full load."""
+    if not moments_s:
+        return 0.0
+    low, high = np.quantile(moments_s, (0.1, 0.9))
+    return float(high - low)
 
 
 def trace_of(
@@ -165,16 +189,20 @@ def trace_of(
     """What a batch that has ended showed; a request is under way from when it is due."""
     spans = [(each.due_s, each.ended_s) for each in marks if each.sent_s is not None and each.ended_s is not None]
     late_s = [max(each.sent_s - each.due_s, 0.0) for each in marks if each.sent_s is not None]
-    answered_s = [
-        each.ended_s for each, future in zip(marks, futures, strict=True) if each.ended_s and not future.exception()
+    answered = [
+        (each.due_s, each.ended_s)
+        for each, future in zip(marks, futures, strict=True)
+        if each.ended_s is not None and not future.exception()
     ]
+    due_s, ended_s = zip(*answered, strict=True) if answered else ((), ())
     return ArrivalsTrace(
         experiment_id=experiment_id,
         rank=rank,
         request_rate=rate,
         num_requests=len(futures),
-        num_answered=len(answered_s),
-        answering_s=max(answered_s) - min(answered_s) if answered_s else 0.0,
+        num_answered=len(answered),
+        due_span_s=_middle_span(due_s),
+        answered_span_s=_middle_span(ended_s),
         most_under_way=max((sum(a <= due_s < b for a, b in spans) for due_s, _ in spans), default=0),
         num_late=sum(each > LATE_S for each in late_s),
         late_max_s=max(late_s, default=None),

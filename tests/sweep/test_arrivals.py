@@ -67,7 +67,8 @@ def test_a_time_limit_counts_from_then_too() -> None:
 
 def test_what_a_batch_showed() -> None:
     """Four requests: the first is answered at 1.5 s, the second fails at 4, the third is answered at 3; the last was
-    never sent. At 1 s, when the second is due, two are under way; at 2 s the second and the third.
+    never sent. At 1 s, when the second is due, two are under way; at 2 s the second and the third. Answered are those
+    that were due at 0 and 2 s, of which 80 % of the way are 1.6 s; of the answers 1.2 s.
     """
     marks, futures = [], []
     for after_s, late_s, ended_s in ((0.0, 0.0, 1.5), (1.0, 0.004, 4.0), (2.0, 0.25, 3.0), (3.0, None, 0.0)):
@@ -85,7 +86,8 @@ def test_what_a_batch_showed() -> None:
         request_rate=1.0,
         num_requests=4,
         num_answered=2,
-        answering_s=1.5,
+        due_span_s=pytest.approx(1.6),
+        answered_span_s=pytest.approx(1.2),
         most_under_way=2,
         num_late=1,
         late_max_s=0.25,
@@ -123,6 +125,23 @@ def test_requests_that_are_not_due_yet_are_given_up_at_a_stop() -> None:
     with pytest.raises(Stopped):
         arrive([answer], [3600.0], None, stop)
     assert not sent
+
+
+def test_a_request_without_an_answer_is_given_up_at_its_limit() -> None:
+    """It makes no mark that could tell it the time; what it comes to later is of no effect."""
+    going, came = threading.Event(), threading.Event()
+
+    def answer(marks: Marks) -> int:
+        marks.mark()
+        assert going.wait(60)
+        came.set()
+        return 1
+
+    futures, marks = arrive([answer], [0.0], 0.01, StopRequest())
+    assert isinstance(futures[0].exception(), SampleTimedOut)
+    going.set()
+    assert came.wait(60) and isinstance(futures[0].exception(), SampleTimedOut)
+    assert trace_of(futures, marks, 1.0, "0007", 0).num_answered == 0
 
 
 def test_work_that_fails_before_it_is_ready_holds_nothing_up() -> None:

@@ -1,7 +1,9 @@
 """What a result says of its conditions, from hand-made readings."""
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
@@ -19,6 +21,7 @@ from experiment_core_utils.records.settings import (
     When,
 )
 from experiment_core_utils.saved_results.terminal import caveat_lines
+from experiment_core_utils.sweep.arrivals import arrivals_s
 from experiment_core_utils.sweep.steadiness import (
     conditions_caveats,
     conditions_of,
@@ -150,40 +153,60 @@ def test_the_precision_is_that_of_all_processes_together() -> None:
     assert precision_of(None, part(samples[0])).stopped_by == "num_samples"
 
 
-def arrivals(
-    num_answered: int, answering_s: float, late_s: float | None = 0.001, under_way: int = 2
-) -> ArrivalsTrace:
-    """A batch of 5 requests, 2 a second."""
-    num_late = int(late_s is not None and late_s > 0.005)
-    return ArrivalsTrace("0007", 0, 2.0, 5, num_answered, answering_s, under_way, num_late, late_s)
+def arrivals(num_answered: int, due_span_s: float, answered_span_s: float, **changes: Any) -> ArrivalsTrace:
+    """A batch of 100 requests, 2 a second."""
+    usual = {"most_under_way": 2, "num_late": 0, "late_max_s": 0.001}
+    return ArrivalsTrace("0007", 0, 2.0, 100, num_answered, due_span_s, answered_span_s, **{**usual, **changes})
 
 
 def test_batches_of_arriving_requests_come_to_one_rate() -> None:
-    """4 and 2 answers behind the first of their batch, in 2 and in 4 seconds."""
-    found = open_loop_of([arrivals(5, 2.0, under_way=5), arrivals(3, 4.0, 0.25), arrivals(0, 0.0, None)])
+    """The middle ones of three batches came within 40, 20 and 0 s, and were answered within 80, 40 and 0."""
+    batches = [
+        arrivals(100, 40.0, 80.0, most_under_way=60),
+        arrivals(60, 20.0, 40.0, num_late=1, late_max_s=0.25),
+        arrivals(0, 0.0, 0.0, late_max_s=None),
+    ]
+    found = open_loop_of(batches)
     assert found == OpenLoop(
         request_rate=2.0,
         achieved_rate=1.0,
         num_batches=3,
-        num_requests=15,
-        num_answered=8,
-        most_under_way=5,
+        num_requests=300,
+        num_answered=160,
+        most_under_way=60,
         num_late=1,
         late_max_ms=250.0,
     )
     behind, short, late = open_loop_caveats(found)
-    assert behind.sentence.startswith("server: it answered 1 of 2 requests a second, with up to 5 under way")
-    assert late.sentence.startswith("client: 1 of 15 requests were sent more than 5 ms after they were due, the latest")
-    assert short.sentence.startswith("open loop: up to 5 of the 5 requests of a batch were under way at once")
-    assert (behind.voids, short.voids, late.voids) == (True, False, False)
+    assert behind.sentence.startswith("server: it answered 1 of 2 requests a second, with up to 60 under way")
+    assert late.sentence.startswith("client: 1 of 300 requests were sent more than 5 ms after they were due, the")
+    assert short.sentence.startswith("open loop: up to 60 of the 100 requests of a batch were under way at once")
+    # The load grew all the time: half of the rate may be no more than answers of several lengths.
+    assert (behind.voids, short.voids, late.voids) == (False, False, False)
+    (steady,) = open_loop_caveats(open_loop_of([arrivals(100, 40.0, 60.0)]))
+    assert steady.voids and steady.figures["fraction"] == pytest.approx(1 / 3)
+    (near,) = open_loop_caveats(open_loop_of([arrivals(100, 40.0, 48.0)]))
+    assert not near.voids
 
 
 def test_a_server_and_a_client_in_time_have_no_caveat() -> None:
-    # 4 in 2 s are all that came; 4 in 2.2 s are 91 % of them.
-    assert [open_loop_caveats(open_loop_of([arrivals(5, each)])) for each in (2.0, 2.2)] == [[], []]
+    # 40 s for what came in 40 s, and 44, in which 91 % of them are answered.
+    assert [open_loop_caveats(open_loop_of([arrivals(100, 40.0, each)])) for each in (40.0, 44.0)] == [[], []]
     assert open_loop_of([]) is None and open_loop_caveats(None) == []
-    # Of one answer there is no rate.
-    assert open_loop_caveats(open_loop_of([arrivals(1, 0.0)])) == []
+    # Of one answer there is no rate, of fewer than 100 requests none that says much, and one alone is no growing load.
+    assert open_loop_caveats(open_loop_of([arrivals(1, 0.0, 0.0)])) == []
+    assert open_loop_caveats(open_loop_of([replace(arrivals(99, 40.0, 80.0), num_requests=99)])) == []
+    assert open_loop_caveats(open_loop_of([replace(arrivals(1, 0.0, 0.0), num_requests=1, most_under_way=1)])) == []
+
+
+def test_answers_of_several_lengths_do_not_make_a_server_late() -> None:
+    """Of unlimited capacity, with times that are 0.6 apart in logarithm around 1 s: 20 runs of 256 requests at 10/s."""
+    for seed in range(20):
+        due_s = np.array(arrivals_s(256, 10.0, (seed, 0)))
+        ended_s = due_s + np.random.RandomState(seed).lognormal(0.0, 0.6, 256)
+        spans = (np.diff(np.quantile(each, (0.1, 0.9)))[0] for each in (due_s, ended_s))
+        batch = replace(arrivals(256, *spans), num_requests=256, request_rate=10.0)
+        assert open_loop_caveats(open_loop_of([batch])) == []
 
 
 def test_each_kind_of_unsteadiness_is_one_line_under_the_table() -> None:
