@@ -16,7 +16,7 @@ from experiment_core_utils.models.common.answer_ends import without_appended_eos
 from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.models.hf.requests import UNUSABLE, PromptLayout, default_template, prompt_layout_of
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line, library_faults_named
-from experiment_core_utils.primitives.texts import counted, short_digest, shown
+from experiment_core_utils.primitives.texts import all_of, short_digest, shown
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.tasks.content import digests_of
@@ -121,7 +121,7 @@ def draw_samples(
         )
     if len(left_out) == len(task) > 0:
         raise ConfigurationError(
-            f"all {counted(len(task), 'sample')} of {task.name} {task.split} chose the blocks, and accuracy would be "
+            f"{all_of(len(task), 'sample')} of {task.name} {task.split} chose the blocks, and accuracy would be "
             f"too good; {remedy}"
         )
     drawn = create_sampled_dataset(

@@ -230,8 +230,8 @@ class ModelConfig(Part):
     execution: ExecutionMode = Field(
         default="auto",
         description="eager: the model's modules; graph: CUDA graphs (on the CPU: compiled kernels), where the model "
-        "allows it; kernels: graph, of own kernels in place of a transformers decoder on a GPU, too; auto: graph where "
-        "every stage can, else eager",
+        "allows it; kernels: graph, of own kernels in place of a transformers decoder on a GPU, else its modules; "
+        "auto: graph where every stage can, else eager",
     )
     attn_implementation: AttnImplementation = None
     experts_implementation: Implementation | None = Field(

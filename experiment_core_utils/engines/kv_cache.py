@@ -23,7 +23,8 @@ class KVCache:
     device_lengths: torch.Tensor  # [B] int64, the same beside the keys; a graphed step reads and advances it itself
     next_tokens: torch.Tensor  # [B] int64, the last token of each request: a step reads it and puts its choice there
     checked_tokens: torch.Tensor  # [B] int64, the choices of a step as `finite_logits.checked_tokens` gives them
-    # [B], by how much rotary positions of new tokens are more than their places (pictures take fewer); None for 0
+    # [B], by how much rotary positions of new tokens are more than their places (pictures take fewer); None for 0, and
+    # where the keys are on a GPU
     rotary_offsets: list[int] | None
     device_rotary_offsets: torch.Tensor  # [B] int64, the same beside the keys
 

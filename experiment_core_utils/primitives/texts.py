@@ -56,6 +56,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
 
 
+def all_of(number: int, noun: str) -> str:
+    """All of several things, or the only one: "all 3 settings", "the only setting"."""
+    return f"the only {noun}" if number == 1 else f"all {counted(number, noun)}"
+
+
 def first_of(names: Sequence[object], most: int) -> str:
     """At most so many names, and how many more there are: "a, b and 3 more"."""
     return ", ".join(map(str, names[:most])) + and_more(len(names) - most)

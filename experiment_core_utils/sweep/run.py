@@ -29,7 +29,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLo
 from experiment_core_utils.primitives.in_step import Crew, join_crew
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.progress import announced
-from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.primitives.texts import all_of
 from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import FinalPrompt, Provenance, TaskDescription
@@ -245,7 +245,7 @@ def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> Setti
     if merged.samples or not merged.failures:
         return None
     first = merged.failures[0]
-    reason = f"all {counted(len(merged.failures), 'sample')} failed, the first with: {first.reason}"
+    reason = f"{all_of(len(merged.failures), 'sample')} failed, the first with: {first.reason}"
     return SettingFailure(first.error, reason, attempts)
 
 

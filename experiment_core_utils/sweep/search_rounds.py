@@ -26,7 +26,7 @@ from experiment_core_utils.primitives.files import (
 )
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.progress import Progress
-from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.primitives.texts import all_of
 from experiment_core_utils.records.journal import remove_journals
 from experiment_core_utils.records.ledger import (
     BeatenSetting,
@@ -176,7 +176,7 @@ class FrontSearch:
             self.failures[key] = merged.failure
         elif not observed:
             first = next(failure for failure in merged.failures if failure.sample_id in new)
-            reason = f"all {counted(len(new), 'sample')} of a round failed, the first with: {first.reason}"
+            reason = f"{all_of(len(new), 'sample')} of a round failed, the first with: {first.reason}"
             self.failures[key] = SettingFailure(first.error, reason, self.measuring.max_config_retries + 1)
         else:
             self.measured[key] = merged

@@ -12,7 +12,7 @@ from experiment_core_utils.knobs.registry import knob_named
 from experiment_core_utils.knobs.setting import Setting, setting_of
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.statistics import fraction_above
-from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.primitives.texts import all_of, counted
 from experiment_core_utils.primitives.units import check_fraction
 from experiments.analyses.charts.style import joined_caption, tasks_named
 from experiments.analyses.knobs.conclusion import voiding_caveats
@@ -180,7 +180,7 @@ class MeasuredGrid:
         whole = self.is_complete
         if not whole.any():
             raise ResultsError(
-                f"no sample has a score and a time at all {counted(len(self.choices), 'setting')}; profile the whole "
+                f"no sample has a score and a time at {all_of(len(self.choices), 'setting')}; profile the whole "
                 "grid, with every sample measured (--num_latency_samples of their number)"
             )
         return self.take(whole)

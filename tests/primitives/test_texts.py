@@ -3,6 +3,7 @@
 import pytest
 
 from experiment_core_utils.primitives.texts import (
+    all_of,
     and_more,
     counted,
     did_you_mean,
@@ -70,3 +71,4 @@ def test_the_first_names_and_how_many_more_there_are() -> None:
 def test_one_thing_has_no_plural() -> None:
     assert [counted(number, "setting") for number in (0, 1, 2)] == ["0 settings", "1 setting", "2 settings"]
     assert [counted(number, "process") for number in (1, 2)] == ["1 process", "2 processes"]
+    assert [all_of(number, "setting") for number in (1, 3)] == ["the only setting", "all 3 settings"]

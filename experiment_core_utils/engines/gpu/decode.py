@@ -52,7 +52,7 @@ def shape_unsupported_reason(decoder: DecoderWeights) -> str | None:
         return f"the kernels take rows of up to {MOST_WIDTH} values, not {widest}"
     for block in decoder.blocks:
         behind = block.post_attention_norm is not None, block.post_ffn_norm is not None
-        if any(behind) and not (all(behind) and block.router is None and block.ffn_norm is None):
+        if any(behind) and not (all(behind) and not decoder.routed_blocks and block.ffn_norm is None):
             return "the kernels of a GPU compute norms behind a block's parts where dense blocks have no others"
     return None
 
@@ -180,12 +180,15 @@ def _restored_afterwards(kv_cache: KVCache) -> Iterator[None]:
         kv_cache.device_lengths,
         kv_cache.next_tokens,
         kv_cache.checked_tokens,
+        kv_cache.device_rotary_offsets,
         kv_cache.keys[:, :, :, first:],
         kv_cache.values[:, :, :, first:],
     )
     before = [tensor.clone() for tensor in changed]
     kv_cache.device_lengths.fill_(first)
     kv_cache.next_tokens.zero_()
+    # That of the last request may lead behind the last position.
+    kv_cache.device_rotary_offsets.zero_()
     try:
         yield
     finally:

@@ -88,7 +88,9 @@ def graphed_prefill_unsupported_reason(decoder: DecoderWeights) -> str | None:
         return reason
     if decoder.head_width % 2 or half & (half - 1):
         return f"its heads are {decoder.head_width} wide, not a power of two"
-    for what, size in (("hidden width", decoder.width), ("experts' width", decoder.expert_width)):
+    # Dense layers are torch's products.
+    sizes = (("hidden width", decoder.width), ("experts' width", decoder.expert_width)) if decoder.routed_blocks else ()
+    for what, size in sizes:
         if size % 16:
             return f"its {what} is {size}, not a multiple of 16"
     return None

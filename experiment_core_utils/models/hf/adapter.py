@@ -6,7 +6,7 @@ windows and profiles need, do the same steps. In graphed runs (`graphed_stages`)
 number of vision tokens is set (`vision_tokens`), and the formulas of its operations (`costs`).
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, get_args
 
@@ -151,7 +151,7 @@ class TransformersModel(HasEnds):
                 return None, NO_GRAPHS + ", and " + str(error).removeprefix(OWN_KERNELS.format(""))
         if requested == "kernels":
             try:
-                return self._engines(False, graph_capturer or CudaGraphs(self.device)), None
+                return self._engines(False, lambda: graph_capturer or CudaGraphs(self.device)), None
             except ConfigurationError as error:
                 return None, str(error)
         unsupported_reason = graphs_unsupported_reason(self.model, self._stages)
@@ -161,12 +161,14 @@ class TransformersModel(HasEnds):
         graphs = GraphParts(self.model, capturer, self.num_experts)
         return GraphedGeneration(self.device, self._stages, graphs), None
 
-    def _engines(self, takes_plain: bool, graph_capturer: GraphCapturer | None = None) -> GraphedGeneration:
+    def _engines(
+        self, takes_plain: bool, new_capturer: Callable[[], GraphCapturer] | None = None
+    ) -> GraphedGeneration:
         """The stages by engines; raises ConfigurationError, with the reason, where they cannot run the model."""
         reason = engines_unsupported_reason(self.model, self._stages)
         if reason is not None:
             raise ConfigurationError(reason)
-        parts = EngineParts(self.model, lambda: self.knobs.in_force, takes_plain, graph_capturer)
+        parts = EngineParts(self.model, lambda: self.knobs.in_force, takes_plain, new_capturer)
         return GraphedGeneration(self.device, self._stages, parts)
 
     @property

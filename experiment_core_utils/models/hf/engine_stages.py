@@ -43,10 +43,10 @@ class EngineParts(StageParts):
     """The engines of a model's decoder, with one KV cache for all settings.
 
     Args:
-        model: on the CPU in float32, or with `graph_capturer` on a GPU.
+        model: on the CPU in float32, or with `new_capturer` on a GPU.
         in_force: top-k (None for the model's own) and the active blocks.
         takes_plain: whether plain torch may run decode steps, in which it gains little over the modules.
-        graph_capturer: makes graphs of a GPU's kernels; None for the CPU's own kernels.
+        new_capturer: gives what makes graphs of a GPU's kernels, another one each time; None for the CPU's own kernels.
 
     Raises:
         ConfigurationError: its decoder is not of the form that engines compute, or no kernel runs it.
@@ -57,16 +57,16 @@ class EngineParts(StageParts):
         model: PreTrainedModel,
         in_force: Callable[[], tuple[int | None, tuple[int, ...]]],
         takes_plain: bool = False,
-        graph_capturer: GraphCapturer | None = None,
+        new_capturer: Callable[[], GraphCapturer] | None = None,
     ) -> None:
-        on_cpu = graph_capturer is None
+        on_cpu = new_capturer is None
         if on_cpu and (model.device.type != "cpu" or model.dtype != torch.float32):
             found = f"{str(model.dtype).removeprefix('torch.')} on {model.device}"
             raise ConfigurationError(f"engines run models of transformers in float32 on the CPU, not in {found}")
         self.model: Any = model
-        self._in_force, self._graph_capturer = in_force, graph_capturer
+        self._in_force, self._new_capturer = in_force, new_capturer
         self.decoder: DecoderWeights = fused_decoder(model)
-        self.engines: Engines = decoder_engines(self.decoder, graph_capturer)
+        self.engines: Engines = self._new_engines()
         # Where graphs of the modules are the other choice, plain torch is none.
         for stage in ("decode",) if on_cpu else STAGES_OF_DECODER:
             if self.engines.ways[stage] in PLAIN and not (takes_plain and on_cpu):
@@ -104,16 +104,20 @@ class EngineParts(StageParts):
         self.engines.decode.forget_experts()
 
     @property
-    def graphs_of(self) -> tuple[Hashable, ...]:
-        """What graphs are captured for, beside setting and shape: the KV cache's size. () without graphs."""
-        return () if self._graph_capturer is None else (self.kv_cache.max_seq_len,)
+    def graphs_of(self) -> tuple[Hashable, ...]:  # type: ignore[override]
+        """See `StageParts.graphs_of`: the KV cache's size. () without graphs."""
+        return () if self._new_capturer is None else (self.kv_cache.max_seq_len,)
+
+    def _new_engines(self) -> Engines:
+        return decoder_engines(self.decoder, None if self._new_capturer is None else self._new_capturer())
 
     def new_decode(self, max_seq_len: int) -> "EngineDecode":
         if self.kv_cache.max_seq_len < max_seq_len:
-            self.kv_cache = KVCache.allocate(self.decoder, max_seq_len)
-            if self._graph_capturer is not None:
+            if self._new_capturer is not None:
                 # Without the graphs of the cache of before, which hold it.
-                self.engines = decoder_engines(self.decoder, self._graph_capturer)
+                self.kv_cache = KVCache.allocate(self.decoder, max_seq_len=0)
+                self.engines = self._new_engines()
+            self.kv_cache = KVCache.allocate(self.decoder, max_seq_len)
         return EngineDecode(self, self._knobs())
 
     def new_prefill(self) -> "EnginePrefill":

@@ -62,7 +62,8 @@ class EngineTower:
         return states
 
     def prove(self, name: str, inputs: Mapping[str, Any], encode: Callable[[], Any], features: Any) -> None:
-        """Judge features beside those of the modules, by the modules in higher precision, once for pictures of a size.
+        """Judge features beside those of the modules, by the modules in higher precision, once for pictures of a size
+        with or without masked patches.
 
         Args:
             name: of the engine, for messages.
@@ -72,13 +73,17 @@ class EngineTower:
         Raises:
             EngineRefused: the features are others.
         """
-        pictures = frozenset((key, tuple(each.shape)) for key, each in inputs.items() if each.is_floating_point())
+        pictures = frozenset(
+            (key, tuple(each.shape), bool(each.all())) if "mask" in key else (key, tuple(each.shape))
+            for key, each in inputs.items()
+            if each.is_floating_point() or key.startswith("pixel")
+        )
         if features is None or pictures in self._judged:
             return
         modules, dtype = _rows(encode()), self._model.dtype
-        with judging(self._model, dtype):
-            exact = _rows(encode())
         try:
+            with judging(self._model, dtype):
+                exact = _rows(encode())
             refuse_other_features(name, _rows(features), modules, exact, dtype)
         except EngineRefused as error:
             raise engine_refused(str(error)) from error

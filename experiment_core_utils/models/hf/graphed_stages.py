@@ -80,6 +80,8 @@ class StageParts(Protocol):
     untuned: str | None  #: what is to be said of own kernels on an unknown card
     is_captured: bool  #: whether each shape of inputs has to be prepared by itself
     tower: TowerInPlace | None = None  #: None where the modules run pictures
+    #: what graphs are captured for beside setting and shape, while that is the same for all; () where it is not known
+    graphs_of: tuple[Hashable, ...] = ()
 
     def reserve(self, tokens: int) -> None:
         """Make room for a prompt of so many tokens, where the setting in force is ready but for that."""
@@ -262,6 +264,8 @@ class GraphedGeneration:
         """Run one pass over the prompt, and another only where it turns out that prefills cannot be graphed."""
         names: tuple[Hashable, ...] = ()
         features = self.encode_image(inputs)
+        # The first request of a setting, by which it is proven, may have had no picture.
+        self.refuse_other_features(inputs, features)
         if self.prefill_unsupported_reason is None:
             try:
                 with graphed.prefill.in_place(captures_new=True) as served:
@@ -276,7 +280,7 @@ class GraphedGeneration:
             logits, state = self._stages.prefill(inputs, features)
         with self._stages.decoding():
             graphed.decode.begin(state, logits)
-        graphed.warmed_up[self._kind_of(inputs)] = names
+        graphed.warmed_up[self._kind_of(inputs)] = names or self.parts.graphs_of
 
     def _kind_of(self, inputs: Mapping[str, torch.Tensor]) -> Hashable:
         """What requests have in common that are prepared together: the names of their inputs, and where they are

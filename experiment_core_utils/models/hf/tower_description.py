@@ -96,6 +96,8 @@ def _layers(block: Any) -> list[nn.Linear]:
     _refuse_parts(block, "a block", ("self_attn", "layer_norm1", "layer_norm2", "mlp"))
     attention, mlp = block.self_attn, block.mlp
     _refuse_parts(attention, "its attention", ("q_proj", "k_proj", "v_proj", "out_proj"), ("scale",))
+    missing = [name for name in ("num_heads", "head_dim") if not hasattr(attention, name)]
+    _refuse(f"its attention lacks {', '.join(missing)}" if missing else None)
     _refuse_parts(mlp, "its MLP", ("fc1", "fc2", "activation_fn"))
     layers = [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj, mlp.fc1, mlp.fc2]
     if any(getattr(layer, "bias", None) is None for layer in layers):
@@ -127,7 +129,10 @@ def _activation(function: Any) -> VisionActivation:
         "gelu": F.gelu(some),
         "tanh_gelu": F.gelu(some, approximate="tanh"),
     }
-    found = function(some)
+    try:
+        found = function(some)
+    except HF_CODE_ERRORS as error:
+        raise _refused(f"its activation {type(function).__name__} does not run ({first_line(error)})") from error
     for name, expected in known.items():
         if torch.allclose(found, expected, rtol=1e-5, atol=1e-5):
             return name

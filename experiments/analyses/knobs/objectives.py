@@ -22,7 +22,7 @@ from scipy import stats
 
 from experiment_core_utils.primitives.contrasts import PairedContrasts, ScoreContrasts
 from experiment_core_utils.primitives.statistics import CONFIDENCE, bounded_mean_intervals
-from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.primitives.texts import all_of
 from experiments.analyses.files import draws_for
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.analyses.knobs.setting_variance import NO_VARIANCE, OPEN_LOOP, SettingVariance
@@ -245,7 +245,7 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
     scored, paid = np.isfinite(scores).all(axis=0), np.isfinite(costs).all(axis=0)
     if not scored.any() or not paid.any():
         what = "a score" if not scored.any() else of.label
-        everywhere = f"at all {counted(len(kept), 'setting')}"
+        everywhere = f"at {all_of(len(kept), 'setting')}"
         return NoObjectives(grid.task, of, f"no sample has {what} {everywhere}, so none can be paired")
     counts = draw_counts(grid.pictures, scored + 2 * paid, draws_for(len(kept), num_draws), seed)
     accuracy_draws = _over_draws(scores[:, scored], counts[:, scored], "mean")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.texts import counted, first_of
+from experiment_core_utils.primitives.texts import all_of, counted, first_of
 from experiments.performance_prediction.algorithms.convolution import (
     AlgorithmName,
     AlgorithmRefused,
@@ -64,7 +64,7 @@ class CombinationReport:
     def lines(self) -> list[str]:
         """The lines for the user: one, and one more for each reason with its layers."""
         if not self.refused:
-            return [f"{self.algorithm} covers all {counted(len(self.layers), 'convolution')} of {self.model}"]
+            return [f"{self.algorithm} covers {all_of(len(self.layers), 'convolution')} of {self.model}"]
         by_reason: dict[str, list[str]] = {}
         for layer in self.refused:
             by_reason.setdefault(str(layer.reason), []).append(layer.layer)

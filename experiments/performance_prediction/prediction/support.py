@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.primitives.texts import all_of
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape, Pair
 from experiments.performance_prediction.prediction.measurements import MeasuredLayer
 
@@ -56,7 +56,7 @@ class SupportRules:
             return Support(False, f"no layer with {_words(shape)} was requested {self.algorithm}")
         granted = [each for each in alike if each.refusal is None]
         if len(granted) in (0, len(alike)):
-            return _as(alike[0], f"all {counted(len(alike), 'measured layer')} with {_words(shape)}")
+            return _as(alike[0], f"{all_of(len(alike), 'measured layer')} with {_words(shape)}")
         refused = [each for each in alike if each.refusal is not None]
         largest, smallest = max(map(_side, granted)), min(map(_side, refused))
         if largest < smallest:

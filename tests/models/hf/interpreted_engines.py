@@ -67,7 +67,7 @@ def main() -> None:
     tuning.TUNINGS[tuning.DEFAULT] = few
     found = {}
     for name in sys.argv[1:]:
-        beside = Beside(enlarge_norms(build(CONFIGS[name]())), Reruns())
+        beside = Beside(enlarge_norms(build(CONFIGS[name]())), Reruns)
         top_k = None if beside.knobs.num_experts is None else 1
         prompts = [prompt_of(7)]
         if name in VISION_FAMILIES:

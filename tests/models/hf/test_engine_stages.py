@@ -39,13 +39,13 @@ def prompt_of(tokens: int) -> dict[str, torch.Tensor]:
 
 
 class Beside:
-    """A model's stages by its modules, and by the engines on the same weights; `graph_capturer` as of `EngineParts`."""
+    """A model's stages by its modules, and by the engines on the same weights; `new_capturer` as of `EngineParts`."""
 
-    def __init__(self, model: PreTrainedModel, graph_capturer: GraphCapturer | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, new_capturer: Callable[[], GraphCapturer] | None = None) -> None:
         model.generation_config = greedy_config(model)
         self.knobs = DecoderKnobs(model)
         self.modules = GenerateStages(model)
-        self.parts = EngineParts(model, lambda: self.knobs.in_force, graph_capturer=graph_capturer)
+        self.parts = EngineParts(model, lambda: self.knobs.in_force, new_capturer=new_capturer)
         self.engines = GraphedGeneration(model.device, self.modules, self.parts)
 
     @torch.inference_mode()

@@ -1,8 +1,8 @@
 """One decode step, launched on the current stream.
 
-It takes five kernels a block and two after the last one. Activations between kernels are float32 (except the experts'
-products, which are in the weights' dtype), so a bfloat16 model rounds less often than its modules do. Importing this
-module needs Triton.
+It takes five kernels a block, two more for a shared expert or for norms behind its parts, and two after the last one.
+Activations between kernels are float32 (except the experts' products, which are in the weights' dtype), so a bfloat16
+model rounds less often than its modules do. Importing this module needs Triton.
 """
 
 from dataclasses import dataclass
