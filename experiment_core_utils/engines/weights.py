@@ -174,6 +174,27 @@ class VisionBlockWeights:
     outer_bias: torch.Tensor  # [D]
     activation: VisionActivation = "quick_gelu"
 
+    @classmethod
+    def fused(cls, block: Any, activation: VisionActivation = "quick_gelu") -> "VisionBlockWeights":
+        """The weights of a block whose parts have CLIP's names; those of queries, keys and values in the modules become
+        views of the fused ones.
+        """
+        attention, mlp = block.self_attn, block.mlp
+        joint = [attention.q_proj, attention.k_proj, attention.v_proj]
+        return cls(
+            first_norm=block.layer_norm1,
+            qkv=fused_rows(joint),
+            qkv_bias=fused_rows(joint, "bias"),
+            output=attention.out_proj.weight.detach(),
+            output_bias=attention.out_proj.bias.detach(),
+            second_norm=block.layer_norm2,
+            inner=mlp.fc1.weight.detach(),
+            inner_bias=mlp.fc1.bias.detach(),
+            outer=mlp.fc2.weight.detach(),
+            outer_bias=mlp.fc2.bias.detach(),
+            activation=activation,
+        )
+
 
 @dataclass(frozen=True)
 class ConnectorWeights:

@@ -302,7 +302,7 @@ class TransformersModel(HasEnds):
             with self._visual_tokens.shortening(inputs["input_ids"]):
                 return generate_timed(self.model, inputs, max_new_tokens, marks, self.preferences, self.ends)
         self.warm_up(inputs, max_new_tokens)
-        if self._graphed.parts.waits:
+        if not self._graphed.parts.is_captured:
             return generate_greedily(self, inputs, max_new_tokens, marks)
         requests = AsyncRequests(self._graphed, self._stages, self._graph_key)
         return generate_async(requests, inputs, max_new_tokens, self.ends, marks)

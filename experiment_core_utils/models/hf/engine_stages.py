@@ -76,7 +76,7 @@ class EngineParts(StageParts):
         found_ways = self.engines.ways if on_cpu else dict.fromkeys(STAGES_OF_DECODER, KERNEL_GRAPH)
         self.ways: Mapping[StageName, str] = {"vision": way, **found_ways}
         self.reasons: Mapping[StageName, str] = {**reason, **self.engines.reasons}
-        self.waits, self.is_captured = on_cpu, not on_cpu
+        self.is_captured = not on_cpu
         self.mode = ("reference" if self.ways["decode"] == REFERENCE else "cpu") if on_cpu else "graph"
         self.names = self._name("prefill"), self._name("decode")
         is_on_card = model.device.type == "cuda"

@@ -75,10 +75,10 @@ class StageParts(Protocol):
     ways: Mapping[StageName, str]  #: the name of what runs each stage where it is not refused
     reasons: Mapping[StageName, str]  #: why a stage that has one is not a CUDA graph
     mode: str  #: as `Executed.mode`
-    waits: bool  #: whether a step has run when the call returns, so that steps need not be launched ahead
     names: tuple[str, str]  #: of prefill and decode step, for messages
     untuned: str | None  #: what is to be said of own kernels on an unknown card
-    is_captured: bool  #: whether each shape of inputs has to be prepared by itself
+    #: whether stages are graphs: each shape of inputs is prepared by itself, and calls return before a step has run
+    is_captured: bool
     tower: TowerInPlace | None = None  #: None where the modules run pictures
     #: what graphs are captured for beside setting and shape, while that is the same for all; () where it is not known
     graphs_of: tuple[Hashable, ...] = ()
@@ -99,7 +99,7 @@ class GraphParts(StageParts):
 
     ways: Mapping[StageName, str] = {"vision": MODULES, "prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}
     reasons: Mapping[StageName, str] = {}
-    mode, waits, names, untuned = "graph", False, ("graphed prefill", "graphed decode step"), None
+    mode, names, untuned = "graph", ("graphed prefill", "graphed decode step"), None
     is_captured = True
 
     def __init__(self, model: PreTrainedModel, graph_capturer: GraphCapturer, num_experts: int | None) -> None:

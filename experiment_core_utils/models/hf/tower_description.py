@@ -17,7 +17,6 @@ from experiment_core_utils.engines.cpu.vision import CpuVisionBlocks
 from experiment_core_utils.engines.weights import (
     VisionActivation,
     VisionBlockWeights,
-    fused_rows,
     fusing_unsupported_reason,
 )
 from experiment_core_utils.models.common.engine_proof import relative_distance
@@ -63,7 +62,8 @@ def described_tower(model: PreTrainedModel) -> DescribedTower:
     heads = {block.self_attn.num_heads for block in layers}
     if len(heads) > 1:
         raise _refused("its blocks have different numbers of heads")
-    engine = CpuVisionBlocks([_fused(block) for block in layers], heads.pop())
+    blocks = [VisionBlockWeights.fused(block, _activation(block.mlp.activation_fn)) for block in layers]
+    engine = CpuVisionBlocks(blocks, heads.pop())
     _refuse_other_states(layers, engine)
     return DescribedTower(layers, engine)
 
@@ -137,25 +137,6 @@ def _activation(function: Any) -> VisionActivation:
         if torch.allclose(found, expected, rtol=1e-5, atol=1e-5):
             return name
     raise _refused(f"its activation {type(function).__name__} is none of {', '.join(known)}")
-
-
-def _fused(block: Any) -> VisionBlockWeights:
-    attention, mlp = block.self_attn, block.mlp
-    joint = [attention.q_proj, attention.k_proj, attention.v_proj]
-    activation = _activation(mlp.activation_fn)
-    return VisionBlockWeights(
-        first_norm=block.layer_norm1,
-        qkv=fused_rows(joint),
-        qkv_bias=fused_rows(joint, "bias"),
-        output=attention.out_proj.weight.detach(),
-        output_bias=attention.out_proj.bias.detach(),
-        second_norm=block.layer_norm2,
-        inner=mlp.fc1.weight.detach(),
-        inner_bias=mlp.fc1.bias.detach(),
-        outer=mlp.fc2.weight.detach(),
-        outer_bias=mlp.fc2.bias.detach(),
-        activation=activation,
-    )
 
 
 @torch.inference_mode()

@@ -140,7 +140,7 @@ def fuse_vision_weights(model: MolmoeForConditionalGeneration) -> VisionWeights:
         class_embedding=embeddings.class_embedding.detach(),
         positions=embeddings.position_embedding.weight.detach(),
         before=tower.pre_layernorm,
-        blocks=tuple(_fuse_vision_block(layer) for layer in tower.layers[: tower.blocks_to_run]),
+        blocks=tuple(VisionBlockWeights.fused(layer) for layer in tower.layers[: tower.blocks_to_run]),
         feature_blocks=tower.feature_blocks,
         num_heads=vision.num_attention_heads,
         patch_side=vision.patch_size,
@@ -163,7 +163,7 @@ def fused_vision_modules(model: MolmoeForConditionalGeneration) -> VisionModules
     return VisionModules(
         embeddings=tower.embeddings,
         pre_layernorm=tower.pre_layernorm,
-        blocks=tuple(_fuse_vision_block(layer) for layer in layers),
+        blocks=tuple(VisionBlockWeights.fused(layer) for layer in layers),
         feature_blocks=tower.feature_blocks,
         num_heads=model.config.vision_config.num_attention_heads,
         pad_value=PAD_VALUE,
@@ -190,24 +190,6 @@ def _refuse_other_tower(
 def _vision_products(layer: CLIPEncoderLayer) -> list[nn.Module]:
     """The layers of a block whose products the fused path takes."""
     return [*_fused(layer.self_attn), layer.self_attn.out_proj, layer.mlp.fc1, layer.mlp.fc2]
-
-
-def _fuse_vision_block(layer: CLIPEncoderLayer) -> VisionBlockWeights:
-    """The block's weights; those of queries, keys and values in the modules become views of the fused ones."""
-    attention, mlp = layer.self_attn, layer.mlp
-    qkv = _fused(attention)
-    return VisionBlockWeights(
-        first_norm=layer.layer_norm1,
-        qkv=fused_rows(qkv),
-        qkv_bias=fused_rows(qkv, "bias"),
-        output=attention.out_proj.weight.detach(),
-        output_bias=attention.out_proj.bias.detach(),
-        second_norm=layer.layer_norm2,
-        inner=mlp.fc1.weight.detach(),
-        inner_bias=mlp.fc1.bias.detach(),
-        outer=mlp.fc2.weight.detach(),
-        outer_bias=mlp.fc2.bias.detach(),
-    )
 
 
 def _connector(model: MolmoeForConditionalGeneration) -> ConnectorWeights:

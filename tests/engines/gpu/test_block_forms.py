@@ -19,6 +19,7 @@ from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.primitives.files import REPOSITORY
 from tests.engines.cpu import block_forms
 from tests.engines.cpu.block_forms import FORMS, decoder_of_form, in_float64
+from tests.engines.interpreter import printed_by
 from tests.same_floats import assert_same_floats
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="runs on a GPU")
@@ -33,11 +34,7 @@ MOST_OFF = 5e-6
 
 @pytest.fixture(scope="module")
 def found() -> Any:
-    pytest.importorskip("triton", minversion="3.7")  # the interpreter of 3.6 fails with NumPy 2.4
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "tests.engines.interpreted_forms"]
-    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(printed_by("tests.engines.interpreted_forms"))
 
 
 @pytest.mark.parametrize("stage", ["decode", "prefill"])

@@ -1,23 +1,16 @@
 """The decode step's kernels, in Triton's interpreter: what the modules compute, in float32."""
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from experiment_core_utils.primitives.files import REPOSITORY
+from tests.engines.interpreter import printed_by
 
 
 @pytest.fixture(scope="module")
 def results() -> Any:
-    pytest.importorskip("triton", minversion="3.7")  # the interpreter of 3.6 fails with NumPy 2.4
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "tests.engines.interpreted_decode"]
-    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return json.loads(printed_by("tests.engines.interpreted_decode"))
 
 
 def test_a_step_is_the_modules_step(results: Any) -> None:
