@@ -6,6 +6,8 @@ Messages go through the hosts' memory, beside what the model's parts say to each
 import os
 import platform
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -50,11 +52,24 @@ class Crew:
 
 
 _CREWS: list[Crew] = []
+# What the launcher said to the first process.
+_taken: dict[str, str] = {}
 
 
 def crew_of_process() -> Crew | None:
     """The crew that this process has joined; None where it has its model to itself."""
     return _CREWS[0] if _CREWS else None
+
+
+@contextmanager
+def as_launched() -> Iterator[None]:
+    """A context in which libraries find what the launcher said: they need it to choose the GPU of a process."""
+    os.environ.update(_taken)
+    try:
+        yield
+    finally:
+        for name in _taken:
+            os.environ.pop(name, None)
 
 
 def join_crew(size: int, device: torch.device, timeout_s: float, launcher: str) -> Crew:
@@ -87,7 +102,8 @@ def join_crew(size: int, device: torch.device, timeout_s: float, launcher: str) 
     _CREWS.append(Crew(own, size, pids, group))
     if _CREWS[0].rank == 0:
         for name in _LAUNCHED:
-            os.environ.pop(name, None)
+            if name in os.environ:
+                _taken[name] = os.environ.pop(name)
     else:
         # The first process ends the sample at work, and then says that it is over.
         for kind in (signal.SIGINT, signal.SIGTERM):

@@ -1,5 +1,6 @@
 """One of two processes that share a model: the first compares what both make of each call with the whole model."""
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from experiment_core_utils.models.hf.source import RequestedQuantisation, Transf
 from experiment_core_utils.models.hf.tensor_parallel import END, LeadingModel, follow
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Served, Stepwise
 from experiment_core_utils.primitives.errors import EngineRefused
-from experiment_core_utils.primitives.in_step import crew_of_process, join_crew
+from experiment_core_utils.primitives.in_step import as_launched, crew_of_process, join_crew
 from tests.same_floats import assert_same_floats
 
 CPU = torch.device("cpu")
@@ -57,6 +58,11 @@ def compare(shared: LeadingModel, whole: TransformersModel) -> None:
 def main(folder: Path, done: Path) -> None:
     crew = join_crew(2, CPU, 60.0, "launch two")
     assert crew is crew_of_process()
+    # Libraries take the first process for one that runs alone, but not while they spread the model.
+    assert ("LOCAL_RANK" in os.environ) == (crew.rank > 0)
+    with as_launched():
+        assert os.environ["LOCAL_RANK"] == str(crew.rank)
+    assert ("LOCAL_RANK" in os.environ) == (crew.rank > 0)
     model = staged(folder, tensor_parallel=2)
     own = model.model.model.layers[0].self_attn.q_proj.weight.to_local()
     assert own.shape == (16, 32)  # half of the 32 rows

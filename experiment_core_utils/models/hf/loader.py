@@ -58,6 +58,7 @@ from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.primitives.device import visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import is_gguf
+from experiment_core_utils.primitives.in_step import as_launched
 
 
 @dataclass(frozen=True)
@@ -220,14 +221,15 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
     width = "4bit" if requested.load_in_4bit else "8bit" if requested.load_in_8bit else "none"
     shards = load_options.tensor_parallel
     check_memory(*memory_of(source, load_options.dtype, device, width, load_options.device_map, shards), FLAGS)
-    model = loaded_weights(
-        source.folder,
-        partial(source.auto_class.from_pretrained, **source_of(source.folder)),
-        dtype="auto" if keeps_own else load_options.dtype,
-        **_placement(load_options),
-        trust_remote_code=False,
-        **options,
-    )
+    with as_launched():
+        model = loaded_weights(
+            source.folder,
+            partial(source.auto_class.from_pretrained, **source_of(source.folder)),
+            dtype="auto" if keeps_own else load_options.dtype,
+            **_placement(load_options),
+            trust_remote_code=False,
+            **options,
+        )
     refuse_offload(model, ("disk",), "on the GPUs and the host together")
     if is_offloaded(model) and quantised_by is None:
         # Of weights that are not on their device, the check of a loaded model sees nothing.
