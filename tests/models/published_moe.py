@@ -24,9 +24,9 @@ def num_parameters(config: PreTrainedConfig) -> int:
 
 
 def write_published_moe(folder: Path, config: PreTrainedConfig, device: torch.device) -> Path:
-    """A folder with random weights, which are made on `device`, and the tokenizer of tiny checkpoints; gives the folder.
+    """A folder with random weights, made on `device`, and the tokenizer of tiny checkpoints; gives the folder.
 
-    Rows of the head beyond that tokenizer are zero: what is answered are its tokens.
+    Rows of the head beyond that tokenizer's bytes are zero: bytes are answered, up to the limit.
     """
     write_checkpoint("olmoe", folder)
     (folder / "model.safetensors").unlink()
@@ -48,7 +48,7 @@ def write_published_moe(folder: Path, config: PreTrainedConfig, device: torch.de
             tensor = torch.empty(shape, dtype=torch.bfloat16, device=device)
             tensor.normal_(float(len(shape) == 1), config.initializer_range, generator=generator)
             if name == "lm_head.weight":
-                tensor[len(tokenizer) :] = 0
+                tensor[min(marks.values()) :] = 0
             tensors[name] = tensor.cpu()
         save_file(tensors, folder / numbered[1], metadata={"format": "pt"})
 
