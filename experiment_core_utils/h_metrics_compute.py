@@ -29,7 +29,7 @@ from experiment_core_utils.models.costs.memory import (
     step_weights,
 )
 from experiment_core_utils.models.costs.prompt_flops import FlopMethod, count_prompt_flops
-from experiment_core_utils.models.interface import Inspectable, Runnable
+from experiment_core_utils.models.interface import Inspectable, Runnable, Shared
 from experiment_core_utils.primitives.device import gpu_uuid, resident_bytes, used_gpus
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.statistics import mean_of
@@ -457,9 +457,10 @@ def setting_compute(setting: Setting, merged: MeasuredSetting, model: Runnable, 
     parts = setting_memory(merged.memory, merged.samples, counted)
     by_formula = counted_memory(merged.samples, counted)
     memory = None if merged.memory is None or parts is None else {**asdict(merged.memory), **parts, **by_formula}
+    peaks = peaks_on(model.device, dtype).times(model.num_sharing if isinstance(model, Shared) else 1)
     return ComputePart.model_construct(
         memory=None if memory is None else Memory.model_construct(**memory),
         compute_utilisation=loads_of(merged.loads),
         memory_timeline=timelines_of(merged.loads),
-        hardware_utilisation=setting_utilisation(merged.samples, counted, peaks_on(model.device, dtype)),
+        hardware_utilisation=setting_utilisation(merged.samples, counted, peaks),
     )

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, cast
@@ -150,6 +150,11 @@ class Peaks:
     flops_per_s: float | None  #: one multiply-add as 2
     bytes_per_s: float | None  #: of its memory
     reason: str | None
+
+    def times(self, num_gpus: int) -> "Peaks":
+        """Peaks of so many GPUs together."""
+        flops, bytes_ = (None if each is None else each * num_gpus for each in (self.flops_per_s, self.bytes_per_s))
+        return replace(self, flops_per_s=flops, bytes_per_s=bytes_)
 
 
 @dataclass(frozen=True)

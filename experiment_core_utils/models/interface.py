@@ -259,6 +259,15 @@ def devices_of(model: Runnable | Stages) -> tuple[torch.device, ...]:
 
 
 @runtime_checkable
+class Shared(Protocol):
+    """A model whose weights are divided among processes, whose devices compute at the same time."""
+
+    @property
+    def num_sharing(self) -> int:
+        """How many processes they are."""
+
+
+@runtime_checkable
 class Served(Protocol):
     """A model that other processes run."""
 

@@ -148,8 +148,10 @@ def set_cpu_threads(requested: int | None, processes_here: int) -> None:
 
 
 def available_memory_bytes() -> int:
-    """Memory of the host that is free for new work, within the limit of the control group where there is one."""
-    available = int(psutil.virtual_memory().available)
+    """Memory of the host that is free for new work, within the limits of the control group and of this process."""
+    available, own = int(psutil.virtual_memory().available), resource.getrlimit(resource.RLIMIT_AS)[0]
+    if own != resource.RLIM_INFINITY:
+        available = min(available, max(own - int(psutil.Process().memory_info().vms), 0))
     limit, used = (_number_in(CGROUP / name) for name in ("memory.max", "memory.current"))
     return available if limit is None or used is None else max(min(available, limit - used), 0)
 

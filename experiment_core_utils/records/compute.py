@@ -72,8 +72,9 @@ class ComputeUtilisation(TypedDict):
 class Memory(Record):
     """Memory of a setting in bytes."""
 
-    peak_memory_bytes: Amount | None  #: most memory that torch had allocated on the GPU; None if on the CPU
-    #: most that torch's allocator had reserved on the GPU; None if on the CPU
+    #: most memory that torch had allocated on the GPU, of several GPUs of the process the sum; None if on the CPU
+    peak_memory_bytes: Amount | None
+    #: most that torch's allocator had reserved there; None if on the CPU
     peak_reserved_bytes: Amount | None = None
     #: resident memory of the whole process when the window closed, libraries and earlier settings included: it does not
     #: follow the setting, and is not compared
@@ -138,8 +139,8 @@ class HardwareUtilisation(Record):
     #: weights and cache that the decode steps must read / `T_LLM_decode` as a fraction of `peak_bytes_per_s`; None as
     #: above
     mbu_decode: Amount | None = None
-    #: of the GPU, by its data sheet; None on the CPU, on a GPU that is not in the table, or for a number format that it
-    #: has no peak for
+    #: of the GPU, or of all that compute at the same time because processes share the weights, by its data sheet; None
+    #: on the CPU, on a GPU that is not in the table, or for a number format that it has no peak for
     peak_flops_per_s: Peak | None
     peak_bytes_per_s: Peak | None  #: of its memory; None on the CPU, or on a GPU that is not in the table
     #: number format of the peak: that of the weights, `tf32` where torch may use it for float32; None where that of the

@@ -57,7 +57,7 @@ def test_a_run_over_two_gpus_has_the_answers_of_one(tmp_path: Path) -> None:
         ]
 
 
-# Two measured runs of each sample; energy of all GPUs of the process.
+# Two measured runs of each sample.
 LARGE = ("--precision", "float32", "--top_k_list", "8", "2", "--num_samples", "2", "--num_runs_per_sample", "2",
          "--num_warmup_runs", "1", "--max_warmup_runs", "1", "--max_repeats", "0", "--max_new_tokens", "8",
          "--no_reference")  # fmt: skip
@@ -93,7 +93,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def layers_divided(large: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The results of a run with some layers on each GPU."""
     out = tmp_path_factory.mktemp("layers")
-    return finished((*DRIVER, "--device_map", "auto", "--energy", "optional"), large, out)
+    return finished((*DRIVER, "--device_map", "auto"), large, out)
 
 
 def run_of(
@@ -116,7 +116,7 @@ def finished(command: Sequence[str], model: Path, out: Path, more: Sequence[str]
     for name, result in found.items():
         times = {key: result["aggregate_stats"][f"{key}_p50"] for key in ("T_LLM_prefill", "T_LLM_decode", "T_total")}
         print(name, times, *(result[key] for key in ("memory", "realised", "hardware_utilisation")))
-        print(result["provenance"]["caveats"], (result["energy"] or {}).get("summary"))
+        print(result["provenance"]["caveats"])
     return found
 
 

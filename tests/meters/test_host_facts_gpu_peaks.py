@@ -41,6 +41,13 @@ def test_a_gpu_that_is_not_known_and_a_slice_of_one_have_none() -> None:
         assert str(peaks.reason).startswith(f"the peaks of {name} are not known; known are NVIDIA H100")
 
 
+def test_gpus_that_compute_at_the_same_time_have_more() -> None:
+    two = known_peaks("NVIDIA H200", "bfloat16").times(2)
+    assert (two.flops_per_s, two.bytes_per_s) == (pytest.approx(1979e12), pytest.approx(9.6e12))
+    slow = known_peaks("Tesla V100-SXM2-32GB", "bfloat16").times(3)
+    assert slow.flops_per_s is None and slow.bytes_per_s == pytest.approx(2.7e12)
+
+
 def test_the_cpu_has_none() -> None:
     peaks = peaks_on(torch.device("cpu"), "float32")
     assert (peaks.flops_per_s, peaks.bytes_per_s) == (None, None)

@@ -1,6 +1,7 @@
 """Marks by the host's clock, windows of memory, errors of memory and the choice of a device, without a GPU."""
 
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -160,6 +161,15 @@ def test_free_memory_is_within_the_limit_of_the_control_group(tmp_path: Path, mo
     assert device.available_memory_bytes() == 1700 - 1000
     (tmp_path / "memory.max").write_text("900\n")
     assert device.available_memory_bytes() == 0
+
+
+def test_free_memory_is_what_the_process_may_still_map() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**28, limits[1]))
+        assert device.available_memory_bytes() <= 2**28
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_auto_is_float32_on_the_cpu_and_bfloat16_on_a_gpu() -> None:

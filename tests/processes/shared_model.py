@@ -17,7 +17,7 @@ from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import LoadOptions, load_hf_model
 from experiment_core_utils.models.hf.source import RequestedQuantisation, TransformersCheckpoint
 from experiment_core_utils.models.hf.tensor_parallel import END, LeadingModel, follow
-from experiment_core_utils.models.interface import Concurrent, Inspectable, Served, Stepwise
+from experiment_core_utils.models.interface import Concurrent, Inspectable, Served, Shared, Stepwise
 from experiment_core_utils.primitives.errors import EngineRefused
 from experiment_core_utils.primitives.in_step import as_launched, crew_of_process, join_crew
 from tests.same_floats import assert_same_floats
@@ -38,6 +38,7 @@ def compare(shared: LeadingModel, whole: TransformersModel) -> None:
     """What both say of requests of other lengths at several settings."""
     assert isinstance(shared, Inspectable) and not isinstance(shared, Stepwise)
     assert isinstance(shared, Served) and not isinstance(shared, Concurrent)
+    assert isinstance(shared, Shared) and shared.num_sharing == 2 and not isinstance(whole, Shared)
     for experts, blocks in ((2, (0, 1, 2)), (1, (0, 2)), (4, (1, 2))):
         setting = Setting.of(top_k=experts, num_active_blocks=RunningBlocks.of(blocks))
         requests = [{"input_ids": torch.arange(3, 3 + length)[None]} for length in (5, 9)]

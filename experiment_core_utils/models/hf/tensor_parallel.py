@@ -35,13 +35,14 @@ LOAD, END = "load", "end"
 
 
 class LeadingModel:
-    """The model of the first process: `Runnable`, `Inspectable` and `Served`.
+    """The model of the first process: `Runnable`, `Inspectable`, `Shared` and `Served`.
 
     Its stages do not run one by one: what each would have to say to the other processes is no part of it.
     """
 
     def __init__(self, model: TransformersModel, crew: Crew) -> None:
         self._model, self._crew = model, crew
+        self.num_sharing = crew.size
         self.name, self.device = model.name, model.device
         self.num_total_blocks, self.num_experts = model.num_total_blocks, model.num_experts
         self.default_top_k = model.default_top_k

@@ -108,9 +108,12 @@ def olmoe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint("olmoe", tmp_path_factory.mktemp("olmoe"))
 
 
-def test_graphs_leave_it_to_the_modules_with_the_reason(olmoe: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("execution", ["graph", "kernels"])
+def test_graphs_and_engines_leave_it_to_the_modules_with_the_reason(
+    olmoe: Path, tmp_path: Path, execution: str
+) -> None:
     spread = dispatched(loaded(olmoe), tmp_path, ["model.layers.0"])
-    found = staged(olmoe, spread, execution="graph", graph_capturer=Reruns()).describe()
+    found = staged(olmoe, spread, execution=execution, graph_capturer=Reruns()).describe()
     reason = "its weights are on several devices (cpu, disk)"
     assert (found["execution"], found["execution_reason"]) == ("eager", reason)
 
