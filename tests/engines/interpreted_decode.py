@@ -35,6 +35,7 @@ TILES = StepTiles(
     splits=3,
     output=Tile(8, 4),
     gate_up=Tile(4, 4, 2),
+    dense_gate_up=Tile(4, 4),
     down=Tile(16, 4),
     head=Tile(64, 4),
 )

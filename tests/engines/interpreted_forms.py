@@ -28,6 +28,7 @@ TILES = StepTiles(
     splits=2,
     output=Tile(64, 4),
     gate_up=Tile(16, 4, 2),
+    dense_gate_up=Tile(8, 4),
     down=Tile(64, 4),
     head=Tile(64, 4),
 )

@@ -1,6 +1,7 @@
 """Tile sizes come from the row of the device; every width gets tiles that divide it."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,29 @@ def test_a_rows_own_sizes_are_taken(decoder: DecoderWeights, monkeypatch: pytest
     on(Card("Other", 8, 0), monkeypatch)
     assert tiles_for(decoder, 4, 64).qkv == Tile(32, 8)
     assert batch_tiles_for(decoder, 4, 64, 8).head.stages == 2
+
+
+def test_many_heads_share_the_card_and_long_caches_are_cut(decoder: DecoderWeights) -> None:
+    """One program less than five of each head are five of each; a part has one tile of positions, up to nine parts."""
+    heads, rows = decoder.num_heads, tiles_for(decoder, 4, 64).attention.rows
+
+    def splits(slots: int) -> int:
+        return tiles_for(decoder, 4, slots, replace(TUNINGS["H200"], step_programs=5 * heads - 1, most_splits=9)).splits
+
+    assert [splits(slots) for slots in (1, 5 * rows, 5 * rows + 1, 8 * rows, 100 * rows)] == [5, 5, 6, 8, 9]
+
+
+def test_a_router_has_few_parts(decoder: DecoderWeights) -> None:
+    """The output product's tile is at most doubled for it, and not for blocks without a router."""
+    row = replace(TUNINGS["H200"], output=ReadTile(1, 4))
+    rows = ReadTile(1, 4).of_rows(decoder.num_heads * decoder.head_width * 4).rows
+
+    def output_rows(fewest: int, decoder: DecoderWeights = decoder) -> int:
+        return tiles_for(decoder, 4, 64, replace(row, fewest_router_rows=fewest)).output.rows
+
+    assert [output_rows(fewest) for fewest in (1, rows, 2 * rows, 100 * rows)] == [rows, rows, 2 * rows, 2 * rows]
+    dense = replace(decoder, blocks=tuple(replace(block, router=None) for block in decoder.blocks))
+    assert output_rows(100 * rows, dense) == rows
 
 
 def test_molmoe_1b_on_an_h200_and_without_bulk_copies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ class DecodeStep:
             source = decoder.embedding if row == 0 else buffers.stream
             self.launch_qkv(block, source, embed=row == 0)
             top_k = decoder.experts_of(index, knobs.top_k)
-            self.launch_attention(block, row)
+            self.launch_attention(block, row, self._read_later(knobs, row))
             if block.post_attention_norm is None:
                 self.launch_output(block, source, top_k, embed=row == 0)
             else:
@@ -115,6 +115,19 @@ class DecodeStep:
         self.launch_head()
         self.launch_next_token()
         return buffers.logits
+
+    def _read_later(self, knobs: EngineKnobs, row: int) -> torch.Tensor | None:
+        """The next weight behind a block's output product that is read whatever the router chooses; None without PDL,
+        where kernels' own loads do not overlap either, and for several requests, which would all ask for it.
+        """
+        if not self.use_pdl or self.kv_cache.batch > 1:
+            return None
+        block = self.decoder.blocks[knobs.blocks[row]]
+        if block.router is None:
+            return block.gate_up
+        if row + 1 == len(knobs.blocks):
+            return self.decoder.head
+        return self.decoder.blocks[knobs.blocks[row + 1]].qkv
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], tile: Tile, arguments: tuple[Any, ...], **sizes: Any) -> None:
         launch(kernel, grid, tile.warps, self.use_pdl, arguments, **sizes)
@@ -179,9 +192,10 @@ class DecodeStep:
             "EXACT": padded == width and rows % (tile.rows * tile.steps) == 0,
         }
 
-    def launch_attention(self, block: BlockWeights, row: int) -> None:
-        tiles, buffers = self.tiles, self.buffers.attention
-        launch_attention(self.decoder, block, self.kv_cache, row, buffers, tiles.attention, tiles.splits, self.use_pdl)
+    def launch_attention(self, block: BlockWeights, row: int, following: torch.Tensor | None = None) -> None:
+        """See `launch_attention` of flash_decoding.py, also for `following`."""
+        tile, splits, buffers = self.tiles.attention, self.tiles.splits, self.buffers.attention
+        launch_attention(self.decoder, block, self.kv_cache, row, buffers, tile, splits, self.use_pdl, following)
 
     def launch_output(self, block: BlockWeights, source: torch.Tensor, top_k: int, embed: bool) -> None:
         decoder, buffers, tile = self.decoder, self.buffers, self.tiles.output
@@ -241,7 +255,7 @@ class DecodeStep:
         dense: bool,
         gate: torch.Tensor | None = None,
     ) -> None:
-        buffers, tile = self.buffers, self.tiles.gate_up
+        buffers, tile = self.buffers, self.tiles.dense_gate_up if dense else self.tiles.gate_up
         inner = weight.shape[-2] // 2
         self._launch(
             mixture.gate_up_kernel,

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from experiment_core_utils.engines.gpu.triton.gemv import is_last, launch, wait_for_previous
-from experiment_core_utils.engines.gpu.triton.tuning import Tile
+from experiment_core_utils.engines.gpu.triton.gemv import ask_for, is_last, launch, wait_for_previous
+from experiment_core_utils.engines.gpu.triton.tuning import Tile, tuning_at
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
 
@@ -87,6 +87,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     totals,
     counters,
     attended,
+    following,
     max_seq_len,
     eps,
     scale,
@@ -101,11 +102,14 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
     PADDED_SPLITS: tl.constexpr,
+    AHEAD: tl.constexpr,
+    THREADS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Compute attended [B, Q, D] of one token over the KV cache; programs: (head, split, request).
 
-    The first split also takes the new token, and stores its key and value. NORMS of queries and of keys: 0 for none, 1
+    The first split also takes the new token, and stores its key and value. Each program asks for AHEAD bytes of the
+    weight `following`. NORMS of queries and of keys: 0 for none, 1
     for one over all heads, 2 for one of each head. WINDOW: positions that the token sees, itself among them; 0 for all.
     """
     head = tl.program_id(0)
@@ -150,6 +154,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     query = tl.load(queries + head * D + along) * query_scale
     new_key = tl.load(queries + (Q + kv_head) * D + along) * key_scale
     new_value = tl.load(queries + (Q + KV + kv_head) * D + along)
+    ask_for(following, head * SPLITS + split, AHEAD, THREADS)
     if ROPE:
         query_other = tl.load(queries + head * D + partner) * query_scale_other
         key_other = tl.load(queries + (Q + kv_head) * D + partner) * key_scale_other
@@ -233,9 +238,17 @@ def launch_attention(
     tile: Tile,
     splits: int,
     use_pdl: bool,
+    following: torch.Tensor | None = None,
 ) -> None:
-    """`buffers.qkv` -> `buffers.attended`; the token's keys and values go into the block's row of the KV cache."""
+    """`buffers.qkv` -> `buffers.attended`; the token's keys and values go into the block's row of the KV cache.
+
+    Args:
+        following: a weight that is read later, whose first bytes are asked for; None for none.
+    """
     width, norms = decoder.head_width, decoder.norms_of_heads(block)
+    programs, threads, ahead = decoder.num_heads * splits, 32 * tile.warps, 0
+    if following is not None:
+        ahead = min(1024 * tuning_at(decoder.device).ahead, following.nbytes) // (programs * 128 * threads)
     launch(
         attention_kernel,
         (decoder.num_heads, splits, kv_cache.batch),
@@ -257,6 +270,7 @@ def launch_attention(
             buffers.totals,
             buffers.counters,
             buffers.attended,
+            block.qkv if following is None else following,
             kv_cache.max_seq_len,
             decoder.norm_eps,
             width**-0.5,
@@ -272,4 +286,6 @@ def launch_attention(
         SPLITS=splits,
         BLOCK=tile.rows,
         PADDED_SPLITS=triton.next_power_of_2(splits),
+        AHEAD=ahead * 128 * threads,
+        THREADS=threads,
     )

@@ -48,6 +48,20 @@ def wait_for_previous(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def ask_for(weight, program, BYTES: tl.constexpr, THREADS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Ask for a program's BYTES of a weight, lines of 128 for each of its THREADS, in the second-level cache; nothing
+    waits for them.
+    """
+    if BYTES:
+        start = weight.to(tl.pointer_type(tl.int8)) + program.to(tl.int64) * BYTES
+        for first in tl.static_range(0, BYTES, 128 * THREADS):
+            line = start + first + tl.arange(0, THREADS).to(tl.int64) * 128
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line.to(tl.int64)], tl.int32, is_pure=False, pack=1
+            )
+
+
+@triton.jit
 def is_last(counter, programs):  # type: ignore[no-untyped-def]
     """Whether all others of so many programs have finished their stores; the last one resets the counter to 0."""
     tl.debug_barrier()

@@ -6,7 +6,7 @@ fastest at MolmoE-1B's widths in bfloat16; for other widths and dtypes the funct
 or such as fit. Importing this module does not need Triton.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -111,23 +111,26 @@ class ProductTile:
 class Tuning:
     """What was fastest on one card."""
 
-    #: qkv, attention, output, gate_up, down, head: kernels of a decode step of one request
+    #: qkv, attention, output, gate_up, dense_gate_up, down, head: kernels of a decode step of one request
     qkv: ReadTile
     attention: ReadTile
     output: ReadTile
-    gate_up: ReadTile
+    gate_up: ReadTile  #: of chosen experts
+    dense_gate_up: ReadTile  #: of dense blocks and shared experts
     down: ReadTile
     head: ReadTile
-    #: least and most programs that share one head's positions there: many enough to fill the card, no more than are put
-    #: together at once
-    splits: tuple[int, int]
+    step_programs: int  #: as many at least share all heads' positions there
+    most_splits: int  #: as many at most share one head's, which are put together at once
+    ahead: int  #: KiB of weights read later that attention there asks for while it waits for its sums
+    #: of a program of the output product there, which writes a part of the router's logits: its tile may double for it
+    fewest_router_rows: int
     slots_at_once: int  #: choices whose down-projections a program there reads before it multiplies them
     dense_columns: int  #: of a dense block's down-projection, which count as one choice there
     router_parts: int  #: parts of the router's logits that the last program of its output product reads at once
     next_token_warps: int  #: of the choice of the next token, in every step
     fewest_together: int  #: from so many requests on a step that reads weights once for all of them is the faster one
     attention_programs: int  #: about so many share all heads' positions there
-    batch_splits: tuple[int, int]  #: as `splits`, there
+    batch_splits: tuple[int, int]  #: least and most that share one head's there
     most_requests: int  #: of one program of its products; registers bound them
     batch_dense: SmallBatchTile  #: its QKV product and its head
     batch_output: SmallBatchTile  #: its output product
@@ -148,10 +151,14 @@ TUNINGS = {
         qkv=ReadTile(kibibytes=16, warps=4, steps=2),
         attention=ReadTile(kibibytes=16, warps=2),
         output=ReadTile(kibibytes=32, warps=4),
-        gate_up=ReadTile(kibibytes=8, warps=4, steps=2),
+        gate_up=ReadTile(kibibytes=16, warps=4),
+        dense_gate_up=ReadTile(kibibytes=8, warps=4, steps=2),
         down=ReadTile(kibibytes=32, warps=4),
         head=ReadTile(kibibytes=32, warps=8),
-        splits=(24, 32),
+        step_programs=384,
+        most_splits=32,
+        ahead=8192,
+        fewest_router_rows=8,
         slots_at_once=8,
         dense_columns=1024,
         router_parts=16384,
@@ -201,7 +208,8 @@ class StepTiles:
     attention: Tile
     splits: int  # programs that share one head's positions
     output: Tile
-    gate_up: Tile  # rows of the gate, and as many of the up-projection
+    gate_up: Tile  # rows of the gate, and as many of the up-projection, of a chosen expert
+    dense_gate_up: Tile  # of a dense block or a shared expert
     down: Tile  # rows of each choice's expert
     head: Tile
 
@@ -212,13 +220,16 @@ def tiles_for(decoder: DecoderWeights, top_k: int, max_seq_len: int, row: Tuning
     size = decoder.dtype.itemsize
     width, inner, head = decoder.width * size, decoder.expert_width * size, decoder.head_width * size
     attention, down = tuned.attention.of_rows(head), tuned.down.of_rows(min(top_k, tuned.slots_at_once) * inner)
-    fewest, most = tuned.splits
+    fewest, output = -(-tuned.step_programs // decoder.num_heads), tuned.output.of_rows(decoder.num_heads * head)
+    if decoder.routed_blocks:
+        output = replace(output, rows=min(2 * output.rows, max(output.rows, tuned.fewest_router_rows)))
     return StepTiles(
         qkv=tuned.qkv.of_rows(width),
         attention=attention,
-        splits=min(most, max(fewest, -(-max_seq_len // attention.rows))),
-        output=tuned.output.of_rows(decoder.num_heads * head),
+        splits=min(tuned.most_splits, max(fewest, -(-max_seq_len // attention.rows))),
+        output=output,
         gate_up=tuned.gate_up.of_rows(width),
+        dense_gate_up=tuned.dense_gate_up.of_rows(width),
         down=Tile(min(2, down.rows), down.warps),
         head=tuned.head.of_rows(width),
     )
