@@ -6,11 +6,11 @@ Importing this module needs Triton.
 import torch
 from torch.nn.functional import linear
 
+from experiment_core_utils.engines.gpu.triton.norms import gated
 from experiment_core_utils.engines.gpu.triton.prefill_forward import attention
 from experiment_core_utils.engines.gpu.triton.vision_ops import (
     add_norm,
     embed_norm,
-    gated,
     pool,
     quick_gelu_in_place,
     stack,

@@ -128,26 +128,6 @@ def quick_gelu_in_place(values: torch.Tensor) -> None:
 
 
 @triton.jit
-def gate_kernel(qkv_states, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    inside = column < WIDTH
-    gate = tl.load(qkv_states + row * (2 * WIDTH) + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(qkv_states + row * (2 * WIDTH) + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-    value = gate * tl.sigmoid(gate) * up
-    tl.store(output + row * WIDTH + column, value.to(output.dtype.element_ty), mask=inside)
-
-
-def gated(qkv_states: torch.Tensor) -> torch.Tensor:
-    """Gated units: [M, 2 * I], gate beside up -> silu(gate) * up [M, I]."""
-    rows, width = qkv_states.shape[0], qkv_states.shape[1] // 2
-    output = torch.empty((rows, width), dtype=qkv_states.dtype, device=qkv_states.device)
-    block, warps = triton.next_power_of_2(width), tuning_at(output.device).row_warps
-    gate_kernel[(rows,)](qkv_states, output, WIDTH=width, BLOCK=block, num_warps=warps)
-    return output
-
-
-@triton.jit
 def stack_kernel(  # type: ignore[no-untyped-def]
     states,
     is_real,
