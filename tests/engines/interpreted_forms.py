@@ -37,7 +37,9 @@ STEPS, TOKENS, PADDED = 7, 11, 16
 # What a prompt's products take.
 block_forms.WIDTH, block_forms.INNER = 80, 48
 # Dense layers are 45 wide: three parts, the last of which is not full.
-tuning.TUNINGS[tuning.DEFAULT] = replace(tuning.TUNINGS[tuning.DEFAULT], dense_columns=16)
+tuning.TUNINGS[tuning.DEFAULT] = replace(
+    tuning.TUNINGS[tuning.DEFAULT], dense_columns=16, elementwise=Tile(rows=16, warps=4)
+)
 
 
 def error(found: torch.Tensor, exact: torch.Tensor) -> float:

@@ -3,17 +3,19 @@
 Run as `python -m tests.engines.interpreted_kernels` with TRITON_INTERPRET=1, which Triton reads when imported.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from experiment_core_utils.engines.expert_trace import ExpertRecord
 from experiment_core_utils.engines.gpu.triton import prefill_forward as prefill_kernels
+from experiment_core_utils.engines.gpu.triton import tuning
 from experiment_core_utils.engines.gpu.triton import vision_forward as vision_kernels
 from experiment_core_utils.engines.gpu.triton.grouped_gemm import align_blocks, expert_rows
-from experiment_core_utils.engines.gpu.triton.norms import norm
+from experiment_core_utils.engines.gpu.triton.norms import gated, norm
 from experiment_core_utils.engines.gpu.triton.routing import route
-from experiment_core_utils.engines.gpu.triton.tuning import ProductTile
+from experiment_core_utils.engines.gpu.triton.tuning import ProductTile, Tile
 from experiment_core_utils.engines.gpu.vision import cut_patches, real_crops
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
@@ -101,6 +103,21 @@ def check_split(model: MolmoeForConditionalGeneration, pause: int, top_k: int, b
         print(f"values {position}", error(values[position, :, :tokens], layer.values[0]))
 
 
+def check_gated(columns: int) -> None:
+    """37 rows of 176 gated units, so many of them a program, beside float64."""
+    usual = tuning.TUNINGS[tuning.DEFAULT]
+    tuning.TUNINGS[tuning.DEFAULT] = replace(usual, elementwise=Tile(columns, 4))
+    # Of the last place: one where it is rounded once, a few where the parts are as exact as the result.
+    for dtype, units in ((torch.float32, 8), (torch.bfloat16, 1)):
+        gate_up = (3 * torch.randn(37, 352)).to(dtype)
+        gate, up = gate_up.double().chunk(2, dim=1)
+        exact = gate / (1 + (-gate).exp()) * up
+        found = gated(gate_up)
+        assert found.shape == exact.shape and found.dtype == dtype
+        assert bool(((found - exact).abs() <= units * torch.finfo(dtype).eps * exact.abs()).all())
+    tuning.TUNINGS[tuning.DEFAULT] = usual
+
+
 def check_experts(model: MolmoeForConditionalGeneration, tile: ProductTile, tokens: int, top_k: int) -> None:
     """Chunks of every kind: with a second part, with one part, with a small one."""
     decoder = fuse_decoder_weights(model)
@@ -163,6 +180,8 @@ def main() -> None:
         ProductTile(16, 16, 4, 2, 4, 2, bulk=True),
     ):
         check_experts(randomised(with_one_kv_head), tile, tokens=21, top_k=3)
+    for columns in (64, 4096):
+        check_gated(columns)
     check_vision(randomised(with_small_pictures))
 
 

@@ -67,6 +67,7 @@ def test_every_form_is_built_for_a_gpu(capability: str) -> None:
     for kernels in found["forms"].values():
         assert {"attention_kernel", "down_kernel", "apply_rope_and_store_kernel"} <= {one["kernel"] for one in kernels}
         assert all(one["shared"] <= found["memory"] for one in kernels)
+    assert "gated_kernel" in {one["kernel"] for one in found["forms"]["dense"]}
 
 
 def on_gpu(decoder: DecoderWeights) -> DecoderWeights:

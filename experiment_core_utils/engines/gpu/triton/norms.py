@@ -111,22 +111,27 @@ def _launch(
 
 
 @triton.jit
-def gate_kernel(qkv_states, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def gated_kernel(gate_up, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < WIDTH
-    gate = tl.load(qkv_states + row * (2 * WIDTH) + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(qkv_states + row * (2 * WIDTH) + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(gate_up + row * (2 * WIDTH) + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * (2 * WIDTH) + WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     value = gate * tl.sigmoid(gate) * up
     tl.store(output + row * WIDTH + column, value.to(output.dtype.element_ty), mask=inside)
 
 
-def gated(qkv_states: torch.Tensor) -> torch.Tensor:
-    """Gated units: [M, 2 * I], gate beside up -> silu(gate) * up [M, I]."""
-    rows, width = qkv_states.shape[0], qkv_states.shape[1] // 2
-    output = torch.empty((rows, width), dtype=qkv_states.dtype, device=qkv_states.device)
-    block, warps = triton.next_power_of_2(width), tuning_at(output.device).row_warps
-    gate_kernel[(rows,)](qkv_states, output, WIDTH=width, BLOCK=block, num_warps=warps)
+def gated(gate_up: torch.Tensor) -> torch.Tensor:
+    """Gated units silu(gate) * up [T, I] of the gate's and the up-projection's outputs beside each other [T, 2 * I],
+    contiguous.
+    """
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    output = torch.empty((rows, width), dtype=gate_up.dtype, device=gate_up.device)
+    tile = tuning_at(gate_up.device).elementwise
+    block = min(triton.next_power_of_2(width), tile.rows)
+    # As many elements a thread for narrow rows too.
+    warps = max(1, tile.warps * block // tile.rows)
+    gated_kernel[(rows, triton.cdiv(width, block))](gate_up, output, WIDTH=width, BLOCK=block, num_warps=warps)
     return output
 
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import linear, scaled_dot_product_attention, silu
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from experiment_core_utils.engines.gpu.triton.grouped_gemm import expert_rows
 from experiment_core_utils.engines.gpu.triton.norms import (
     apply_rope_and_store,
     combine_norm,
+    gated,
     norm,
 )
 from experiment_core_utils.engines.gpu.triton.routing import route
@@ -211,24 +212,18 @@ def _mixed(
     block, length, eps = decoder.blocks[index], places.length, decoder.norm_eps
     given = _normed(decoder, hidden, block.ffn_norm, length)
     if block.router is None:
-        added = linear(_opened(given, block.gate_up[0]), block.down[0])
+        added = linear(gated(linear(given, block.gate_up[0])), block.down[0])
         hidden = hidden + _normed(decoder, added, block.post_ffn_norm, length)
         return hidden, _normed(decoder, hidden, after, length)
     rows, topk_weights = _experts(decoder, index, given, top_k, places, tiles)
     if block.shared_gate_up is not None and block.shared_down is not None:
-        products = _opened(given, block.shared_gate_up)
+        products = gated(linear(given, block.shared_gate_up))
         if block.shared_gate is not None:
             products = products * linear(given, block.shared_gate).sigmoid()
         hidden = torch.addmm(hidden, products, block.shared_down.t())
     # With experts all norms are before the parts.
     assert after is not None
     return combine_norm(hidden, rows, topk_weights, length, after, eps)
-
-
-def _opened(normed: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up [T, I] of normed states [T, H] by layers [2 * I, H]."""
-    gate, up = linear(normed, gate_up).chunk(2, dim=1)
-    return silu(gate) * up
 
 
 def _experts(

@@ -142,7 +142,7 @@ class Tuning:
     alignment: Tile  #: choices that a program of the block alignment looks at in one step
     routing: SmallBatchTile  #: tokens of a prompt and columns of its router
     row_warps: int  #: of passes over a row of a prompt's or picture's states, or a window of patches
-    elementwise: Tile  #: elements of a pass over all states of a picture
+    elementwise: Tile  #: elements of a pass over all states of a picture, or over a prompt's gated units
 
 
 # By a part of the card's name.
