@@ -23,6 +23,7 @@ def combine_norm_kernel(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     TOP_K: tl.constexpr,
+    WEIGHTED: tl.constexpr,
     LAST: tl.constexpr,
 ):
     """Sum with expert rows and RMS norm. TOP_K 0: nothing is added. LAST: the last real row alone, to row 0 of
@@ -42,7 +43,7 @@ def combine_norm_kernel(  # type: ignore[no-untyped-def]
             for choice in tl.static_range(TOP_K):
                 slot = row * TOP_K + choice
                 part = tl.load(expert_rows + slot * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
-                value += tl.load(topk_weights + slot) * part
+                value += tl.load(topk_weights + slot) * part if WEIGHTED else part
         value = value.to(hidden.dtype.element_ty).to(tl.float32)
         if not LAST:
             tl.store(summed + row * WIDTH + column, value.to(hidden.dtype.element_ty), mask=inside)
@@ -56,14 +57,14 @@ def norm(
 ) -> torch.Tensor:
     """RMS norm of [T, H]; with `last` [1, H], of row `length` - 1 alone."""
     normed = torch.empty_like(hidden[:1] if last else hidden)
-    _launch(hidden, hidden, hidden, length, norm_weight, hidden, normed, eps, top_k=0, last=last)
+    _launch(hidden, hidden, None, length, norm_weight, hidden, normed, eps, top_k=0, last=last)
     return normed
 
 
 def combine_norm(
     hidden: torch.Tensor,
     expert_rows: torch.Tensor,
-    topk_weights: torch.Tensor,
+    topk_weights: torch.Tensor | None,
     length: torch.Tensor,
     norm_weight: torch.Tensor,
     eps: float,
@@ -72,18 +73,19 @@ def combine_norm(
     RMS norm.
 
     The sum over the k choices is in their order, so it does not change from run to run.
+
+    Args:
+        topk_weights: None for 1 each.
     """
-    summed, normed = torch.empty_like(hidden), torch.empty_like(hidden)
-    _launch(
-        hidden, expert_rows, topk_weights, length, norm_weight, summed, normed, eps, topk_weights.shape[1], last=False
-    )
+    summed, normed, top_k = torch.empty_like(hidden), torch.empty_like(hidden), len(expert_rows) // len(hidden)
+    _launch(hidden, expert_rows, topk_weights, length, norm_weight, summed, normed, eps, top_k, last=False)
     return summed, normed
 
 
 def _launch(
     hidden: torch.Tensor,
     expert_rows: torch.Tensor,
-    topk_weights: torch.Tensor,
+    topk_weights: torch.Tensor | None,
     length: torch.Tensor,
     norm_weight: torch.Tensor,
     summed: torch.Tensor,
@@ -96,7 +98,8 @@ def _launch(
     combine_norm_kernel[(normed.shape[0],)](
         hidden,
         expert_rows,
-        topk_weights,
+        # Not read where there are none.
+        hidden if topk_weights is None else topk_weights,
         length,
         norm_weight,
         summed,
@@ -105,6 +108,7 @@ def _launch(
         WIDTH=width,
         BLOCK=triton.next_power_of_2(width),
         TOP_K=top_k,
+        WEIGHTED=topk_weights is not None,
         LAST=last,
         num_warps=tuning_at(hidden.device).row_warps,
     )

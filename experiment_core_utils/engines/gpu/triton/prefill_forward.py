@@ -213,6 +213,8 @@ def _mixed(
     given = _normed(decoder, hidden, block.ffn_norm, length)
     if block.router is None:
         added = linear(gated(linear(given, block.gate_up[0])), block.down[0])
+        if block.post_ffn_norm is None and after is not None:
+            return combine_norm(hidden, added, None, length, after, eps)
         hidden = hidden + _normed(decoder, added, block.post_ffn_norm, length)
         return hidden, _normed(decoder, hidden, after, length)
     rows, topk_weights = _experts(decoder, index, given, top_k, places, tiles)
