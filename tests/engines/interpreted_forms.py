@@ -16,8 +16,8 @@ from experiment_core_utils.engines.gpu.triton import prefill_forward, tuning
 from experiment_core_utils.engines.gpu.triton.decode_forward import DecodeStep, StepBuffers
 from experiment_core_utils.engines.gpu.triton.tuning import StepTiles, Tile
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.reference.decoder import ReferenceDecode, ReferencePrefill, RotaryTable
-from experiment_core_utils.engines.weights import DecoderWeights
+from experiment_core_utils.engines.reference.decoder import ReferenceDecode, ReferencePrefill
+from experiment_core_utils.engines.weights import DecoderWeights, RotaryTable
 from tests.engines.cpu import block_forms
 from tests.engines.cpu.block_forms import EXPERTS, FORMS, decoder_of_form, in_float64
 

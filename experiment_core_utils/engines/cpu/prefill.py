@@ -12,12 +12,8 @@ from experiment_core_utils.engines.cpu.decoder_block import DecoderBlockKernel
 from experiment_core_utils.engines.cpu.panels import Workspace, refuse_other_places
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.reference.decoder import (
-    KeysAndValues,
-    ReferencePrefill,
-    RotaryTable,
-)
-from experiment_core_utils.engines.weights import DecoderWeights
+from experiment_core_utils.engines.reference.decoder import KeysAndValues, ReferencePrefill
+from experiment_core_utils.engines.weights import DecoderWeights, RotaryTable
 
 
 class CpuPrefill(ReferencePrefill):

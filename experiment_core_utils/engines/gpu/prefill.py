@@ -19,8 +19,7 @@ from experiment_core_utils.engines.api import (
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.expert_trace import ExpertRecord
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.reference.decoder import RotaryTable
-from experiment_core_utils.engines.weights import DecoderWeights
+from experiment_core_utils.engines.weights import DecoderWeights, RotaryTable
 from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.common.triton_build import built, kernels_unsupported_reason
 from experiment_core_utils.primitives.errors import ConfigurationError

@@ -6,7 +6,6 @@ top-k and with the active blocks: experts that no token chose are not computed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
@@ -19,48 +18,12 @@ from experiment_core_utils.engines.api import (
 )
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.kv_cache import KVCache, suffix_mask, suffix_positions
-from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
+from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights, RotaryTable
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 # Up to so many rows the number of operations counts, beyond it what each of them does.
 FEW_ROWS = 8
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class RotaryTable:
-    """Rotary factors of positions 0 to T - 1, in the decoder's dtype.
-
-    A head [D] turns by x * cosine + (its halves swapped) * sine.
-    """
-
-    cosine: torch.Tensor  # [T, 1, D]
-    sine: torch.Tensor  # [T, 1, D], negative in the first half
-
-    @classmethod
-    @torch.inference_mode(False)
-    def of(cls, decoder: DecoderWeights, positions: int) -> "RotaryTable":
-        """The table of so many positions, with angles in float32, as transformers computes them."""
-        steps = torch.arange(positions, dtype=torch.float32, device=decoder.device)
-        angles = torch.outer(steps, decoder.inverse_frequencies).repeat(1, 2)
-        scale = decoder.rotary_scale
-        return cls.given((angles.cos() * scale).to(decoder.dtype), (angles.sin() * scale).to(decoder.dtype))
-
-    @classmethod
-    def given(cls, cosines: torch.Tensor, sines: torch.Tensor) -> "RotaryTable":
-        """The table of cosines and sines [T, D], both halves of D alike, as transformers hands them to a block."""
-        sign = torch.ones_like(sines[:1])
-        sign[:, : sines.shape[1] // 2] = -1
-        return cls(cosines[:, None].contiguous(), (sines * sign)[:, None])
-
-    def rows(self, which: slice | torch.Tensor) -> "RotaryTable":
-        """The factors of some positions."""
-        return RotaryTable(self.cosine[which], self.sine[which])
-
-    def applied(self, heads: torch.Tensor) -> torch.Tensor:
-        """Heads [T, N, D] with rotary positions, row t by position t."""
-        halves = heads.unflatten(2, (2, heads.shape[2] // 2)).flip(2).flatten(2)
-        return torch.addcmul(heads * self.cosine, halves, self.sine)
 
 
 class _Reference:
