@@ -7,13 +7,14 @@ cannot run; such a stage then runs in another way. A KV cache that was warmed up
 engine, because CUDA graphs may contain its addresses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
 
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.weights import RotaryTable
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 
@@ -54,6 +55,21 @@ class PrefillEngine(ExpertTrace, Protocol):
         """Logits [1, V] of the last position of embeddings [T, H]; the next call may overwrite them.
 
         Fills the request's positions 0 to T - 1; the caller sets its length afterwards.
+        """
+
+    def last_state(
+        self,
+        embeddings: torch.Tensor,
+        knobs: EngineKnobs,
+        kv_cache: KVCache,
+        rotary: RotaryTable | None = None,
+        added: Sequence[torch.Tensor] = (),
+    ) -> torch.Tensor:
+        """The state [1, H] that `prefill` of request 0 multiplies with the head; the next call may overwrite it.
+
+        Args:
+            rotary: of the T positions; None for those of positions 0 to T - 1.
+            added: states [T, H] to add after each of the first blocks that run.
         """
 
 

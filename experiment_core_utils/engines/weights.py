@@ -1,4 +1,4 @@
-"""A decoder's and a vision tower's weights as plain tensors, fused for few products a block.
+"""A decoder's and a vision tower's weights as plain tensors, fused for few products a block, and rotary factors.
 
 A family of models fills them in. Layers that are fused (`fused_rows`) become views of one tensor, so nothing is stored
 twice.
@@ -154,7 +154,7 @@ class DecoderWeights(DecoderDescription):
 
 @dataclass(frozen=True)
 class RotaryTable:
-    """Rotary factors of positions 0 to T - 1, in the decoder's dtype.
+    """Rotary factors of T positions, in the decoder's dtype.
 
     A head [D] turns by x * cosine + (its halves swapped) * sine.
     """
@@ -165,7 +165,7 @@ class RotaryTable:
     @classmethod
     @torch.inference_mode(False)
     def of(cls, decoder: DecoderWeights, positions: int) -> "RotaryTable":
-        """The table of so many positions, with angles in float32, as transformers computes them."""
+        """The table of positions 0 to T - 1, with angles in float32, as transformers computes them."""
         steps = torch.arange(positions, dtype=torch.float32, device=decoder.device)
         angles = torch.outer(steps, decoder.inverse_frequencies).repeat(1, 2)
         scale = decoder.rotary_scale

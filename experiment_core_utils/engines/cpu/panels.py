@@ -1,4 +1,4 @@
-"""Weight matrices in panels, the layout that the fused-block CPU kernels read."""
+"""What the CPU's fused blocks share: a tower's weights in panels, buffers, and a check of what they take."""
 
 import ctypes
 from dataclasses import dataclass

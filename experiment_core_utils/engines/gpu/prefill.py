@@ -189,13 +189,8 @@ class GraphedPrefill(_PaddedPrefill, PrefillEngine):
         self, embeddings: torch.Tensor, knobs: EngineKnobs, kv_cache: KVCache, request: int = 0
     ) -> torch.Tensor:
         """See `PrefillEngine.prefill`; `kv_cache.next_tokens` of the request is the likeliest token afterwards."""
-        tokens = embeddings.shape[0]
-        name = self._capture_graphs(knobs, kv_cache, tokens, request)
-        padded = _padded_length(tokens, kv_cache)
-        self._prompts[padded].load(embeddings)
-        self._turn(padded, None)
-        self._noted = _Noted(self._record_for(knobs, kv_cache), padded, tokens, knobs.blocks[-1])
-        return self._graphs.replay(name)
+        name = self._capture_graphs(knobs, kv_cache, len(embeddings), request)
+        return self._replay(name, embeddings, knobs, kv_cache, None)
 
     @torch.inference_mode()
     def last_state(
@@ -206,11 +201,8 @@ class GraphedPrefill(_PaddedPrefill, PrefillEngine):
         rotary: RotaryTable | None = None,
         added: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
-        """See `ReferencePrefill.last_state`; captures first where none was captured, and the next call may overwrite
-        the state.
-        """
-        tokens = embeddings.shape[0]
-        padded = _refuse_too_long(tokens, kv_cache)
+        """See `PrefillEngine.last_state`; captures first where none was captured."""
+        padded = _refuse_too_long(len(embeddings), kv_cache)
         prompt, record = self._prompt_of(padded), self._record_for(knobs, kv_cache)
         given = prompt.load_added(added)
         name = ("state", knobs, padded, kv_cache.keys.data_ptr(), len(given))
@@ -218,9 +210,22 @@ class GraphedPrefill(_PaddedPrefill, PrefillEngine):
             places = self._places(prompt, kv_cache, slice(len(knobs.blocks)), record.ids, added=given)
             work = partial(self._kernels.last_state, self._decoder, prompt.hidden, knobs.blocks, knobs.top_k, places)
             self._capture(name, work)
-        prompt.load(embeddings)
+        return self._replay(name, embeddings, knobs, kv_cache, rotary)
+
+    def _replay(
+        self,
+        name: Hashable,
+        embeddings: torch.Tensor,
+        knobs: EngineKnobs,
+        kv_cache: KVCache,
+        rotary: RotaryTable | None,
+    ) -> torch.Tensor:
+        """Run the graph of that name over embeddings [T, H]; what it gives is overwritten by the next one."""
+        tokens = len(embeddings)
+        padded = _padded_length(tokens, kv_cache)
+        self._prompts[padded].load(embeddings)
         self._turn(padded, rotary)
-        self._noted = _Noted(record, padded, tokens, knobs.blocks[-1])
+        self._noted = _Noted(self._record_for(knobs, kv_cache), padded, tokens, knobs.blocks[-1])
         return self._graphs.replay(name)
 
     def _turn(self, padded: int, rotary: RotaryTable | None) -> None:

@@ -186,7 +186,7 @@ class ReferencePrefill(_Reference, PrefillEngine):
         rotary: RotaryTable | None = None,
         added: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
-        """The state [1, H] that `prefill` multiplies with the head; see `through`."""
+        """See `PrefillEngine.last_state`."""
         states = self.through(embeddings, knobs, kv_cache, last_alone=True, rotary=rotary, added=added)
         return self._normed(states, self._decoder.final_norm)
 

@@ -154,7 +154,7 @@ class Reruns(GraphCapturer):
         return work
 
 
-# Runs before a capture: kernels are built, libraries choose their algorithms and allocate.
+# Runs before a capture of a pool's own graphs: kernels are built, libraries choose their algorithms and allocate.
 WARM_UPS = 2
 # Graphs kept; each is a list of launches and takes next to no memory of its own.
 MOST_GRAPHS = 512
@@ -166,7 +166,7 @@ class CudaGraphPool:
     Only one graph may run at a time, and a graph's output may be overwritten by the next run of any of them.
 
     Args:
-        graph_capturer: makes the graphs, by `WARM_UPS` runs before; None for CUDA graphs of the current device.
+        graph_capturer: makes the graphs; None for CUDA graphs of the current device, after `WARM_UPS` runs each.
     """
 
     def __init__(self, limit: int = MOST_GRAPHS, graph_capturer: GraphCapturer | None = None) -> None:
@@ -181,8 +181,8 @@ class CudaGraphPool:
         return len(self._replays)
 
     def capture(self, name: Hashable, run: Callable[[], torch.Tensor]) -> None:
-        """Run `run` a few times, then capture it; it must not wait for the host and must read tensors that stay in
-        place.
+        """Run `run` as often as the capturer does before it captures it; it must not wait for the host and must read
+        tensors that stay in place.
 
         Raises:
             ConfigurationError, OutOfMemory: see `GraphCapturer.capture`; the graphs there are stay.

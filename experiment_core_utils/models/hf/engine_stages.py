@@ -15,10 +15,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
 from experiment_core_utils.engines.description import EngineKnobs
-from experiment_core_utils.engines.gpu.prefill import GraphedPrefill
 from experiment_core_utils.engines.gpu.triton.tuning import untuned_reason
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.reference.decoder import ReferencePrefill
 from experiment_core_utils.engines.select import Engines, decoder_engines
 from experiment_core_utils.engines.weights import DecoderWeights, RotaryTable
 from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, GraphCapturer
@@ -95,7 +93,7 @@ class EngineParts(StageParts):
         return tuple(ids for index, ids in topk_ids.items() if index in routed)
 
     def reserve(self, tokens: int) -> None:
-        if isinstance(self.engines.prefill, ReferencePrefill):
+        if not self.is_captured:
             self.engines.prefill.warm_up(self._knobs(), self.kv_cache, tokens)
 
     def forget_experts(self) -> None:
@@ -144,15 +142,9 @@ class EnginePrefill:
         self._decoder: Any = parts.model.get_decoder()
 
     @property
-    def _engine(self) -> ReferencePrefill | GraphedPrefill:
-        engine = self._parts.engines.prefill
-        assert isinstance(engine, ReferencePrefill | GraphedPrefill)
-        return engine
-
-    @property
     def chosen_experts(self) -> tuple[torch.Tensor, ...]:
         """Ids [T, k] of each block with experts that ran, of the last prompt."""
-        return self._parts.of_routed(self._engine.topk_expert_ids)
+        return self._parts.of_routed(self._parts.engines.prefill.topk_expert_ids)
 
     def has_graphs(self, names: Iterable[Hashable]) -> bool:
         """Whether what was captured, if anything, is for the KV cache that there is."""
@@ -183,7 +175,7 @@ class EnginePrefill:
         if len(embeddings) > 1:
             raise ConfigurationError(f"an engine runs one prompt at a time, not {len(embeddings)}")
         parts.reserve(embeddings.shape[1])
-        state = self._engine.last_state(
+        state = parts.engines.prefill.last_state(
             embeddings[0].contiguous(),
             self._knobs,
             parts.kv_cache,
