@@ -61,7 +61,11 @@ class KVCache:
 
     def set_rotary_offset(self, offset: int | torch.Tensor) -> None:
         """Set the offset of the only request, a number or [1]; of one on a GPU the host does not learn."""
-        self.device_rotary_offsets.copy_(torch.as_tensor(offset))
+        if isinstance(offset, int):
+            # A copy from the host would wait for all that is under way.
+            self.device_rotary_offsets.fill_(offset)
+        else:
+            self.device_rotary_offsets.copy_(offset)
         self.rotary_offsets = None
         if self.keys.device.type == "cpu" and (known := int(offset)):
             self.rotary_offsets = [known]

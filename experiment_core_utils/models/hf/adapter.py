@@ -203,6 +203,7 @@ class TransformersModel(HasEnds):
             for name, tensor in inputs.items()
         }
         self._visual_tokens.note(inputs["input_ids"], sent["input_ids"])
+        self._stages.note(inputs, sent)
         return sent
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:

@@ -137,6 +137,8 @@ def _tower(model: PreTrainedModel) -> tuple[EngineTower | None, str, dict[StageN
 class EnginePrefill:
     """The prefill engine in the place of a decoder's `forward`, at one setting; see `DecoderInPlace`."""
 
+    is_engine = True
+
     def __init__(self, parts: EngineParts, knobs: EngineKnobs) -> None:
         self._parts, self._knobs = parts, knobs
         self._decoder: Any = parts.model.get_decoder()
@@ -187,13 +189,10 @@ class EnginePrefill:
         return MoeModelOutputWithPast(last_hidden_state=state[None].clone(), past_key_values=cache)
 
     def _rotary(self, embeddings: torch.Tensor, positions: torch.Tensor | None) -> RotaryTable | None:
-        """The factors of positions [1, T] or [3 or 4, 1, T], whose last three rows count; None for 0 to T - 1."""
+        """The factors of positions [1, T] or [3 or 4, 1, T], whose last three rows count; None without any."""
         if positions is None:
             return None
-        rows = positions[None] if positions.dim() == 2 else positions[-3:]
-        if bool((rows == torch.arange(rows.shape[-1], device=rows.device)).all()):
-            return None
-        cosines, sines = self._decoder.rotary_emb(embeddings, positions if positions.dim() == 2 else rows)
+        cosines, sines = self._decoder.rotary_emb(embeddings, positions if positions.dim() == 2 else positions[-3:])
         return RotaryTable.given(cosines[0], sines[0])
 
 
@@ -203,12 +202,10 @@ def _added(embeddings: torch.Tensor, places: torch.Tensor | None, features: Any)
         return []
     if places is None:
         raise ConfigurationError("its decoder is given features of pictures without places")
-    added = []
-    for of_block in features:
-        rows = torch.zeros_like(embeddings[0])
-        rows[places[0]] = of_block.to(rows.dtype)
-        added.append(rows)
-    return added
+    # Without boolean indices, whose number the host would wait for.
+    has_feature = places[0, :, None]
+    which = (places[0].cumsum(0) - 1).clamp(min=0)
+    return [torch.where(has_feature, each.to(embeddings.dtype).index_select(0, which), 0) for each in features]
 
 
 class EngineDecode:
@@ -260,10 +257,7 @@ class EngineDecode:
             self._take(state)
         cache.set_lengths([tokens])
         cache.put_likeliest(logits)
-        prepared = self._parts.model.prepare_inputs_for_generation(
-            torch.cat([ids, cache.next_tokens[None]], dim=-1), next_sequence_length=1, **kwargs
-        )
-        positions = prepared.get("position_ids")
+        positions = kwargs.get("position_ids")
         cache.set_rotary_offset(0 if positions is None else positions.flatten()[-1:] - tokens)
 
     def _take(self, state: GenerationState) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation import BaseStreamer
 
@@ -187,14 +188,14 @@ class GenerationState:
 
     @property
     def cache(self) -> Any:
-        """Keys and values, and the states of recurrent blocks."""
+        """Keys and values, and the states of recurrent blocks; None where an engine keeps them."""
         carried = self.steps[-1][1]
-        return next(carried[name] for name in _CACHE_NAMES if carried.get(name) is not None)
+        return next((carried[name] for name in _CACHE_NAMES if carried.get(name) is not None), None)
 
     @property
     def filled_layers(self) -> int:
         """Layers of the cache that contain keys or a recurrent state."""
-        return sum(map(_is_filled, self.cache.layers))
+        return 0 if self.cache is None else sum(map(_is_filled, self.cache.layers))
 
 
 class GenerateStages:
@@ -223,12 +224,21 @@ class GenerateStages:
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
         encoder = getattr(model.base_model, _ENCODER, None)
         self.visual_tokens = visual_tokens
+        self._host_copies: Any = WeakIdKeyDictionary()
         self._encoder_arguments = None if encoder is None else tuple(inspect.signature(encoder).parameters)
 
     @property
     def can_encode_alone(self) -> bool:
         """Whether pictures can be encoded by themselves and not only inside the prefill."""
         return self._encoder_arguments is not None
+
+    def note(self, host_inputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        """Remember the host's copies of a request's ids, masks and sizes, so that no prefill by an engine waits for the
+        device to learn them.
+        """
+        for name, tensor in inputs.items():
+            if tensor is not host_inputs[name] and not tensor.is_floating_point():
+                self._host_copies[tensor] = host_inputs[name]
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """The base model's features of the pictures; None without one, or where they are encoded in the prefill."""
@@ -237,25 +247,24 @@ class GenerateStages:
         given = {name: inputs[name] for name in self._encoder_arguments if name in inputs}
         return getattr(self._model.base_model, _ENCODER)(**given, return_dict=True)
 
-    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, GenerationState]:
-        """Logits [B, V] of the last position, and the state for `decode_step`."""
-        model = self._model
-        ids = inputs["input_ids"]
-        kwargs = {name: value for name, value in inputs.items() if name != "input_ids"}
-        if self._takes_positions:
-            kwargs["position_ids"] = position_ids(model, ids, kwargs)
-        if "attention_mask" in kwargs and bool((kwargs["attention_mask"] == 1).all()):
-            kwargs["attention_mask"] = None
-        kwargs |= self._last_only
-        kwargs["use_cache"] = True
-        kwargs[self._cache_name] = DynamicCache(config=model.config.get_text_config(decoder=True))
-        prepared = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **kwargs)
+    def prefill(
+        self, inputs: Mapping[str, Any], features: Any, by_engine: bool = False
+    ) -> tuple[torch.Tensor, GenerationState]:
+        """Logits [B, V] of the last position, and the state for `decode_step`.
+
+        Args:
+            by_engine: what runs the decoder in place of its modules has a cache of its own, so that the state has none,
+                and counts positions from 0 where it is given none.
+        """
+        model, ids = self._model, inputs["input_ids"]
         with ExitStack() as stack:
             if features is not None:
                 stack.enter_context(replaced_method(model.base_model, _ENCODER, lambda *_, **__: features))
             shortened = None
             if self.visual_tokens is not None:
                 shortened = stack.enter_context(self.visual_tokens.shortening(ids))
+            kwargs = self._prompt_kwargs(inputs, by_engine, is_shortened=shortened is not None)
+            prepared = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **kwargs)
             outputs = model(**prepared, return_dict=True)
         if shortened is not None:
             ids, kwargs = shortened.prompt(ids, kwargs)
@@ -264,6 +273,25 @@ class GenerateStages:
         if self.preferences.change_logits:
             state.processors = processors_for(model, inputs, self.preferences, self.end_tokens)
         return _processed(ids, outputs.logits[:, -1], state), state
+
+    def _prompt_kwargs(self, inputs: Mapping[str, Any], by_engine: bool, is_shortened: bool) -> dict[str, Any]:
+        """What `generate()` gives to the first step beside the ids; for `by_engine` see `prefill`."""
+        known = dict(inputs)
+        if by_engine:
+            known = {name: self._host_copies.get(tensor, tensor) for name, tensor in inputs.items()}
+        kwargs, ids = {name: inputs[name] for name in inputs if name != "input_ids"}, known.pop("input_ids")
+        if self._takes_positions:
+            positions = position_ids(self._model, ids, known)
+            # In three dimensions there are gaps where tokens are left out.
+            is_counted = by_engine and (positions.dim() == 2 or not is_shortened) and _count_from_0(positions)
+            if not is_counted:
+                kwargs["position_ids"] = positions.to(inputs["input_ids"].device) if by_engine else positions
+        if "attention_mask" in kwargs and bool((known["attention_mask"] == 1).all()):
+            kwargs["attention_mask"] = None
+        kwargs |= {**self._last_only, "use_cache": True}
+        if not by_engine:
+            kwargs[self._cache_name] = DynamicCache(config=self._model.config.get_text_config(decoder=True))
+        return kwargs
 
     def decoding(self) -> AbstractContextManager[None]:
         """See `Stages.decoding`."""
@@ -300,6 +328,11 @@ class GenerateStages:
 
     def _next_kwargs(self, outputs: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
         return carried_kwargs(self._model, outputs, kwargs)
+
+
+def _count_from_0(positions: torch.Tensor) -> bool:
+    """Whether positions [..., T] are 0 to T - 1, in all rows."""
+    return bool((positions == torch.arange(positions.shape[-1], device=positions.device)).all())
 
 
 def _processed(ids: torch.Tensor, logits: torch.Tensor, state: GenerationState) -> torch.Tensor:

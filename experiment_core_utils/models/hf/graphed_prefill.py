@@ -38,6 +38,8 @@ class GraphedDecoder:
         chosen_experts: ids [T, k] that each choice of the last replay made, until the next replay of any graph.
     """
 
+    is_engine = False
+
     def __init__(
         self, model: PreTrainedModel, graph_capturer: GraphCapturer, num_experts: int | None = None, most: int = 64
     ) -> None:

@@ -56,6 +56,8 @@ class FixedDecode(Protocol):
 class DecoderInPlace(Protocol):
     """What runs a prompt in place of the decoder's modules; see `GraphedDecoder`, which is one."""
 
+    is_engine: bool  #: as `by_engine` of `GenerateStages.prefill`
+
     @property
     def chosen_experts(self) -> tuple[torch.Tensor, ...]: ...
     def has_graphs(self, names: Iterable[Hashable]) -> bool: ...
@@ -269,7 +271,7 @@ class GraphedGeneration:
         if self.prefill_unsupported_reason is None:
             try:
                 with graphed.prefill.in_place(captures_new=True) as served:
-                    logits, state = self._stages.prefill(inputs, features)
+                    logits, state = self._stages.prefill(inputs, features, graphed.prefill.is_engine)
                 names = tuple(served)
             except ConfigurationError as error:
                 if self.is_fixed:
@@ -296,7 +298,7 @@ class GraphedGeneration:
         if self.prefill_unsupported_reason is not None:
             return self._stages.prefill(inputs, features)
         with graphed.prefill.in_place():
-            return self._stages.prefill(inputs, features)
+            return self._stages.prefill(inputs, features, graphed.prefill.is_engine)
 
     def prefill(
         self, setting: Hashable, inputs: Mapping[str, Any], features: Any

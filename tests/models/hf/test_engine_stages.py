@@ -38,6 +38,11 @@ def prompt_of(tokens: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
+def sent(host_inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Other tensors of the same numbers, as a device has them."""
+    return {name: tensor.clone() for name, tensor in host_inputs.items()}
+
+
 class Beside:
     """A model's stages by its modules, and by the engines on the same weights; `new_capturer` as of `EngineParts`."""
 
@@ -92,9 +97,34 @@ def test_fewer_blocks_and_other_experts(name: str) -> None:
 def test_prompts_with_a_picture(name: str) -> None:
     model, inputs = pictured(name)
     beside = Beside(model)
+    on_device = sent(inputs)
+    beside.modules.note(inputs, on_device)
     for blocks in (EVERY, (0, 2), (1,)):
-        beside.compare(None, blocks, inputs)
-        beside.compare(None, blocks, prompt_of(7))
+        for prompt in (inputs, on_device, prompt_of(7)):
+            beside.compare(None, blocks, prompt)
+
+
+@torch.inference_mode()
+def test_what_the_host_knows_is_not_asked_of_the_device() -> None:
+    """Which is seen where the device's mask is another one, as it never is."""
+    beside, host_inputs = Beside(text_model("llama")), prompt_of(9)
+    inputs = sent(host_inputs)
+    beside.modules.note(host_inputs, inputs)
+    beside.engines.warm_up("all", inputs, NEW_TOKENS)
+    expected = beside.engines.prefill("all", inputs, None)[0].clone()
+    inputs["attention_mask"].zero_()
+    assert_same_floats(beside.engines.prefill("all", inputs, None)[0], expected)
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_a_padded_prompt_is_refused(is_noted: bool) -> None:
+    beside, host_inputs = Beside(text_model("llama")), prompt_of(9)
+    host_inputs["attention_mask"][0, :2] = 0
+    inputs = sent(host_inputs)
+    if is_noted:
+        beside.modules.note(host_inputs, inputs)
+    beside.engines.warm_up("all", inputs, NEW_TOKENS)
+    assert beside.engines.prefill_unsupported_reason == "a prompt is padded or masked"
 
 
 def test_a_new_shape_at_a_ready_setting_is_not_run_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,9 +133,9 @@ def test_a_new_shape_at_a_ready_setting_is_not_run_beforehand(monkeypatch: pytes
     beside, ran = Beside(model), list[int]()
     prefill = beside.modules.prefill
 
-    def noted(inputs: Any, features: Any) -> Any:
+    def noted(inputs: Any, features: Any, by_engine: bool) -> Any:
         ran.append(inputs["input_ids"].shape[1])
-        return prefill(inputs, features)
+        return prefill(inputs, features, by_engine)
 
     monkeypatch.setattr(beside.modules, "prefill", noted)
     for tokens in (9, 40, 11):
@@ -124,6 +154,11 @@ SETTINGS = {
         Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2))),
         Setting.of(
             vision=LOW, top_k=1, num_active_blocks=RunningBlocks.of((0, 2)), visual_token_keep=KeptTokens(0.5)
+        ),
+    ],
+    "llava_next": [
+        Setting.of(
+            vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0, 1)), visual_token_keep=KeptTokens(0.5)
         ),
     ],
     "qwen2_5_vl": [
