@@ -33,7 +33,7 @@ STAGES_OF_DECODER: tuple[StageName, ...] = ("prefill", "decode")
 # What a decoder is given that does not change what it computes, or that an engine computes with.
 _KNOWN = frozenset(
     "input_ids inputs_embeds attention_mask position_ids past_key_values use_cache return_dict visual_pos_masks "
-    "deepstack_visual_embeds cache_position".split()
+    "deepstack_visual_embeds cache_position logits_to_keep".split()
 )
 
 
