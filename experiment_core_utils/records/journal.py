@@ -1,10 +1,11 @@
 """The journal of a process's samples of one setting, written line by line so that none is lost.
 
 One JSON object a line, of one key that says what it is: `header` (JournalHeader), `warmup` (WarmUp), `conditions`
-(ConditionsReading), `sample` (FinishedSample), `rounds` (RoundsTrace), `arrivals` (ArrivalsTrace), `energy`
+(ConditionsReading), `sample` (FinishedSample), `group` (ArrivedGroup), `rounds` (RoundsTrace), `energy`
 (SettingEnergy), `energy_pass` (EnergyPass), `energy_end` (EnergyPassesEnd), `load` (SettingLoad) or `end` (ShardDone).
 The lines of a sample are on the disk before the next one begins. A process that is killed while it writes leaves the
-beginning of a line; it is ignored when read, and cut off by the process that resumes.
+beginning of a line; it is ignored when read, and cut off by the process that resumes. So samples that arrive together
+are one line: all of them are finished or none is.
 """
 
 import os
@@ -12,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +35,7 @@ from experiment_core_utils.records.locks import RunLock, is_locked, locked_file,
 from experiment_core_utils.records.result_files import check_schema, field_fault, parsed_json
 from experiment_core_utils.records.settings import (
     ArrivalsTrace,
+    ArrivedGroup,
     ConditionsReading,
     FinishedSample,
     JournalHeader,
@@ -52,22 +55,23 @@ Line = (
     | WarmUp
     | ConditionsReading
     | FinishedSample
+    | ArrivedGroup
     | RoundsTrace
-    | ArrivalsTrace
     | SettingEnergy
     | EnergyPass
     | EnergyPassesEnd
     | SettingLoad
     | ShardDone
 )
-L = TypeVar("L", bound=Line)
+Part = Line | ArrivalsTrace
+P = TypeVar("P", bound=Part)
 LINE_KINDS = {
     "header": JournalHeader,
     "warmup": WarmUp,
     "conditions": ConditionsReading,
     "sample": FinishedSample,
+    "group": ArrivedGroup,
     "rounds": RoundsTrace,
-    "arrivals": ArrivalsTrace,
     "energy": SettingEnergy,
     "energy_pass": EnergyPass,
     "energy_end": EnergyPassesEnd,
@@ -80,9 +84,9 @@ _ADAPTERS: dict[str, TypeAdapter[Any]] = {name: TypeAdapter(kind) for name, kind
 
 @dataclass(frozen=True)
 class JournalContent:
-    """The whole lines of a journal, in order."""
+    """The whole lines of a journal, in order; in place of a group what it has."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[Part, ...]
     num_bytes: int  #: their length; what comes after them is torn
 
     @property
@@ -97,7 +101,7 @@ class JournalContent:
         """The header of the run that took the journal up last."""
         return self.every(JournalHeader)[-1]
 
-    def every(self, kind: type[L]) -> tuple[L, ...]:
+    def every(self, kind: type[P]) -> tuple[P, ...]:
         """The lines of one kind, in order."""
         return tuple(line for line in self.lines if isinstance(line, kind))
 
@@ -165,7 +169,8 @@ def read_journal(path: Path) -> JournalContent | None:
         # Each run that resumes writes a header of its own.
         if isinstance(line, JournalHeader) and _belongs_to(line) != _belongs_to(first):
             raise ResultsRefused(f"{path}: line {number} is the header of another setting or run; delete the file")
-    return JournalContent(lines, len(whole))
+    parts = [(*line.arrivals, *line.samples) if isinstance(line, ArrivedGroup) else (line,) for line in lines]
+    return JournalContent(tuple(chain.from_iterable(parts)), len(whole))
 
 
 def _belongs_to(header: JournalHeader) -> tuple[str, int, str]:
@@ -378,6 +383,8 @@ def _fault_of(line: Line) -> str | None:
         }
         wrong = next((name for name, value in names.items() if not re.fullmatch(FILE_NAME_PART, value)), None)
         return None if wrong is None else f"{wrong} is {shortened(names[wrong])}, which is part of file names"
+    if isinstance(line, ArrivedGroup):
+        return next((fault for each in line.samples if (fault := _fault_of(each)) is not None), None)
     if not isinstance(line, FinishedSample):
         return None
     if (line.measured is None) == (line.failed is None):

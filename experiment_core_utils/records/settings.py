@@ -259,6 +259,14 @@ class FinishedSample:
 
 
 @dataclass(frozen=True)
+class ArrivedGroup:
+    """Samples whose requests arrived together at one setting, in every run, with what each batch of them showed"""
+
+    arrivals: tuple[ArrivalsTrace, ...]  #: of each run, in order; none where no request could be made
+    samples: tuple[FinishedSample, ...]
+
+
+@dataclass(frozen=True)
 class ShardDone:
     """The end of a process's shard of a setting."""
 

@@ -188,10 +188,14 @@ class ShardMeasurer:
             if is_alone:
                 window.enter_context(self._load_noted(due[0]))
             self._announce(due)
+            is_last, arrives = runner.is_last_attempt, self.request_rate is not None
+            runner.is_last_attempt = is_last and not arrives
             with nullcontext() if is_alone else runner.progress.announced(f"warming up {len(due)} settings"):
                 self._warm_up(due, runner, is_alone=is_alone)
-            # Of arriving requests none is asked again: it would come when fewer others do.
-            is_last, runner.is_last_attempt = runner.is_last_attempt, runner.is_last_attempt or bool(self.request_rate)
+            # Of arriving requests none is asked again, and none is left out: others would come when fewer do.
+            runner.is_last_attempt = is_last or arrives
+            for each in due if arrives else ():
+                each.failed_now.clear()
             RoundsOfAttempt(self, runner, [each for each in due if each.error is None], at_work).run()
             runner.is_last_attempt = is_last
             for each in due:
@@ -332,7 +336,10 @@ class RoundsOfAttempt:
         while begin < len(timed) and not has_enough(self.all_settings, timed[begin][0]):
             size = model.samples_per_round(len(self.settings)) if isinstance(model, Switchable) else 1
             size = size if self.measurer.request_rate is None else batch_size(len(timed))
-            done = self._group(begin // size, [sample_id for _, sample_id in timed[begin : begin + size]])
+            ids = [sample_id for _, sample_id in timed[begin : begin + size]]
+            arrives = self.measurer.request_rate is not None
+            with self.runner.written_together(self.settings) if arrives else nullcontext():
+                done = self._group(begin // size, ids)
             first, begin = first or done, begin + size
         if len(self.settings) > 1 and self.seen.num_rounds:
             if self.measurer.request_rate is None:
@@ -358,7 +365,7 @@ class RoundsOfAttempt:
         self.arriving, self.arrived = {key: list(group) for key, group in at_work.items()}, {}
         self.seen.add([self._round(place * num_runs + number, at_work) for number in range(num_runs)])
         for (key, _), trace in self.arrived.items():
-            self.arriving[key][0].of.journal.append(trace)
+            runner.note_arrivals(self.arriving[key][0].of, trace)
         done = [at for group in at_work.values() for at in group]
         with runner.progress.at_once():
             for at in done:

@@ -47,6 +47,7 @@ from experiment_core_utils.records.requests import (
 from experiment_core_utils.records.sample_result import FailedSample, failed_sample
 from experiment_core_utils.records.settings import (
     ArrivalsTrace,
+    ArrivedGroup,
     FinishedSample,
     JournalHeader,
     MeasuredSample,
@@ -265,6 +266,8 @@ class SampleRunner:
 
     def __post_init__(self) -> None:
         self._clock = HostClock()
+        #: by setting what its open group has so far; None where each sample is written down alone
+        self._group: dict[str, list[ArrivalsTrace | FinishedSample]] | None = None
 
     @contextmanager
     def setting_boundary(self, each: SettingAtWork) -> Iterator[None]:
@@ -419,9 +422,41 @@ class SampleRunner:
             return
         memory = each.memory or MemoryWindow(*devices_of(self.bench.model)).read()
         finished = FinishedSample(done, failed, memory, time.time())
+        if self._group is not None:
+            self._group.setdefault(each.key, []).append(finished)
+            return
         each.journal.append(finished)
         each.shard.add(finished)
         self.progress.advance()
+
+    @contextmanager
+    def written_together(self, settings: Sequence[SettingAtWork]) -> Iterator[None]:
+        """A context of samples that arrive together, which are written down at its end, those of a setting in one line.
+
+        Where a setting fails inside, or the run is stopped, none of its samples is.
+        """
+        self._group = {}
+        try:
+            yield
+            group = self._group
+        finally:
+            self._group = None
+        now_unix_s = time.time()
+        with self.progress.at_once():
+            for each in settings:
+                parts = group.get(each.key, ())
+                traces = tuple(part for part in parts if isinstance(part, ArrivalsTrace))
+                done = [replace(part, finished_unix_s=now_unix_s) for part in parts if isinstance(part, FinishedSample)]
+                if done and each.error is None:
+                    each.journal.append(ArrivedGroup(traces, tuple(done)))
+                    for finished in done:
+                        each.shard.add(finished)
+                    self.progress.advance(len(done))
+
+    def note_arrivals(self, each: SettingAtWork, trace: ArrivalsTrace) -> None:
+        """Keep what a batch of the open group showed."""
+        assert self._group is not None
+        self._group.setdefault(each.key, []).append(trace)
 
 
 def _with_switch(future: Future[StagedRun], switch_s: float) -> tuple[StagedRun, float]:

@@ -27,7 +27,14 @@ from experiment_core_utils.records.journal import (
     tidy_journals,
 )
 from experiment_core_utils.records.requests import StageFlops
-from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure, ShardDone
+from experiment_core_utils.records.settings import (
+    ArrivalsTrace,
+    ArrivedGroup,
+    FinishedSample,
+    JournalHeader,
+    SettingFailure,
+    ShardDone,
+)
 from tests.hand_made_records import PROOF, SETTING, failed_sample, measured_sample, staged_run
 
 HEADER = JournalHeader(JOURNAL_VERSION, SETTING.key, "f00d", 0, 2, "0001", (1, 3, 5))
@@ -59,6 +66,22 @@ def test_lines_come_back_as_they_were(tmp_path: Path) -> None:
     assert [each.sample_id for each in content.finished] == [1, 3]
     assert content.end == read_end(path) == END
     assert content.num_bytes == path.stat().st_size
+
+
+def test_of_samples_that_arrived_together_all_are_there_or_none(tmp_path: Path) -> None:
+    trace = ArrivalsTrace("0001", 0, 2.0, 2, 1, 0.0, 0.0, 2, 0, None)
+    path = written(tmp_path, ArrivedGroup((trace, trace), (MEASURED, FAILED)))
+    content, header = path.read_bytes(), _encode(HEADER)
+    whole = read_journal(path)
+    assert whole is not None and whole.lines == (HEADER, trace, trace, MEASURED, FAILED)
+    assert whole.experiment_ids == ("0001",) and [each.sample_id for each in whole.finished] == [1, 3]
+    for length in range(len(header), len(content), 40):
+        path.write_bytes(content[:length])
+        torn = read_journal(path)
+        assert torn is not None and torn.lines == (HEADER,)
+    path.write_bytes(content.replace(b'"total_s":', b'"total_s":-'))
+    with pytest.raises(ResultsRefused, match="line 2 is broken: total_s is -"):
+        read_journal(path)
 
 
 def test_cut_at_any_byte_it_has_the_whole_lines_and_continues_after_them(tmp_path: Path) -> None:

@@ -18,14 +18,17 @@ import torch
 
 import knob_profiler as kp
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.pipeline import RunReport, run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, EnergyRefused
+from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.terminal import closing_table, column_lines
 from experiment_core_utils.sweep.dry_run import describe_plan
 from experiments.core_exp.report import main as report_command
 from tests.given_flags import over
 from tests.models.tiny_checkpoints import write_checkpoint
+from tests.processes.forked_runs import Run, RunServer
 from tests.processes.openai_server import Reply, serving
 
 QUICK = (
@@ -296,6 +299,39 @@ def test_an_arriving_request_that_fails_is_not_asked_again_when_fewer_come(tmp_p
     assert result.open_loop is not None
     assert (result.open_loop.num_requests, result.open_loop.num_answered) == (8, 6)
     assert result.num_samples == 2 and all(len(each.runs) == 2 for each in result.per_sample_results)
+
+
+def test_after_a_kill_all_requests_of_a_batch_arrive_again(run_server: RunServer, tmp_path: Path) -> None:
+    """Three questions in two runs at each of two settings, killed at calls that change files, half a write included: of
+    a setting all three are finished or none is. At one the question of the warm-up fails, and comes all the same.
+    """
+    first = list[str]()
+
+    def reply(request: dict[str, Any]) -> Reply:
+        question = question_of(request)
+        if question != "Hi" and not first:
+            first.append(question)
+        return Reply(status=500) if question in first and request["max_tokens"] == 4 else Reply()
+
+    def run(name: str, **kind: Any) -> int:
+        given = (*flags, "--output_dir", str(tmp_path / name))
+        return run_server.run(Run(over(QUICK, given), str(tmp_path / f"{name}.log"), **kind))[0].code
+
+    with serving(reply) as server:
+        flags = ("--endpoint", server.url, "--model", "m", "--num_samples", "3", "--answer_limit_list", "4")
+        flags += ("--request_rate", "200", "--max_config_retries", "1", "--config_retry_delay", "0")
+        calls, seen = tmp_path / "calls", list[int]()
+        assert run("whole", calls_file=str(calls)) == 3, (tmp_path / "whole.log").read_text()
+        for at in range(24, int(calls.read_text()), 7):
+            run(f"killed{at}", kill_at_call=at)
+            paths = (tmp_path / f"killed{at}" / ".parts").glob("*.jsonl")
+            seen += [len(content.finished) for path in paths if (content := read_journal(path)) is not None]
+            assert run(f"killed{at}") == 3, (tmp_path / f"killed{at}.log").read_text()
+    assert set(seen) == {0, 3}
+    for name in (path.name for path in tmp_path.iterdir() if path.is_dir()):
+        found = {result.num_samples: result.open_loop for result in read_results(tmp_path / name).values()}
+        answered = {number: each.num_answered for number, each in found.items() if each is not None}
+        assert answered == {2: 4, 3: 6} and {each.num_requests for each in found.values() if each is not None} == {6}
 
 
 def test_a_password_in_the_address_is_in_no_file(tmp_path: Path) -> None:
