@@ -52,9 +52,10 @@ class LogLines(tqdm):
 
     def update(self, n: float | None = 1) -> None:
         """Count `n` more as done."""
-        super().update(n)
-        if self.n == self.total:
+        if not self.disable and self.n + (n or 0) == self.total:
+            self.n = self.total
             self.close()
+        super().update(n)
 
     def close(self) -> None:
         """Write the last line."""

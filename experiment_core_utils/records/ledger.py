@@ -271,6 +271,8 @@ class RunPlan:
     num_processes: int  #: of the run
     num_samples_before: int  #: samples of the settings that are due that earlier runs had finished
     started_unix_s: float  #: when it began, in seconds since 1970
+    #: the time in which the requests of a setting arrive, in all runs together; None without `--request_rate`
+    arrivals_s: float | None = None
 
 
 _PLAN = TypeAdapter(RunPlan)

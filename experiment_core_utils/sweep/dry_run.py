@@ -19,7 +19,7 @@ from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import energy_plan_lines
-from experiment_core_utils.f_experiment_info import describe_hardware
+from experiment_core_utils.f_experiment_info import describe_hardware, shown_endpoints
 from experiment_core_utils.knobs.setting import reference_setting
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.models.source import ModelSource
@@ -38,7 +38,6 @@ from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.setting_result import setting_key
 from experiment_core_utils.sweep.estimate import (
     EarlierResults,
-    PlanSize,
     SettingEstimate,
     SettingWork,
     due_seconds,
@@ -59,6 +58,7 @@ from experiment_core_utils.sweep.plan import (
     left_out_by,
     max_new_tokens_of,
     num_timed,
+    plan_size,
     replaced_results_lines,
     requested_run,
 )
@@ -104,8 +104,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     ledger = Ledger(config.machine.output_dir, agreed_fingerprint(requested, accelerator))
     earlier = earlier_results(config.machine.output_dir, config.model, source, task, device, dtype)
     output_tokens = limit if earlier.output_tokens is None else earlier.output_tokens
-    measuring = config.measuring
-    size = PlanSize(len(drawn), measuring.num_runs_per_sample, measuring.num_warmup_runs, accelerator.num_processes)
+    size = plan_size(config, len(drawn), accelerator.num_processes)
     has_rough = source.is_near_matmul and earlier.rates is None
     matmul_rate = matmul_flops_per_second(device, dtype) if has_rough else None
     weights_bytes = planned.weight_elements * dtype.itemsize
@@ -144,7 +143,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *power_sentences(
             len(requested.settings),
             len(drawn),
-            num_timed(config, len(drawn)),
+            size.num_timed if size.request_rate is None else None,
             sweep_noise(earlier.by_key),
             config.machine.detect,
             get_metric(task.metric).best,
@@ -197,7 +196,7 @@ def upper_bound_sentences(config: ProfilingConfig, num_drawn: int) -> list[str]:
         reasons.append("--pareto_search stops at a third of this model time")
     if config.measuring.until_precision is not None:
         reasons.append("--until_precision may end the rounds before the last sample")
-    if (timed := num_timed(config, num_drawn)) < num_drawn:
+    if config.model.request_rate is None and (timed := num_timed(config, num_drawn)) < num_drawn:
         which = f"{timed} of {counted(num_drawn, 'sample')} are measured, the others only answered"
         reasons.append(f"--num_latency_samples: {which}")
     return [f"at most: {reason}" for reason in reasons]
@@ -225,7 +224,14 @@ def is_comparable(
     device: torch.device,
     dtype: torch.dtype,
 ) -> bool:
-    """Whether times of that run are times of this one: model, precision, what was requested, hardware."""
+    """Whether times of that run are times of this one: model, precision, what was requested, hardware; of a server's
+    model the address, in place of what it does not show.
+    """
+    asked = provenance.experimental_variables
+    if (asked.endpoint, asked.request_rate) != (shown_endpoints(config.endpoint), config.request_rate):
+        return False
+    if config.endpoint is not None:
+        return provenance.model.name == source.name
     model, there, here = provenance.model, provenance.hardware, describe_hardware(device)
     same_hardware = (
         there.gpu_name == here.gpu_name is not None

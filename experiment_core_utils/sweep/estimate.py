@@ -1,6 +1,7 @@
 """Estimates of a plan's time and memory, from formulas and from earlier measurements.
 
-An estimate takes the best source that there is, and says which: the setting's own earlier measurement; the throughput
+Requests that arrive at a rate take the time in which they come. Any other estimate takes the best source that there
+is, and says which: the setting's own earlier measurement; the throughput
 of each stage in earlier measurements of the same model on the same device, applied to the setting's operations; or, for
 MolmoE alone, the throughput of a matrix product, which a whole model does not reach. No source but the first counts the
 fixed cost of each step, which is nearly all the time of a tiny model. Where there is no source there is no estimate,
@@ -17,8 +18,9 @@ from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.sweep.arrivals import batch_size
 
-Source = Literal["measured", "scaled", "matmul"]
+Source = Literal["rate", "measured", "scaled", "matmul"]
 MEBIBYTE = 2**20
 
 
@@ -78,6 +80,20 @@ class PlanSize:
     num_runs_per_sample: int
     num_warmup_runs: int
     num_processes: int
+    request_rate: float | None = None  #: requests a second; None where each begins when the one before has ended
+    num_timed: int = 0  #: samples whose requests arrive at that rate; the others are only answered
+
+    @property
+    def num_batches(self) -> int:
+        """Batches in which the requests of a setting arrive, in all runs together."""
+        return -(-self.num_timed // batch_size(self.num_timed)) * self.num_runs_per_sample
+
+    @property
+    def arrivals_s(self) -> float | None:
+        """The time in which the requests of a setting arrive; None without a rate. Gaps of a batch of n are n - 1."""
+        if self.request_rate is None:
+            return None
+        return (self.num_timed * self.num_runs_per_sample - self.num_batches) / self.request_rate
 
     @property
     def samples_per_process(self) -> int:
@@ -126,23 +142,28 @@ def estimate_setting(
     source: Source | None = None
     request_s: float | None = None
     preprocess_s = 0.0
-    if result is not None:
-        total_ms, preprocess_ms = (result.aggregate_stats[f"{name}_mean"] for name in ("T_total", "T_preprocess"))
-        assert total_ms is not None and preprocess_ms is not None
-        source, request_s, preprocess_s = "measured", total_ms * 1e-3, preprocess_ms * 1e-3
+    total_ms = None if result is None else result.aggregate_stats["T_total_mean"]
+    if result is not None and total_ms is not None:
+        preprocess_s = (result.aggregate_stats["T_preprocess_mean"] or 0.0) * 1e-3
+        source, request_s = "measured", total_ms * 1e-3
     elif work.flops is not None and rates is not None:
         source, request_s = "scaled", request_seconds(work.flops, output_tokens, rates)
     elif work.flops is not None and matmul_rate is not None:
         rates = StageRates(matmul_rate, matmul_rate, matmul_rate)
         source, request_s = "matmul", request_seconds(work.flops, output_tokens, rates)
+    setting_s: float | None = None
+    if size.arrivals_s is not None:
+        # The last of each batch, warm-up and what is only answered are waited for.
+        alone = size.num_batches + size.num_warmup_runs + size.num_samples - size.num_timed
+        source, setting_s = "rate", size.arrivals_s + (request_s or 0.0) * alone
+    elif request_s is not None:
+        setting_s = request_s * size.requests_per_process + preprocess_s * size.samples_per_process
     memory = result.memory if result is not None else None
     peak = memory.peak_memory_bytes if memory is not None else None
     return SettingEstimate(
         work=work,
         request_s=request_s,
-        setting_s=None
-        if request_s is None
-        else request_s * size.requests_per_process + preprocess_s * size.samples_per_process,
+        setting_s=setting_s,
         time_source=source,
         memory_bytes=work.memory_bytes if peak is None else int(peak),
         memory_is_measured=peak is not None,
@@ -176,10 +197,12 @@ def due_seconds(estimates: Sequence[SettingEstimate]) -> float | None:
 
 def size_sentence(size: PlanSize) -> str:
     """What is done at each setting."""
+    rate = size.request_rate
+    at_rate = "" if rate is None else f"; {size.num_timed} of them are timed, at {rate:g} requests a second"
     return (
         f"each: {counted(size.num_samples, 'sample')} x {counted(size.num_runs_per_sample, 'run')}, "
         f"{counted(size.num_warmup_runs, 'warm-up run')} a process, "
-        f"{counted(size.num_processes, 'process')}"
+        f"{counted(size.num_processes, 'process')}{at_rate}"
     )
 
 
@@ -216,6 +239,9 @@ def source_sentences(
     """
     used = {estimate.time_source for estimate in estimates if not estimate.work.is_done}
     sentences = {
+        "rate": "time, rate: in which the requests of a setting come, whatever the server manages; each batch's last "
+        "answer, warm-up and samples that are only answered come on top, by earlier results at this rate in "
+        "--output_dir where there are some",
         "measured": "time, measured: from the setting's earlier result in --output_dir",
         "scaled": f"time, scaled: FLOPs of each stage / its speed in {earlier.num_results} earlier results in "
         f"--output_dir (same model, device, precision), for answers of {output_tokens:.1f} tokens",

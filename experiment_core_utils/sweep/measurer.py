@@ -1,5 +1,6 @@
 """One process's shard of the samples, measured in rounds and written to the journals of the settings."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -366,11 +367,11 @@ class RoundsOfAttempt:
         self.seen.add([self._round(place * num_runs + number, at_work) for number in range(num_runs)])
         for (key, _), trace in self.arrived.items():
             runner.note_arrivals(self.arriving[key][0].of, trace)
-        done = [at for group in at_work.values() for at in group]
+        done, now_unix_s = [at for group in at_work.values() for at in group], time.time()
         with runner.progress.at_once():
             for at in done:
                 with runner.sample_boundary(at.of, at.sample_id):
-                    runner.finish(at, in_rounds=len(self.settings) > 1)
+                    runner.finish(at, now_unix_s, in_rounds=len(self.settings) > 1)
         if len(self.settings) > 1:
             # All settings have had them; in blocked order the next one may have the same crops.
             self.measurer.bench.requests.let_go(RequestKey(*place) for place in taken)

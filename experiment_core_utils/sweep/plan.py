@@ -49,6 +49,7 @@ from experiment_core_utils.records.journal import finished_samples, journals_in,
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Fingerprint, Ledger, RunPlan, read_plan
 from experiment_core_utils.records.setting_result import PROTOCOL_VERSION
 from experiment_core_utils.records.settings import MeasuringOrder
+from experiment_core_utils.sweep.estimate import PlanSize
 from experiment_core_utils.sweep.search_rounds import check_searchable, finished_search
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
@@ -340,7 +341,15 @@ def plan_of(
         num_processes=num_processes,
         num_samples_before=sum(map(len, before)),
         started_unix_s=time.time(),
+        arrivals_s=plan_size(requested.config, len(requested.drawn), num_processes).arrivals_s,
     )
+
+
+def plan_size(config: ProfilingConfig, num_samples: int, num_processes: int) -> PlanSize:
+    """How often each setting runs a request."""
+    runs = config.measuring.num_runs_per_sample, config.measuring.num_warmup_runs
+    timed = num_timed(config, num_samples)
+    return PlanSize(num_samples, *runs, num_processes, config.model.request_rate, timed)
 
 
 # Requested parameters that change no figure: results are recognised without them.

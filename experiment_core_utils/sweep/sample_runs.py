@@ -393,8 +393,12 @@ class SampleRunner:
         trace = trace_of(futures, marks, rate, self.context.experiment_id, self.context.rank)
         return [partial(_with_switch, each, switch_s) for each in futures], trace
 
-    def finish(self, at: SampleAtWork, *, in_rounds: bool) -> None:
-        """Write down a sample whose runs are done, and profile it where that is requested."""
+    def finish(self, at: SampleAtWork, now_unix_s: float, *, in_rounds: bool) -> None:
+        """Write down a sample whose runs are done, and profile it where that is requested.
+
+        Args:
+            now_unix_s: when they were done, with those of the samples that took turns with it.
+        """
         record = sample_record(self.bench.model, at.of.setting, at.sample, at.request, tuple(at.runs), at.transfer_s)
         self.note(
             at.of,
@@ -404,6 +408,7 @@ class SampleRunner:
                 disturbances=tuple(at.disturbances),
                 round_places=tuple(at.places) if in_rounds else None,
             ),
+            now_unix_s,
         )
         if self.profiles is not None and self.profiles.needs(at.of.key) and isinstance(self.bench.model, Stepwise):
             # One more run of a sample that is on the disk already, outside its time limit.
@@ -412,7 +417,9 @@ class SampleRunner:
             model.warm_up(at.inputs, limit)
             self.profiles.take(model, at.of.key, at.sample.sample_id, at.inputs, limit)
 
-    def note(self, each: SettingAtWork, outcome: MeasuredSample | FailedSample) -> None:
+    def note(
+        self, each: SettingAtWork, outcome: MeasuredSample | FailedSample, now_unix_s: float | None = None
+    ) -> None:
         """Write down what became of a sample; one that failed is left for the next attempt where there is one."""
         failed = outcome if isinstance(outcome, FailedSample) else None
         if failed is not None:
@@ -421,7 +428,7 @@ class SampleRunner:
         if outcome.sample_id in each.shard.finished or (failed is not None and not self.is_last_attempt):
             return
         memory = each.memory or MemoryWindow(*devices_of(self.bench.model)).read()
-        finished = FinishedSample(done, failed, memory, time.time())
+        finished = FinishedSample(done, failed, memory, time.time() if now_unix_s is None else now_unix_s)
         if self._group is not None:
             self._group.setdefault(each.key, []).append(finished)
             return

@@ -152,11 +152,19 @@ class SweepPower:
 
 
 def power_sentences(
-    num_settings: int, num_samples: int, num_timed: int, noise: SweepNoise, detect: float | None, best: float = 1.0
+    num_settings: int,
+    num_samples: int,
+    num_timed: int | None,
+    noise: SweepNoise,
+    detect: float | None,
+    best: float = 1.0,
 ) -> list[str]:
     """What the plan's samples show, and the power for `detect` (accuracy as a part of `best`, latency relative).
 
     One setting can only be compared with itself in another run, which is said on request.
+
+    Args:
+        num_timed: None where requests arrive at a rate: nothing is said of differences between their times.
     """
     if num_settings < 2 and detect is None:
         return []
@@ -164,26 +172,35 @@ def power_sentences(
     num_settings = max(num_settings, 2)
     accuracy = SweepPower.of_accuracy(num_settings, noise.changed)
     latency = SweepPower.of_latency(num_settings, noise.log_times)
-    scores, times = accuracy.shown(num_samples), latency.shown(num_timed)
+    scores = accuracy.shown(num_samples)
     of = "" if best == 1.0 else f" of {best:g}"
     basis = f"of {noise.num_settings} earlier settings" if noise.num_settings else "assumed"
     lines = [
         f"differences that {pairs} show (95 % over all pairs, 80 % power): accuracy "
         + ("none" if scores is None else f"{scores * best:.2g}")
         + f"{of} with {counted(num_samples, 'sample')}, mean latency "
-        + ("none" if times is None else f"{math.expm1(times):.1%}")
-        + f" with {counted(num_timed, 'timed one')} ({basis}: {noise.changed:.0%} of answers change, times spread by "
-        f"{noise.spread:.1%})"
+        + _shown_latency(latency, num_timed)
+        + f" ({basis}: {noise.changed:.0%} of answers change"
+        + ("" if num_timed is None else f", times spread by {noise.spread:.1%}")
+        + ")"
     ]
     if detect is not None:
-        answers, timed = accuracy.needed(detect), latency.needed(math.log1p(detect)) or 0
+        answers = accuracy.needed(detect)
         needed = "no number of samples, fewer answers change" if answers is None else f"{_rounded(answers)} samples"
-        now = accuracy.power(num_samples, detect), latency.power(num_timed, math.log1p(detect))
-        lines.append(
-            f"to show {detect:g} with 80 % power: accuracy {needed} ({now[0]:.0%} with {num_samples}); mean latency "
-            f"({detect:.1%}) {_rounded(timed)} timed samples ({now[1]:.0%} with {num_timed})"
-        )
+        now = accuracy.power(num_samples, detect)
+        line = f"to show {detect:g} with 80 % power: accuracy {needed} ({now:.0%} with {num_samples})"
+        if num_timed is not None:
+            timed, now = latency.needed(math.log1p(detect)) or 0, latency.power(num_timed, math.log1p(detect))
+            line += f"; mean latency ({detect:.1%}) {_rounded(timed)} timed samples ({now:.0%} with {num_timed})"
+        lines.append(line)
     return lines
+
+
+def _shown_latency(latency: SweepPower, num_timed: int | None) -> str:
+    if num_timed is None:
+        return "none, since requests that arrive at a rate wait for each other"
+    shown = latency.shown(num_timed)
+    return f"{'none' if shown is None else f'{math.expm1(shown):.1%}'} with {counted(num_timed, 'timed one')}"
 
 
 def _rounded(number: int) -> int:

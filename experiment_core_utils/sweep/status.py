@@ -9,7 +9,7 @@ and no torch, so that it answers at once. A run is at work while it has the lock
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +38,8 @@ class SettingJournals:
     failed: tuple[FailedSample, ...]  #: those of them that failed
     is_at_work: bool  #: the plan's run has started it, and not every process is at the end of its shard
     written_unix_s: float  #: when the last line was written
-    finished_unix_s: tuple[float, ...]  #: when the plan's run finished samples, of those of which it was noted
+    #: by process when the plan's run finished samples, of those of which it was noted
+    finished_unix_s: Mapping[int, Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,26 @@ class Status:
     samples_by_run: int  #: samples that this run has finished
     samples_missing: int  #: samples that it has still to run
     elapsed_s: float  #: from its begin to the last line that it wrote
-    #: samples that it has finished behind the first of each process, and how long they took: its pace. Where settings
-    #: have results already, or in older journals, all of its samples in the time from its begin
+    #: samples that it has finished behind the first of each process, or those that were finished together with that,
+    #: and how long they took: its pace. Where settings have results already, or in older journals, all of its samples
+    #: in the time from its begin
     paced: tuple[int, float]
+    finishing_s: float  #: since it finished the last of these, or began
     written_unix_s: float  #: when it wrote that line
     silent_s: float  #: since then
     conclusion: str | None  #: the sentence that the run ended with; None before its end
 
     @property
     def left_s(self) -> float | None:
-        """Time left at the pace so far; None before there is one."""
+        """Time left at the pace so far, else at the rate of its requests; None where there is neither."""
         number, seconds = self.paced
-        return seconds / number * self.samples_missing if number > 0 else None
+        arriving_s = self.plan.arrivals_s
+        if number <= 0 and arriving_s is None:
+            return None
+        each_s = seconds / number if number > 0 else (arriving_s or 0.0) / self.plan.num_samples
+        # Of requests that arrive together nothing is seen before all are finished.
+        spent_s = 0.0 if arriving_s is None or self.is_running is False else self.finishing_s
+        return max(each_s * self.samples_missing - spent_s, 0.0)
 
 
 def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = None) -> Status:
@@ -98,11 +107,15 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
         sum(plan.num_samples if key in done else finished.get(key, 0) for key in plan.due) - plan.num_samples_before
     )
     last_s = max([plan.started_unix_s, *(each.written_unix_s for each in journals), written])
-    ended = [moment for each in journals if each.key in plan.due for moment in each.finished_unix_s]
+    by_rank: dict[int, list[float]] = {}
+    for rank, moments in (item for each in journals if each.key in plan.due for item in each.finished_unix_s.items()):
+        by_rank.setdefault(rank, []).extend(moments)
+    ended = [moment for moments in by_rank.values() for moment in moments]
     paced = by_run, last_s - plan.started_unix_s
     if len(ended) == by_run > 0:
         # Loading and warm-up come before.
-        paced = by_run - plan.num_processes, max(ended) - min(ended)
+        later = sum(moment > min(moments) for moments in by_rank.values() for moment in moments)
+        paced = later, max(ended) - min(ended)
     return Status(
         plan=plan,
         is_running=has_run(output_dir / PARTS_FOLDER),
@@ -115,6 +128,7 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
         samples_missing=missing,
         elapsed_s=last_s - plan.started_unix_s,
         paced=paced,
+        finishing_s=max(now_unix_s - max([plan.started_unix_s, *ended]), 0.0),
         written_unix_s=last_s,
         silent_s=max(now_unix_s - last_s, 0.0),
         conclusion=saved_sentence(output_dir, plan.experiment_id),
@@ -156,7 +170,7 @@ def of_setting(key: str, journals: Sequence[tuple[JournalContent, float]], plan:
         failed=tuple(sample.failed for sample in finished if sample.failed is not None),
         is_at_work=bool(started) and len(at_end) < plan.num_processes,
         written_unix_s=max(written for _, written in journals),
-        finished_unix_s=tuple(moment for content, _ in journals for moment in _moments_of(content, plan.experiment_id)),
+        finished_unix_s={content.header.rank: _moments_of(content, plan.experiment_id) for content, _ in journals},
     )
 
 
@@ -194,19 +208,20 @@ def time_line(status: Status) -> str:
     """How long it will take, and whether anything moves."""
     if status.samples_missing == 0:
         return f"finished {span(status.silent_s)} ago"
-    pace = (
-        f"time left: about {span(status.left_s)} at this run's pace "
-        f"({counted(status.paced[0], 'sample')} in {span(status.paced[1])})"
-        if status.left_s is not None
-        else f"time left: not known before the first samples; started {span(status.elapsed_s + status.silent_s)} ago"
-    )
+    number, seconds = status.paced
+    if status.left_s is None:
+        pace = f"time left: not known before the first samples; started {span(status.elapsed_s + status.silent_s)} ago"
+    else:
+        paced = f"at this run's pace ({counted(number, 'sample')} in {span(seconds)})"
+        pace = f"time left: about {span(status.left_s)} {paced if number > 0 else 'at the rate of the requests'}"
     if status.is_running is False:
         day = "%Y-%m-%d " if status.silent_s > 12 * 3600 else ""
         stopped_at = time.strftime(f"{day}%H:%M:%S", time.localtime(status.written_unix_s))
         return f"stopped at {stopped_at}; run the same command again to resume; {pace}"
     silent = f"; last line written {span(status.silent_s)} ago"
     stopped = ": a long sample" if status.is_running else ": stopped, or a long sample"
-    return pace + silent + (stopped if status.silent_s > SILENT_AFTER_S else "")
+    is_long = status.silent_s > SILENT_AFTER_S + (status.plan.arrivals_s or 0.0)
+    return pace + silent + (stopped if is_long else "")
 
 
 def failure_lines(status: Status) -> list[str]:

@@ -82,6 +82,15 @@ def test_samples_that_end_together_took_their_time_together(now: list[float]) ->
     assert log.getvalue().splitlines()[1:2] == ["only: 10/20 samples; 01:40 elapsed, 01:40 left"]
 
 
+def test_the_last_line_is_written_once_however_long_the_last_samples_took(now: list[float]) -> None:
+    log = io.StringIO()
+    with Progress(1, 4, shown=True, stream=log) as progress:
+        progress.start("rounds", 0, 4)
+        now[0] += 70.0
+        progress.advance(4)
+    assert log.getvalue().splitlines()[1:] == ["rounds: 4/4 samples; 01:10 elapsed, 00:00 left"]
+
+
 def test_the_clock_starts_with_the_first_sample(now: list[float]) -> None:
     """Warm-up takes 100 s and 40 s more, samples 5 s each; the second setting's own warm-up is part of the run."""
     terminal, log = Terminal(), io.StringIO()

@@ -16,6 +16,7 @@ from experiment_core_utils.sweep.estimate import (
     plan_total,
     rates_of,
     request_seconds,
+    size_sentence,
     source_sentences,
 )
 
@@ -83,6 +84,29 @@ def test_the_settings_own_measurement_comes_first() -> None:
     # 7 requests of 0.5 s, 3 times 0.1 s of preprocessing.
     assert (estimate.time_source, estimate.setting_s) == ("measured", pytest.approx(3.8))
     assert (estimate.memory_bytes, estimate.memory_is_measured) == (2**21, True)
+
+
+def test_requests_that_arrive_at_a_rate_take_the_time_in_which_they_come() -> None:
+    """300 requests are two batches of 150, of which the last is due after 149 / 2 s; in three runs, six batches."""
+    size = PlanSize(320, 3, 2, 1, request_rate=2.0, num_timed=300)
+    assert (size.num_batches, size.arrivals_s) == (6, pytest.approx(6 * 149 / 2))
+    bare = SettingWork(WORK.key, None, None, None, is_done=False)
+    unknown = estimate_setting(bare, size, NOTHING, 5.0, None)
+    assert (unknown.time_source, unknown.request_s, unknown.setting_s) == ("rate", None, pytest.approx(447.0))
+    earlier = EarlierResults({WORK.key: result(None, 100.0, 10.0)}, None, 5.0, 1)
+    # Of 0.5 s: the last of each batch, two of warm-up and the 20 that are only answered.
+    known = estimate_setting(bare, size, earlier, 5.0, None)
+    assert (known.time_source, known.setting_s) == ("rate", pytest.approx(447.0 + 0.5 * 28))
+    assert size_sentence(size).endswith(", 1 process; 300 of them are timed, at 2 requests a second")
+    assert [line.split(":")[0] for line in source_sentences([unknown], NOTHING, 16, None, "odd")] == [
+        "time, rate", "not in the time",
+    ]  # fmt: skip
+
+
+def test_an_earlier_result_without_times_is_no_estimate() -> None:
+    stats = {"T_total_mean": None, "T_preprocess_mean": None}
+    untimed = SettingResult.model_construct(aggregate_stats=stats, memory=None)
+    assert estimate_setting(WORK, SIZE, EarlierResults({WORK.key: untimed}, None, None, 1), 5.0, None).setting_s is None
 
 
 def test_what_is_done_counts_as_done() -> None:

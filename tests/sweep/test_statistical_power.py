@@ -105,6 +105,9 @@ def test_what_was_not_measured_is_assumed_and_reported() -> None:
     )
     assert "assumed" in first
     assert second.startswith("to show 0.02 with 80 % power: accuracy 4")
+    first, second = power_sentences(12, 16, None, noise, 0.02)
+    assert "mean latency none, since requests that arrive at a rate wait for each other (assumed: 10% of" in first
+    assert "latency" not in second and "times" not in first
     assert "no number of samples" in power_sentences(12, 16, 16, noise, 0.2)[1]
     assert power_sentences(1, 16, 16, noise, None) == []
     alone, of_two = power_sentences(1, 16, 16, noise, 0.02), power_sentences(2, 16, 16, noise, 0.02)

@@ -16,7 +16,13 @@ from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, journal_path, only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, write_plan
-from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure, ShardDone
+from experiment_core_utils.records.settings import (
+    ArrivedGroup,
+    FinishedSample,
+    JournalHeader,
+    SettingFailure,
+    ShardDone,
+)
 from experiment_core_utils.sweep.status import main, read_status, status_lines
 from tests.hand_made_records import failed_sample, measured_sample, staged_run
 
@@ -35,7 +41,10 @@ def header(key: str, rank: int, experiment_id: str = "0002", fingerprint: str = 
 
 
 def journal(
-    folder: Path, first: JournalHeader, *lines: JournalHeader | FinishedSample | ShardDone, at: float = STARTED
+    folder: Path,
+    first: JournalHeader,
+    *lines: JournalHeader | FinishedSample | ArrivedGroup | ShardDone,
+    at: float = STARTED,
 ) -> None:
     with Journal(folder / PARTS_FOLDER, first) as opened:
         for line in lines:
@@ -106,6 +115,37 @@ def test_loading_and_warm_up_are_no_pace(ledger: Ledger, tmp_path: Path) -> None
     assert status.left_s == pytest.approx(70.0)
     journal(tmp_path, header("b", 1), finished(1), at=1521.0)
     assert read_status(tmp_path, 1530.0, tmp_path / "trackers").paced == (5, 521.0)
+
+
+def test_what_is_finished_together_took_the_time_before_it_together(ledger: Ledger, tmp_path: Path) -> None:
+    """Groups of two samples at two settings: the first ends at 1500 s, and of the second, at 1540 s, one is written."""
+    write_plan(replace(PLAN, num_processes=1, num_samples_before=0), tmp_path)
+    for key in ("a", "b"):
+        journal(tmp_path, header(key, 0), *(replace(finished(each), finished_unix_s=1500.0) for each in (0, 1)))
+    assert read_status(tmp_path, 1530.0, tmp_path / "trackers").left_s is None
+    with Journal(tmp_path / PARTS_FOLDER, header("a", 0)) as opened:
+        done = tuple(replace(finished(each), finished_unix_s=1540.0) for each in (2, 3))
+        opened.append(ArrivedGroup((), done))
+    status = read_status(tmp_path, 1545.0, tmp_path / "trackers")
+    # 20 s a sample; two of b and four of c are missing.
+    assert (status.paced, status.samples_missing, status.left_s) == ((2, 40.0), 6, pytest.approx(120.0))
+
+
+def test_requests_that_arrive_at_a_rate_take_the_time_in_which_they_come(ledger: Ledger, tmp_path: Path) -> None:
+    """Of 3 settings with 4 samples each, in 100 s; while no batch has ended nothing else is known."""
+    write_plan(replace(PLAN, num_processes=1, num_samples_before=0, arrivals_s=100.0), tmp_path)
+    assert lines_of(tmp_path, STARTED + 240)[2].startswith("time left: about 1 min at the rate of the requests; last ")
+    assert not lines_of(tmp_path, STARTED + 219)[2].endswith("a long sample")
+    assert lines_of(tmp_path, STARTED + 340)[2].startswith("time left: about 0 s at the rate of the requests; last ")
+    # A run that was stopped has them before it.
+    assert read_status(tmp_path, STARTED + 240).left_s == pytest.approx(300.0)
+    for at_s, ids in ((1100.0, (0, 1)), (1160.0, (2, 3))):
+        done = tuple(replace(finished(each), finished_unix_s=at_s) for each in ids)
+        journal(tmp_path, header("a", 0), ArrivedGroup((), done), at=at_s)
+    with only_run_in(tmp_path / PARTS_FOLDER):
+        status = read_status(tmp_path, 1170.0, tmp_path / "trackers")
+    # Two samples in 60 s; the next two come since 10 s.
+    assert (status.paced, status.left_s) == ((2, 60.0), pytest.approx(8 * 30 - 10))
 
 
 def test_before_the_first_sample_the_time_is_not_known(ledger: Ledger, tmp_path: Path) -> None:

@@ -220,6 +220,11 @@ def test_a_plan_needs_no_server(tmp_path: Path) -> None:
     text = describe_plan(parse_config(["--output_dir", str(tmp_path), "--energy", "optional", *flags])).text
     assert torch.cuda.is_available() or "--energy optional: the server computes on this machine's CPU" in text
     assert "own_variant-a" in text and "own_variant-b" in text and "no estimate: a server shows no architecture" in text
+    given = ["--output_dir", str(tmp_path), *flags, "--num_runs_per_sample", "5", "--request_rate", "0.5"]
+    plan = describe_plan(parse_config(given))
+    # One gap of 2 s in each of 5 runs, at 2 settings.
+    assert plan.whole_s == pytest.approx(20) and "2 of them are timed, at 0.5 requests a second" in plan.text
+    assert "mean latency none, since requests that arrive at a rate wait for each other" in plan.text
 
 
 def test_samples_that_are_only_answered_go_several_at_a_time(tmp_path: Path) -> None:
@@ -276,6 +281,23 @@ def test_requests_arrive_at_a_rate_whatever_the_server_has_answered(tmp_path: Pa
     compared = kp.compare(tmp_path / "out", tmp_path / "again").frame()
     assert set(compared[compared["quantity"] == "latency"]["verdict"]) == {"CANNOT TELL"}
     assert "P95 latency" not in set(compared["quantity"])
+
+
+@pytest.mark.parametrize(
+    ("rate", "source", "is_known"), [("200", "rate", True), ("100", "rate", False), (None, None, False)]
+)
+def test_an_estimate_is_of_requests_that_came_as_those_will(
+    tmp_path: Path, rate: str | None, source: str | None, is_known: bool
+) -> None:
+    with serving() as server:
+        flags = ("--endpoint", server.url, "--model", "m", "--num_samples", "2")
+        measured(tmp_path, *flags, "--request_rate", "200")
+    again = [*over(QUICK, flags), "--output_dir", str(tmp_path), "--seed", "1"]
+    plan = describe_plan(parse_config([*again, "--request_rate", rate] if rate else again))
+    (estimate,) = plan.estimates
+    assert (estimate.time_source, estimate.request_s is not None) == (source, is_known)
+    (line,) = (each for each in plan.text.splitlines() if each.startswith("warning: 1 of the 1 setting"))
+    assert "--seed 1, there 42" in line and "--model " not in line
 
 
 def test_an_arriving_request_that_fails_is_not_asked_again_when_fewer_come(tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def test_each_sample_runs_at_every_setting_before_the_next_one_and_the_first_rou
     assert all(each.failure is None for each in done.values())
     # Two rounds of each of three samples; then the first sample once more, at each setting.
     assert model.turns[:18] == expected_turns(range(6)) and sorted(model.turns[18:]) == [1, 2, 3]
+    ended = [each.finished_unix_s for each in journal_of(tmp_path, KEYS[0]).finished]
     for place, key in enumerate(KEYS):
         content = journal_of(tmp_path, key)
         assert [each.sample_id for each in content.finished] == list(IDS)
@@ -102,6 +103,8 @@ def test_each_sample_runs_at_every_setting_before_the_next_one_and_the_first_rou
             assert each.measured is not None and len(each.measured.runs) == 2
             turns = [expected_turns([2 * number + run]).index(place + 1) for run in (0, 1)]
             assert each.measured.round_places == tuple(turns)
+        # They took the time before it together.
+        assert [each.finished_unix_s for each in content.finished] == ended
         (trace,) = content.every(RoundsTrace)
         assert (trace.num_settings, trace.num_rounds, trace.group_size) == (3, 6, 1)
         assert trace.closing_factor is not None and trace.factors is not None
