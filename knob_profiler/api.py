@@ -75,7 +75,7 @@ class Results:
 
         Columns: task, setting, accuracy (fraction), `<cost>_<unit>`, `probability` of a place on the front over
         `num_draws` bootstrap draws of the samples, and `status`: `established`, or `within_noise` of another setting;
-        None where the run is INVALID.
+        None where the run is INVALID. Of latencies of requests that arrived at a rate both are None.
 
         Args:
             cost: `latency_mean`, `latency_p95`, `latency_p99`, `energy`, `flops` or `memory`.
@@ -92,7 +92,7 @@ class Results:
                     "accuracy": point.accuracy,
                     f"{each.found.of.name}_{each.found.of.unit}": point.cost,
                     "probability": point.probability,
-                    "status": None if each.found.task in void else point.status,
+                    "status": None if each.found.task in void or each.found.have_waited else point.status,
                 }
                 for each in self._fronts(cost, num_draws)
                 for point in each.front.points

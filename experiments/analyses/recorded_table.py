@@ -39,9 +39,15 @@ def named_picture(sample_id: int, image_id: object) -> str:
 
 
 def table_of(results: Sequence[SettingResult]) -> RecordedTable:
-    """The table of a run's results; raises ResultsError where they do not belong to one run."""
+    """The table of a run's results.
+
+    Raises:
+        ResultsError: they do not belong to one run, or their requests waited for each other, which a table cannot say.
+    """
     if len({(result.fingerprint, result.protocol_version) for result in results}) != 1:
         raise ResultsError("these are results of several runs, or none; give those of one")
+    if any(result.open_loop is not None for result in results):
+        raise ResultsError("a table is of requests one by one; measure again without --request_rate")
     first = results[0]
     ids = tuple(first.sample_ids)
     place = {sample_id: at for at, sample_id in enumerate(ids)}

@@ -17,6 +17,7 @@ from experiment_core_utils.primitives.units import check_fraction
 from experiments.analyses.charts.style import joined_caption, tasks_named
 from experiments.analyses.knobs.conclusion import voiding_caveats
 from experiments.analyses.knobs.grid import TaskGrid, load_study
+from experiments.analyses.knobs.setting_variance import OPEN_LOOP
 from experiments.analyses.sweeps import Sweep, vision_label
 from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.knob_choices import has_all_knobs
@@ -190,11 +191,17 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
     """Folders of runs, read as one sweep, or tables of `collect_table.py`, one for each task.
 
     Raises:
-        ResultsError: no results, broken ones or of different sweeps, random weights, or no setting that all tasks have.
+        ResultsError: no results, broken ones or of different sweeps, random weights, requests that waited for each
+            other, or no setting that all tasks have.
     """
     study = load_study(paths)
     if study.random_weights:
         raise ResultsError("these results are of random weights, so accuracy cannot be used; profile a trained model")
+    if any(grid.setting_variance == OPEN_LOOP for grid in study.grids):
+        raise ResultsError(
+            "these requests arrived at a rate and waited for each other, and a controller is of requests one by one; "
+            "measure again without --request_rate"
+        )
     if len(study.sweeps) > 1:
         labels = "; ".join(sweep.label for sweep in study.sweeps)
         raise ResultsError(f"these are {len(study.sweeps)} sweeps ({labels}); give the folders of one")

@@ -44,6 +44,10 @@ UTILISATION: dict[str, Any] = {
 }
 FLOPS = StageFlops(vision_flops=10**9, prefill_flops=2 * 10**9, decode_flops_per_token=10.0**7)
 
+# Of a run at a rate.
+_COUNTS = {"num_batches": 1, "num_requests": 1, "num_answered": 1, "most_under_way": 1, "num_late": 0}
+ARRIVED = {"open_loop": {"request_rate": 2.0, "achieved_rate": None, "late_max_ms": 0.5, **_COUNTS}}
+
 
 def setting(tier: str = "low", top_k: int = 2, blocks: int = 3) -> Setting:
     """A tier, top-k and the first blocks of a model of 4."""

@@ -131,6 +131,9 @@ def _front_panel(each: FrontAnalysis, invalid: str) -> Panel:
     verdict, bars = f"{sure} of {len(on_it)} front settings are surely on it", " Bars are 95 % intervals."
     if invalid:
         verdict, bars = "no verdicts, since the run is INVALID", f" {invalid}."
+    elif found.have_waited:
+        verdict, bars = "no verdicts, since requests waited for each other", f" {str(found.no_verdict).capitalize()}."
+    if invalid or found.have_waited:
         dots = [_dots_alike(drawn, labels, scale, unit)]
     return Panel(
         f"{found.task.replace('_', ' ')}: {verdict}",
@@ -222,12 +225,13 @@ def _figure_text(point: FrontPoint, scale: float, unit: str) -> tuple[str, ...]:
     return (
         point.key,
         f"accuracy {point.accuracy:.3f} [{point.accuracy_ci95[0]:.3f} to {point.accuracy_ci95[1]:.3f}]",
-        f"{point.cost / scale:.4g} {unit} [{cost_ends or 'too few pictures for an interval'}]",
+        f"{point.cost / scale:.4g} {unit} [{cost_ends or 'no interval'}]",
     )
 
 
 def _point_text(point: FrontPoint, scale: float, unit: str) -> tuple[str, ...]:
-    lines = [f"{STATUS_MARKS[point.status][0]}; on it in {100 * point.probability:.0f} % of the draws"]
+    drawn = "" if point.probability is None else f"; on it in {100 * point.probability:.0f} % of the draws"
+    lines = [STATUS_MARKS[point.status][0] + drawn]
     if point.dominated_by is not None:
         lines.append(f"dominated by {point.dominated_by}")
     if point.not_better_than:

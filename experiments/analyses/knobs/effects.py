@@ -40,7 +40,7 @@ class Term:
     share_ci95: tuple[float, float] | None
     noise_share: float | None  #: what the draws' noise alone would add on average
     #: probability that noise alone gives so much: by sign flips of pictures for a main effect on a mean in a full grid,
-    #: else of the draws, centred on the figures
+    #: else of the draws, centred on the figures; None where the figure allows no verdict
     p_value: float | None
     #: the same, corrected for the number of terms of the figure (false discovery rate, Benjamini and Hochberg); None
     #: where the figure allows no verdict
@@ -116,8 +116,7 @@ def effects(
             replace(term, p_value=paired[term.knobs[0]]) if len(term.knobs) == 1 and term.degrees else term
             for term in terms
         )
-    if allows_verdict:
-        terms = _corrected(terms)
+    terms = _corrected(terms) if allows_verdict else tuple(replace(term, p_value=None) for term in terms)
     return Effects(is_full, std, terms, 1 - sum(each.share or 0.0 for each in terms), means, None)
 
 

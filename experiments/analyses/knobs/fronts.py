@@ -40,7 +40,8 @@ class FrontPoint:
     #: of a mean by Student's t, of a percentile by order statistics; None for too few pictures
     cost_ci95: tuple[float, float] | None
     on_front: bool  #: by the figures of all samples
-    probability: float  #: fraction of draws that put it on the front
+    #: fraction of draws that put it on the front; None where requests waited for each other
+    probability: float | None
     #: that it is not better, in accuracy or in cost, than each other setting: the highest over them of twice the
     #: smaller of the two p-values, which are adjusted for all pairs of settings; 1 off the front
     p_value: float
@@ -92,7 +93,7 @@ class TaskDifference:
 
     key: str
     statuses: Mapping[str, Status]  #: task -> status
-    probabilities: Mapping[str, float]  #: task -> fraction of draws that put it on the front
+    probabilities: Mapping[str, float | None]  #: task -> its `FrontPoint.probability`
     difference: Difference  #: `established`: established on one front and dominated for another task
 
 
@@ -185,7 +186,7 @@ def front(found: Objectives) -> Front:
             cost=float(found.cost[at]),
             cost_ci95=cost_ends,
             on_front=at in beaten,
-            probability=float(probabilities[at]),
+            probability=None if found.have_waited else float(probabilities[at]),
             p_value=p_values[at],
             status=_status(found, at in beaten, p_values[at] <= level, float(probabilities[at])),
             not_better_than=tuple(keys[other] for other in np.flatnonzero(beaten[at] > level)) if at in beaten else (),

@@ -100,11 +100,16 @@ class Objectives:
     cost_clusters: np.ndarray  #: [m], the number of each of these samples' picture
 
     @property
+    def have_waited(self) -> bool:
+        """Whether the costs are of requests that waited for each other, which no draw of samples is true to."""
+        return self.setting_variance.source == OPEN_LOOP.source
+
+    @property
     def no_verdict(self) -> str | None:
         """The reason why no setting is said to cost less than another: too few pictures, an unknown disturbance of
         settings that were measured one after another, or requests that waited for each other; None where there is none.
         """
-        if self.setting_variance.source == OPEN_LOOP.source:
+        if self.have_waited:
             return f"{self.of.label} is of requests that came at a rate and waited for each other"
         if not self.setting_variance.is_known:
             return f"{self.of.label} of settings that were measured one after another shows no change of the machine"
@@ -197,7 +202,7 @@ class Objectives:
         """95 % interval of each setting's cost: of a mean by Student's t over pictures, of a percentile by order
         statistics of one sample of each picture; None where there are too few pictures, or samples waited for others.
         """
-        if self.setting_variance.source == OPEN_LOOP.source:
+        if self.have_waited:
             return [None] * len(self.points)
         if self.of.statistic != "mean":
             alone = self.sample_costs[:, first_of_each(self.cost_clusters)]

@@ -11,7 +11,7 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.records.setting_result import SettingResult
 from experiments.analyses.knobs.grid import grid_of_table
 from experiments.analyses.recorded_table import RecordedTable, read_table, table_of, write_table
-from tests.experiments.hand_made_sweep import reference, result, setting
+from tests.experiments.hand_made_sweep import ARRIVED, reference, result, setting
 from tests.hand_made_records import answered_sample, measured_sample, staged_run
 
 
@@ -47,6 +47,12 @@ def test_a_table_keeps_every_run(tmp_path: Path) -> None:
     grid = grid_of_table(table)
     assert grid.runs_ms is not None and grid.runs_ms[1, 0, 0] == 2000
     assert (grid.total_ms[0, 0], grid.protocol_versions) == (1500, (2,))
+
+
+def test_requests_that_waited_for_each_other_make_no_table() -> None:
+    found = SettingResult.from_content(result(setting()) | ARRIVED, "a file")
+    with pytest.raises(ResultsError, match="one by one; measure again without --request_rate"):
+        table_of([found])
 
 
 def test_a_table_that_does_not_say_its_protocol_is_of_the_first(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from experiments.controller.lookup import main as lookup_command
 from experiments.controller.measured_grid import load_grid, split_by_picture
 from experiments.controller.policies.interface import PictureShape
 from tests.experiments.controller.hand_made_requests import grid
-from tests.experiments.hand_made_sweep import reference, result, setting, write
+from tests.experiments.hand_made_sweep import ARRIVED, reference, result, setting, write
 from tests.hand_made_records import answered_sample, measured_sample, staged_run
 
 
@@ -136,6 +136,12 @@ def test_a_caption_counts_the_requests_of_a_part():
 def test_random_weights_are_refused(tmp_path: Path):
     write(tmp_path, result(setting("low", 2, 3), experimental_variables={"random_weights": True}))
     with pytest.raises(ResultsError, match="random weights"):
+        load_grid([tmp_path])
+
+
+def test_requests_that_waited_for_each_other_are_refused(tmp_path: Path):
+    write(tmp_path, result(setting("low", 2, 3)) | ARRIVED)
+    with pytest.raises(ResultsError, match="measure again without --request_rate"):
         load_grid([tmp_path])
 
 

@@ -22,7 +22,7 @@ from experiments.analyses.knobs.records import TaskAnalysis, caveats_of
 from experiments.analyses.knobs.setting_variance import NO_VARIANCE, OPEN_LOOP, SettingVariance
 from experiments.analyses.sweeps import load_sweep
 from tests.experiments.hand_made_grid import point
-from tests.experiments.hand_made_sweep import FLOPS, PROVENANCE, result, setting, write
+from tests.experiments.hand_made_sweep import ARRIVED, FLOPS, PROVENANCE, result, setting, write
 from tests.hand_made_records import answered_sample, measured_sample, staged_run
 
 TABLE = REPOSITORY / "docs" / "core_exp" / "pareto_table.json"
@@ -62,10 +62,8 @@ def test_settings_of_rounds_have_no_variance_between_them(tmp_path: Path) -> Non
 
 
 def test_of_requests_that_arrived_at_a_rate_the_variance_is_not_known(tmp_path: Path) -> None:
-    figures = {"num_batches": 1, "num_requests": 1, "num_answered": 1, "most_under_way": 1, "num_late": 0}
-    arrived = {"open_loop": {"request_rate": 2.0, "achieved_rate": None, "late_max_ms": 0.5, **figures}}
     order = {"setting_order": {"how": "rounds", "seed": 1, "position": 0, "num_settings": 2}}
-    folder = write(tmp_path, *(result(setting(vision)) | order | arrived for vision in ("low", "high")))
+    folder = write(tmp_path, *(result(setting(vision)) | order | ARRIVED for vision in ("low", "high")))
     assert grids_of(load_sweep(folder))[0].setting_variance == OPEN_LOOP
 
 

@@ -3,6 +3,10 @@
 import numpy as np
 import pytest
 
+from experiments.analyses.charts.knob_charts import fronts_chart
+from experiments.analyses.knobs.analysis import FrontAnalysis, analyse_knobs
+from experiments.analyses.knobs.coupling import fixed_values
+from experiments.analyses.knobs.fronts import front
 from experiments.analyses.knobs.objectives import (
     ENERGY,
     FLOPS,
@@ -114,6 +118,13 @@ def test_times_of_requests_that_waited_for_each_other_have_neither_verdict_nor_i
         found = measured(made, of)
         assert not found.cheaper(0).any() and found.cost_intervals() == [None, None]
         assert found.no_verdict == f"{of.label} is of requests that came at a rate and waited for each other"
+        # Nor is it said how often such a setting is on the front, or what a knob loses or changes.
+        assert [(each.probability, each.p_value) for each in front(found).points] == [(None, 1.0)] * 2
+        assert {row.value: row.loss.beyond_noise for row in fixed_values(found)} == {"low": False, "high": False}
+        ((analysis,),) = [analyse_knobs([made], (of,), 50).tasks]
+        assert [(each.p_value, each.family_p_value) for each in analysis.effects[of.name].terms] == [(None, None)]
+        (panel,) = fronts_chart([each for each in analysis.fronts if isinstance(each, FrontAnalysis)]).panels
+        assert panel.title.endswith(": no verdicts, since requests waited for each other")
 
 
 def test_contrasts_are_of_logarithms_of_times_and_of_scores() -> None:
