@@ -7,11 +7,13 @@ other: what fails costs its own file alone, and the other says why.
 
 import itertools
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
@@ -37,7 +39,8 @@ from experiment_core_utils.meters.energy_files import (
 )
 from experiment_core_utils.meters.energy_statistics import preferred_act
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
-from experiment_core_utils.meters.nvml import NvmlGpu
+from experiment_core_utils.meters.load import with_descendants
+from experiment_core_utils.meters.nvml import NvmlGpu, processes_by_gpu
 from experiment_core_utils.meters.power import NOT_REQUESTED, allocated_to_runs
 from experiment_core_utils.meters.stages import StageMeasurement, stage_energies
 from experiment_core_utils.meters.windows import (
@@ -47,6 +50,7 @@ from experiment_core_utils.meters.windows import (
     why_no_power,
 )
 from experiment_core_utils.models.interface import Runnable, Stepwise
+from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise, local_gather
 from experiment_core_utils.primitives.csv_tables import Cell
@@ -64,6 +68,7 @@ from experiment_core_utils.primitives.errors import (
     ResultsNotSaved,
     SettingError,
 )
+from experiment_core_utils.primitives.texts import first_of
 from experiment_core_utils.records.energy import (
     ActEnergy,
     AllocatedJoules,
@@ -290,31 +295,76 @@ def _unavailable_reason(measure: Callable[[], object]) -> str | None:
     return None
 
 
-def check_energy(device: Device, output_dir: Path, given: StageMeasurement | None) -> None:
+def energy_gpus(source: ModelSource, library: ModuleType | Any | None = None) -> tuple[str, ...] | None:
+    """The GPUs on which the servers of a model compute, and nothing else does; None for a model in this process.
+
+    Args:
+        library: the module `pynvml`, or a stand-in; None imports it.
+
+    Raises:
+        MeterUnavailable: the energy of its requests is out of reach, or it is not known whose energy that is.
+    """
+    if source.no_energy_reason is not None:
+        raise MeterUnavailable(source.no_energy_reason)
+    if source.server_pids is None:
+        return None
+    servers = [frozenset(with_descendants(pids)) for pids in source.server_pids]
+    if not all(servers):
+        raise MeterUnavailable("no process that can be seen here listens at the server's port: its GPU is not known")
+    there = processes_by_gpu(library)
+    used = [frozenset(uuid for uuid, pids in there.items() if pids & own) for own in servers]
+    if not all(used):
+        raise MeterUnavailable(
+            "the driver lists no process of the server on a GPU: it has loaded no model yet, computes on the CPU, or "
+            "runs in another container"
+        )
+    if len(set(used)) > 1:
+        raise MeterUnavailable("the servers compute on different GPUs, all of which draw power; measure one in a run")
+    others = frozenset[int]().union(*map(there.__getitem__, used[0])).difference(*servers, {os.getpid()})
+    if others:
+        raise MeterUnavailable(f"other processes compute on the server's GPUs, too ({first_of(sorted(others), 5)})")
+    return tuple(sorted(used[0]))
+
+
+def why_no_energy(source: ModelSource) -> str | None:
+    """Why the energy of a model's requests cannot be measured; None where `energy_gpus` are known."""
+    return _unavailable_reason(lambda: energy_gpus(source))
+
+
+def check_energy(
+    device: Device, output_dir: Path, given: StageMeasurement | None, gpus: Sequence[str] | None = None
+) -> None:
     """Before anything is written: whether energy, which is required, can be measured at all.
 
     A run whose folder is there already may have nothing left to measure; `meters_of` checks it once that is known.
 
     Args:
-        given: as in `meters_of`.
+        given, gpus: as in `meters_of`.
 
     Raises:
         EnergyRefused: energy is required, and there is nothing to measure that of this machine's first device with.
     """
     if not output_dir.exists():
-        _require_any(given.using if given is not None else _instruments(device, 0))
+        _require_any(given.using if given is not None else _instruments(device, 0, gpus=gpus))
 
 
 def energy_plan_lines(
-    mode: EnergyMode, device: Device, local_rank: int, given: Instruments | None = None, *, named: str = "--energy "
+    mode: EnergyMode,
+    device: Device,
+    local_rank: int,
+    given: Instruments | None = None,
+    *,
+    named: str = "--energy ",
+    gpus: Sequence[str] | None = None,
 ) -> list[str]:
     """What a plan says of energy that is requested where nothing measures it; no line otherwise.
 
     Args:
         given: replaces what is found on the machine.
         named: how the user requests it, before the mode.
+        gpus: as in `meters_of`.
     """
-    using = given if given is not None or mode == "off" else _instruments(device, local_rank)
+    using = given if given is not None or mode == "off" else _instruments(device, local_rank, gpus=gpus)
     reason = None if using is None or mode == "off" else _unavailable_reason(using.require_any)
     if reason is None:
         return []
@@ -352,6 +402,7 @@ def meters_of(
     given: StageMeasurement | None,
     *,
     is_spread: bool = False,
+    gpus: Sequence[str] | None = None,
 ) -> StageMeasurement | None:
     """What this process measures energy with; None where it is not requested.
 
@@ -360,13 +411,14 @@ def meters_of(
     Args:
         given: replaces what is found on the machine.
         is_spread: whether the model may be on all GPUs of this process, all of which are measured then.
+        gpus: ids of the GPUs that are measured, see `energy_gpus`; None for this process's.
 
     Raises:
         EnergyRefused: energy is required and there is nothing to measure it with; an estimate is not enough.
     """
     if mode == "off":
         return None
-    using = given.using if given is not None else _instruments(device, local_rank, is_spread)
+    using = given.using if given is not None else _instruments(device, local_rank, is_spread, gpus)
     if mode == "required":
         _require_any(using)
     if given is not None:
@@ -382,7 +434,11 @@ def _require_any(using: Instruments) -> None:
         raise EnergyRefused(f"--energy required: {error}; use --energy optional to run without it") from error
 
 
-def _instruments(device: Device, local_rank: int, is_spread: bool = False) -> Instruments:
+def _instruments(
+    device: Device, local_rank: int, is_spread: bool = False, gpus: Sequence[str] | None = None
+) -> Instruments:
+    if gpus is not None:
+        return find_instruments(gpus, HostClock())
     own = choose_device(device, local_rank)
     return find_instruments(uuids_of(visible_gpus() if is_spread and own.type == "cuda" else [own]), HostClock())
 

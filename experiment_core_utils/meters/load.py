@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,13 +36,19 @@ def own_cpu_s(pids: Sequence[int] = ()) -> float:
     Args:
         pids: of further processes that work for this one, such as servers; one that is gone counts no longer.
     """
+    found = with_descendants((os.getpid(), *pids))
+    # Descendants first: the time of one that ends meanwhile has moved to the process that waited for it.
+    return sum(map(_with_ended_children_s, reversed(list(found.values()))))
+
+
+def with_descendants(pids: Iterable[int]) -> dict[int, psutil.Process]:
+    """These processes by their ids, each with its descendants behind it, without those that are gone."""
     found: dict[int, psutil.Process] = {}
-    for pid in (os.getpid(), *pids):
+    for pid in pids:
         with suppress(psutil.Error):
             own = psutil.Process(pid)
             found |= {each.pid: each for each in [own, *own.children(recursive=True)]}
-    # Descendants first: the time of one that ends meanwhile has moved to the process that waited for it.
-    return sum(map(_with_ended_children_s, reversed(list(found.values()))))
+    return found
 
 
 def _with_ended_children_s(process: psutil.Process) -> float:

@@ -174,6 +174,23 @@ def _text(given: str | bytes) -> str:
     return given.decode() if isinstance(given, bytes) else given
 
 
+def processes_by_gpu(library: ModuleType | Any | None = None) -> dict[str, frozenset[int]]:
+    """Ids of the processes that compute on each GPU of the machine, whichever of these this process sees.
+
+    Raises:
+        MeterUnavailable: no such package or driver, or it does not list them.
+    """
+    nvml = library if library is not None else _pynvml()
+    _answer(nvml, "NVML does not start", nvml.nvmlInit)
+    found = {}
+    for index in range(_answer(nvml, "NVML counts no GPUs", nvml.nvmlDeviceGetCount)):
+        handle = _answer(nvml, f"NVML does not open GPU {index}", nvml.nvmlDeviceGetHandleByIndex, index)
+        uuid = _text(_answer(nvml, f"NVML does not name GPU {index}", nvml.nvmlDeviceGetUUID, handle))
+        listed = _answer(nvml, f"NVML lists no processes of {uuid}", nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        found[uuid] = frozenset(each.pid for each in listed)
+    return found
+
+
 def open_gpu(uuid: str, library: ModuleType | Any | None = None) -> tuple[Any, Any]:
     """The library and its handle of a GPU; arguments and errors are those of `NvmlGpu`."""
     nvml = library if library is not None else _pynvml()

@@ -80,6 +80,13 @@ class ModelSource(ABC):
         return None
 
     @property
+    def server_pids(self) -> Sequence[Sequence[int]] | None:
+        """Of each server the processes of this machine that listen at its port, as far as they are seen now; None where
+        no server runs the model.
+        """
+        return None
+
+    @property
     @abstractmethod
     def score_folder(self) -> Path | None:
         """Where scores of its blocks may lie beside it, a folder or a file; None where there is no such place."""

@@ -296,6 +296,10 @@ Caveat.KINDS = {
         _always,
     ),
     "energy_not_measured": CaveatKind("warning", "energy: not measured: {reason}".format_map),
+    "server_gpus": CaveatKind(
+        "note",
+        lambda found: f"energy: of {', '.join(found['gpus'])}, on which the server's processes compute, and no others",
+    ),
     "energy_closure_unknown": CaveatKind(
         "warning",
         lambda found: "energy: a stage was not measured: whether the stages add up to the whole is not known",

@@ -18,7 +18,7 @@ import torch
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.d_energy_tracking import energy_plan_lines
+from experiment_core_utils.d_energy_tracking import energy_gpus, energy_plan_lines, why_no_energy
 from experiment_core_utils.f_experiment_info import describe_hardware, shown_endpoints
 from experiment_core_utils.knobs.setting import reference_setting
 from experiment_core_utils.l_results_csv_cleaning import read_results
@@ -163,9 +163,12 @@ def _reference_words(requested: RequestedRun) -> str:
 
 def energy_lines(config: ProfilingConfig, source: ModelSource, local_rank: int) -> list[str]:
     """As `energy_plan_lines`, also for a model whose energy is out of reach here."""
-    mode, reason = config.measuring.energy, source.no_energy_reason
-    if reason is None or mode == "off":
-        return energy_plan_lines(mode, config.machine.device, local_rank)
+    mode = config.measuring.energy
+    if mode == "off":
+        return []
+    reason = why_no_energy(source)
+    if reason is None:
+        return energy_plan_lines(mode, config.machine.device, local_rank, gpus=energy_gpus(source))
     outcome = "the run would be refused" if mode == "required" else "the run would go on without"
     return [f"warning: --energy {mode}: {reason}; {outcome}"]
 

@@ -14,6 +14,7 @@ from experiment_core_utils.b_model_loader import find_requested_checkpoint, load
 from experiment_core_utils.c_prompt_processing import choose_latency_ids, picture_caveats
 from experiment_core_utils.config.parts import EnergyMode, ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.d_energy_tracking import energy_gpus
 from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
@@ -25,7 +26,7 @@ from experiment_core_utils.models.hf.tensor_parallel import END, LOAD, LeadingMo
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
-from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, WorkerLost
 from experiment_core_utils.primitives.in_step import Crew, join_crew
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.progress import announced
@@ -229,8 +230,7 @@ def unseen_in_server_caveats(source: ModelSource, energy: EnergyMode, asked: Mod
     """What is absent from the results of a model that another process runs, with the reason, and how it was asked;
     nothing for others.
     """
-    reason = source.no_energy_reason
-    caveats = [] if reason is None or energy == "off" else [caveat("energy_not_measured", reason=reason)]
+    caveats = [] if energy == "off" else _energy_caveats(source)
     if source.limits.variants:
         caveats.append(caveat("server_unseen", place=source.place))
     if asked.concurrency > 1:
@@ -238,6 +238,15 @@ def unseen_in_server_caveats(source: ModelSource, energy: EnergyMode, asked: Mod
     if asked.request_rate is not None:
         caveats.append(caveat("open_loop", request_rate=asked.request_rate))
     return caveats
+
+
+def _energy_caveats(source: ModelSource) -> list[Caveat]:
+    """Why a model's energy is not measured, or of which GPUs it is; nothing for a model in this process."""
+    try:
+        gpus = energy_gpus(source)
+    except MeterUnavailable as error:
+        return [caveat("energy_not_measured", reason=str(error))]
+    return [] if gpus is None else [caveat("server_gpus", gpus=gpus)]
 
 
 def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> SettingFailure | None:

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import psutil
 import torch
 
 from experiment_core_utils.config.served import ServedModel
@@ -18,7 +17,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.variant import VARIANT
 from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.answer_ends import AnswerEnds
-from experiment_core_utils.models.endpoint.address import is_loopback
+from experiment_core_utils.models.endpoint.address import listening_pids
 from experiment_core_utils.models.endpoint.pictures import data_url, png_tensor
 from experiment_core_utils.models.endpoint.stream import PieceIds, ServedEnds, received
 from experiment_core_utils.models.hf.several_pictures import placed
@@ -210,15 +209,7 @@ class EndpointModel:
     @property
     def server_pids(self) -> tuple[int, ...]:
         """See `Served`."""
-        ports = {
-            each.served.port for each in self.connections.values() if is_loopback(each.served.host)
-        }
-        try:
-            found = psutil.net_connections("tcp")
-        except psutil.Error:
-            return ()
-        listening = {each.pid for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port in ports}
-        return tuple(sorted(pid for pid in listening if pid is not None and pid != os.getpid()))
+        return tuple(sorted({pid for each in self.connections.values() for pid in listening_pids(each.served)}))
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         """See `Runnable.prepare`; pictures are PNG files, and what they become in the prompt the server alone knows."""

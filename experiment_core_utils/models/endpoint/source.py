@@ -10,7 +10,7 @@ from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.served import ServedModel
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.models.common.preferences import Preferences
-from experiment_core_utils.models.endpoint.address import is_loopback
+from experiment_core_utils.models.endpoint.address import is_loopback, listening_pids
 from experiment_core_utils.models.endpoint.model import EndpointModel
 from experiment_core_utils.models.request_work import PlannedRequests, UncountedRequests
 from experiment_core_utils.models.source import ModelSource, RequestedModel
@@ -69,6 +69,11 @@ class EndpointSource(ModelSource):
         if elsewhere:
             return f"the server at {elsewhere[0]} is on another machine, whose energy is out of reach"
         return None if visible_gpus() else "the server computes on this machine's CPU, whose energy others use, too"
+
+    @property
+    def server_pids(self) -> Sequence[Sequence[int]]:
+        """See `ModelSource.server_pids`."""
+        return [listening_pids(each) for each in self.served]
 
     def digest(self) -> str:
         """See `ModelSource.digest`; by names, addresses and models, since weights are out of sight. The first server is

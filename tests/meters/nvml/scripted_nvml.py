@@ -13,12 +13,14 @@ class ScriptedEnergyNvml:
 
     Attributes:
         energy_mj: by GPU.
+        processes: ids of those that compute, by GPU.
         instant: `nvmlReturn`, `valueType` and milliwatts of the field value.
         requested: field ids that were requested.
     """
 
     refused: dict[str, type[Exception]] = field(default_factory=dict)
     energy_mj: dict[str, int] = field(default_factory=lambda: {"GPU-12": 5_000_250})
+    processes: dict[str, list[int]] = field(default_factory=dict)
     instant: tuple[int, int, int] = (pynvml.NVML_SUCCESS, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, 412_500)
     requested: list[int] = field(default_factory=list)
 
@@ -38,6 +40,19 @@ class ScriptedEnergyNvml:
         if uuid not in self.energy_mj:
             raise pynvml.NVMLError_NotFound()
         return uuid
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.processes)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return list(self.processes)[index]
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        self._may("nvmlDeviceGetComputeRunningProcesses")
+        return [SimpleNamespace(pid=pid) for pid in self.processes[handle]]
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
         self._may("nvmlDeviceGetTotalEnergyConsumption")
