@@ -31,6 +31,7 @@ class LogLines(tqdm):
 
     monitor_interval = 0
     disable: bool
+    n: float
 
     def __init__(self, work: str, samples: int, interval_s: float, stream: TextIO, delay_s: float = 0.0) -> None:
         super().__init__(

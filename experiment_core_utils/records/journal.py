@@ -169,8 +169,11 @@ def read_journal(path: Path) -> JournalContent | None:
         # Each run that resumes writes a header of its own.
         if isinstance(line, JournalHeader) and _belongs_to(line) != _belongs_to(first):
             raise ResultsRefused(f"{path}: line {number} is the header of another setting or run; delete the file")
-    parts = [(*line.arrivals, *line.samples) if isinstance(line, ArrivedGroup) else (line,) for line in lines]
-    return JournalContent(tuple(chain.from_iterable(parts)), len(whole))
+    return JournalContent(tuple(chain.from_iterable(map(_parts_of, lines))), len(whole))
+
+
+def _parts_of(line: Line) -> tuple[Part, ...]:
+    return (*line.arrivals, *line.samples) if isinstance(line, ArrivedGroup) else (line,)
 
 
 def _belongs_to(header: JournalHeader) -> tuple[str, int, str]:
