@@ -239,6 +239,7 @@ class ArrivalsTrace:
     most_under_way: int  #: requests at a time
     num_late: int  #: requests that the client sent more than 5 ms after they were due
     late_max_s: float | None  #: how late it sent the latest; None where none was sent
+    sample_ids: tuple[int, ...] = ()  #: the samples that they are of
 
 
 @dataclass(frozen=True)

@@ -391,6 +391,7 @@ class SampleRunner:
         with setting.memory_window(model):
             futures, marks = arrive(works, after_s, self.config.sample_timeout, self.context.stop, self._clock)
         trace = trace_of(futures, marks, rate, self.context.experiment_id, self.context.rank)
+        trace = replace(trace, sample_ids=tuple(at.sample_id for at in group))
         return [partial(_with_switch, each, switch_s) for each in futures], trace
 
     def finish(self, at: SampleAtWork, now_unix_s: float, *, in_rounds: bool) -> None:

@@ -225,12 +225,13 @@ def _is_over(path: Path, experiment_id: str) -> bool:
 
 
 def only(part: MeasuredSetting, sample_ids: set[int]) -> MeasuredSetting:
-    """A part without the samples that were not requested yet."""
+    """A part of these samples alone; of a batch of requests all are among them or none is."""
     return replace(
         part,
         requested_ids=None,
         samples=tuple(sample for sample in part.samples if sample.sample_id in sample_ids),
         failures=tuple(failure for failure in part.failures if failure.sample_id in sample_ids),
+        arrivals=tuple(each for each in part.arrivals if sample_ids.issuperset(each.sample_ids)),
     )
 
 

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,13 @@ from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import MemoryReading
 from experiment_core_utils.records.setting_result import read_setting, setting_key
-from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure, ShardDone
+from experiment_core_utils.records.settings import (
+    ArrivalsTrace,
+    FinishedSample,
+    JournalHeader,
+    SettingFailure,
+    ShardDone,
+)
 from experiment_core_utils.saved_results.terminal import closing_table
 from experiment_core_utils.sweep.batches import Bench
 from experiment_core_utils.sweep.measurer import ShardMeasurer
@@ -36,11 +42,12 @@ from experiment_core_utils.sweep.search_rounds import (
     announce_end,
     check_searchable,
     finished_search,
+    only,
     wait_until_all_are_over,
 )
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from tests.documents.test_docs import first_cells
-from tests.hand_made_records import failed_sample
+from tests.hand_made_records import failed_sample, measured_sample, part
 from tests.processes.forked_runs import KILLED, TWO_PROCESSES, Run, RunServer
 from tests.scripted.scripted_model import ScriptedModel
 from tests.whole_runs.test_resume import remember
@@ -72,6 +79,13 @@ def settings_in(content: dict[str, Any]) -> list[str]:
 def searched(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ProfilingConfig, RunReport]:
     config = search_config(tiny_checkpoint, tmp_path_factory.mktemp("searched"))
     return config, run_profiling(config)
+
+
+def test_a_part_of_some_samples_has_the_batches_that_are_of_these() -> None:
+    batches = [ArrivalsTrace("0001", 0, 2.0, 2, 2, 0.0, 0.0, 2, 0, None, ids) for ids in ((1, 2), (3, 4))]
+    whole = part(*(measured_sample(sample_id) for sample_id in (1, 2, 3, 4)))
+    kept = only(replace(whole, arrivals=tuple(batches)), {1, 2})
+    assert [each.sample_id for each in kept.samples] == [1, 2] and kept.arrivals == (batches[0],)
 
 
 def test_every_setting_has_its_result_with_the_samples_of_its_rounds(
