@@ -52,7 +52,12 @@ def _analyse_task(grid: TaskGrid, costs: Sequence[Cost], num_draws: int, seed: i
             if each.found.of.statistic == "mean" and allows_verdict:
                 paired = main_effect_p_values(levels, inside.log_costs, inside.cost_clusters, inside.setting_variance)
             split[each.found.of.name] = effects(
-                levels, inside.cost, inside.cost_draws, allows_verdict=allows_verdict, paired=paired
+                levels,
+                inside.cost,
+                inside.cost_draws,
+                allows_verdict=allows_verdict,
+                have_waited=inside.have_waited,
+                paired=paired,
             )
     return TaskAnalysis(grid, fronts, split)
 

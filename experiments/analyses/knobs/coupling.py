@@ -32,7 +32,7 @@ class Loss:
     #: left out: what is lost but for luck; may be negative. None where a draw leaves out none.
     unseen_share: float | None
     unseen_ci95: tuple[float, float] | None  #: percentile interval over draws
-    #: whether that interval is above 0; False where the cost has no verdict
+    #: whether that interval is above 0; False where requests waited for each other
     beyond_noise: bool
 
 
@@ -114,7 +114,7 @@ def fixed_values(found: Objectives) -> list[FixedValue]:
                     front=tuple(found.points[at].key for at in ordered),
                     num_on_joint_front=int(joint[members].sum()),
                     probability_on_joint_front=float(joint_draws[:, members].any(axis=1).mean()),
-                    loss=_loss(whole, areas(found, members), allows_verdict=found.no_verdict is None),
+                    loss=_loss(whole, areas(found, members), have_waited=found.have_waited),
                 )
             )
     return rows
@@ -133,7 +133,7 @@ def single_knobs(found: Objectives) -> list[SingleKnob]:
         none = np.zeros(0, dtype=np.int64)
         members = _places(found, tuple(others)).get(tuple(others.values()), none)
         part = areas(found, members) if len(members) else None
-        loss = None if part is None else _loss(whole, part, allows_verdict=found.no_verdict is None)
+        loss = None if part is None else _loss(whole, part, have_waited=found.have_waited)
         rows.append(SingleKnob(knob, others, len(members), loss))
     return rows
 
@@ -177,7 +177,7 @@ Areas = tuple[float, np.ndarray, np.ndarray]
 Cell = tuple[float, np.ndarray]
 
 
-def _loss(whole: Areas, part: Areas, *, allows_verdict: bool) -> Loss:
+def _loss(whole: Areas, part: Areas, *, have_waited: bool) -> Loss:
     """What a part of the settings loses of the whole."""
     if whole[0] <= 0:
         return Loss(part[0], None, None, None, None, beyond_noise=False)
@@ -190,7 +190,7 @@ def _loss(whole: Areas, part: Areas, *, allows_verdict: bool) -> Loss:
         share_ci95=interval(draws),
         unseen_share=float(np.nanmean(unseen)) if held_out is not None else None,
         unseen_ci95=held_out,
-        beyond_noise=allows_verdict and held_out is not None and held_out[0] > 0,
+        beyond_noise=not have_waited and held_out is not None and held_out[0] > 0,
     )
 
 

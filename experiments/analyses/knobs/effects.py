@@ -40,7 +40,7 @@ class Term:
     share_ci95: tuple[float, float] | None
     noise_share: float | None  #: what the draws' noise alone would add on average
     #: probability that noise alone gives so much: by sign flips of pictures for a main effect on a mean in a full grid,
-    #: else of the draws, centred on the figures; None where the figure allows no verdict
+    #: else of the draws, centred on the figures; None where requests waited for each other
     p_value: float | None
     #: the same, corrected for the number of terms of the figure (false discovery rate, Benjamini and Hochberg); None
     #: where the figure allows no verdict
@@ -78,6 +78,7 @@ def effects(
     draws: np.ndarray,
     *,
     allows_verdict: bool = True,
+    have_waited: bool = False,
     paired: Mapping[str, float] | None = None,
 ) -> Effects:
     """Split the spread of [S] figures, with [B, S] draws.
@@ -85,6 +86,7 @@ def effects(
     Args:
         levels: knob -> its value at each of the S settings.
         allows_verdict: whether there are enough pictures for draws of the figure to be trusted.
+        have_waited: whether requests waited for each other, which draws do not show.
         paired: knob -> p-value of its main effect by `main_effect_p_values`; used on a full grid.
     """
     moving = {knob: values for knob, values in levels.items() if len(set(values)) > 1}
@@ -116,7 +118,10 @@ def effects(
             replace(term, p_value=paired[term.knobs[0]]) if len(term.knobs) == 1 and term.degrees else term
             for term in terms
         )
-    terms = _corrected(terms) if allows_verdict else tuple(replace(term, p_value=None) for term in terms)
+    if allows_verdict:
+        terms = _corrected(terms)
+    elif have_waited:
+        terms = tuple(replace(term, p_value=None) for term in terms)
     return Effects(is_full, std, terms, 1 - sum(each.share or 0.0 for each in terms), means, None)
 
 
