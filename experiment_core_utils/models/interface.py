@@ -228,11 +228,13 @@ class Switchable(Protocol):
         """A context after which the setting that was in force before is in force again, also after an error."""
 
     @property
-    def may_run_by_modules(self) -> bool:
-        """Whether engines or graphs run that were not requested, so that the modules may take their place."""
+    def has_next_way(self) -> bool:
+        """Whether engines or graphs run that were not requested, so that the next way, at last the modules, may take
+        their place.
+        """
 
-    def run_by_modules(self, reason: str) -> None:
-        """Run all settings by the modules from now on; `describe` and each proof give the reason."""
+    def run_next_way(self, reason: str) -> None:
+        """Run all settings in the next way from now on; `describe` and each proof give the reason."""
 
     def fix_execution(self) -> None:
         """From now on a setting that cannot run as those before it is refused, and no longer decides for all."""

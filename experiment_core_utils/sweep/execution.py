@@ -51,7 +51,7 @@ def settle_execution(
                 proof = _proof_of(model, requests, setting, sample_ids, max_new_tokens, sample_timeout_s)
             except EngineRefused as error:
                 refusal = refusal or f"{setting.key}: {error}"
-                if ways is not None and ways.may_run_by_modules:
+                if ways is not None and ways.has_next_way:
                     break
             except SettingError:  # not lost: the setting fails with it when it is measured
                 continue
@@ -59,8 +59,8 @@ def settle_execution(
                 if proof is not None:
                     proofs[setting.key] = proof
     refusals = [reason for reason in all_gather(refusal, accelerator) if reason is not None]
-    if refusals and ways is not None and ways.may_run_by_modules:
-        ways.run_by_modules(refusals[0])
+    if refusals and ways is not None and ways.has_next_way:
+        ways.run_next_way(refusals[0])
         proofs.clear()
         if accelerator.is_main_process:
             print(f"warning: the modules run all settings: {refusals[0]}", file=sys.stderr, flush=True)

@@ -179,12 +179,12 @@ def test_an_engine_that_computes_something_else_is_refused(
     output = f"^the {CPU_ENGINES[stage]} engine of the {stage} is off by .* from the modules in float64, where the "
     model = staged(wide, models["eager"], execution)
     assert model.describe()["execution_stages"] == CPU_ENGINES
-    assert model.may_run_by_modules == (execution == "auto")
+    assert model.has_next_way == (execution == "auto")
     half_the_weights_lost(model, stage)
     for setting in SETTINGS[1:3]:
         with pytest.raises(EngineRefused, match=f"{output}.*; run all settings with --execution eager$"):
             model.prove(setting, requests[0])
-    model.run_by_modules("as asked")
+    model.run_next_way("as asked")
     eager = staged(wide, models["eager"], "eager")
     proof = model.prove(SETTINGS[2], requests[0])
     assert (proof.execution, proof.execution_reason, proof.engine_error) == ("eager", "as asked", None)

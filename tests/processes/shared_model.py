@@ -71,7 +71,7 @@ def main(folder: Path, done: Path) -> None:
         follow(model, crew)
         return
     shared, whole = LeadingModel(model, crew), staged(folder, tensor_parallel=1)
-    whole.run_by_modules("beside the shared one")
+    whole.run_next_way("beside the shared one")
     compare(shared, whole)
     found = shared.describe()
     assert (found["tensor_parallel"], found["execution"]) == (2, "eager")

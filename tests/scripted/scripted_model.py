@@ -61,8 +61,8 @@ class ScriptedModel:
     ends: AnswerEnds = field(default_factory=lambda: AnswerEnds(frozenset({EOS}), text_of=scripted_text))
     decoder_blocks: tuple[torch.nn.Module, ...] = ()
     active_setting: tuple[int, tuple[int, ...]] = (2, (0, 1))
-    may_run_by_modules: bool = False
-    modules_run_because: str | None = None
+    has_next_way: bool = False
+    next_way_because: str | None = None
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         allowed = "own" if crops is None else f"{crops.min_crops}-{crops.max_crops}"
@@ -94,8 +94,8 @@ class ScriptedModel:
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         self.calls.append(f"warm_up for {max_new_tokens}")
 
-    def run_by_modules(self, reason: str) -> None:
-        self.may_run_by_modules, self.modules_run_because = False, reason
+    def run_next_way(self, reason: str) -> None:
+        self.has_next_way, self.next_way_because = False, reason
 
     def fix_execution(self) -> None:
         self.calls.append("fix_execution")

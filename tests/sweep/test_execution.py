@@ -40,7 +40,7 @@ class Engines(ScriptedModel):
         return super().prove(setting, inputs)
 
     def _refuse(self, step: str) -> None:
-        if self.refuses == step and self.active_setting[0] == 2 and self.modules_run_because is None:
+        if self.refuses == step and self.active_setting[0] == 2 and self.next_way_because is None:
             raise self.error("no such kernel")
 
     def describe(self) -> Mapping[str, Any]:
@@ -59,10 +59,10 @@ def settled(model: Engines) -> dict[str, KnobProof]:
 @pytest.mark.parametrize("step", ["warm_up", "prove"])
 def test_what_one_setting_cannot_run_is_run_by_none(capsys: pytest.CaptureFixture[str], step: str) -> None:
     """Where it was not requested; the setting before it was tried, and is now run by the modules as well."""
-    model = Engines(refuses=step, may_run_by_modules=True)
+    model = Engines(refuses=step, has_next_way=True)
     assert settled(model) == {}
     reason = f"{HIGH.key}: no such kernel"
-    assert (model.modules_run_because, model.may_run_by_modules) == (reason, False)
+    assert (model.next_way_because, model.has_next_way) == (reason, False)
     *_, warning = capsys.readouterr().err.splitlines()
     assert warning == f"warning: the modules run all settings: {reason}"
     assert model.calls[-1] == "fix_execution"
@@ -71,12 +71,12 @@ def test_what_one_setting_cannot_run_is_run_by_none(capsys: pytest.CaptureFixtur
 def test_requested_engines_stay_and_the_setting_fails_when_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     model = Engines(refuses="prove")
     assert settled(model).keys() == {LOW.key}
-    assert model.modules_run_because is None and "warning" not in capsys.readouterr().err
+    assert model.next_way_because is None and "warning" not in capsys.readouterr().err
     assert model.calls[-1] == "fix_execution"
 
 
 def test_proofs_are_those_of_the_first_sample_that_can_be_read() -> None:
-    model = Engines(may_run_by_modules=True)
+    model = Engines(has_next_way=True)
     proofs = settled(model)
     assert [proof.blocks_run for proof in proofs.values()] == [(0,), (0, 1)]
     assert [call for call in model.calls if call.startswith("prepare")] == ["prepare '7' 1-3"] * 2
@@ -84,9 +84,9 @@ def test_proofs_are_those_of_the_first_sample_that_can_be_read() -> None:
 
 
 def test_other_failures_are_left_to_the_setting() -> None:
-    model = Engines(refuses="prove", error=OutOfMemory, may_run_by_modules=True)
+    model = Engines(refuses="prove", error=OutOfMemory, has_next_way=True)
     assert settled(model).keys() == {LOW.key}
-    assert model.modules_run_because is None
+    assert model.next_way_because is None
 
 
 def test_modules_alone_have_nothing_to_decide() -> None:

@@ -240,12 +240,12 @@ class TransformersModel(HasEnds):
             raise engine_refused(reason)
 
     @property
-    def may_run_by_modules(self) -> bool:
-        """See `StagedModel.may_run_by_modules`."""
+    def has_next_way(self) -> bool:
+        """See `StagedModel.has_next_way`."""
         return self._requested == "auto" and self._graphed is not None
 
-    def run_by_modules(self, reason: str) -> None:
-        """See `StagedModel.run_by_modules`."""
+    def run_next_way(self, reason: str) -> None:
+        """See `StagedModel.run_next_way`."""
         self._graphed, self._unsupported_reason = None, reason
         release_cached_memory(self.device)
 

@@ -227,12 +227,12 @@ class MolmoeStagedModel(HasEnds):
             raise engine_refused(reason)
 
     @property
-    def may_run_by_modules(self) -> bool:
-        """See `StagedModel.may_run_by_modules`."""
+    def has_next_way(self) -> bool:
+        """See `StagedModel.has_next_way`."""
         return self._requested == "auto" and self._engine_stages is not None
 
-    def run_by_modules(self, reason: str) -> None:
-        """See `StagedModel.run_by_modules`."""
+    def run_next_way(self, reason: str) -> None:
+        """See `StagedModel.run_next_way`."""
         self._engine_stages, self._executed = None, modules_run(reason)
         self._batched, self.split = None, EagerPausedPrefill(self.model, self._eager)
         # Traces of before are by the engines.

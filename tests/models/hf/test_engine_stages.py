@@ -231,7 +231,7 @@ def test_an_engine_that_computes_something_else_is_refused(folder_of: Callable[[
     output.weight = torch.nn.Parameter(output.weight * 1.01)
     with pytest.raises(EngineRefused, match="prefill is off by .* --execution eager"):
         model.prove(setting, inputs_of(model, setting))
-    model.run_by_modules("it is off")
+    model.run_next_way("it is off")
     described = model.describe()
     assert (described["execution"], described["execution_reason"]) == ("eager", "it is off")
     assert set(described["execution_stages"].values()) == {"modules"}

@@ -141,5 +141,5 @@ def test_other_features_are_refused(folder: Path) -> None:
     model = with_another_weight(read(folder, "auto"))
     with pytest.raises(EngineRefused, match="cpu blocks engine of the vision is off by .* --execution eager"):
         model.prove(SETTINGS[0], inputs_of(model, SETTINGS[0]))
-    model.run_by_modules("it is off")
+    model.run_next_way("it is off")
     assert set(model.describe()["execution_stages"].values()) == {"modules"}

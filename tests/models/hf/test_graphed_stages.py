@@ -178,8 +178,8 @@ def test_a_replay_that_differs_from_the_modules_is_refused(loaded: Loaded, execu
     )
     with pytest.raises(EngineRefused, match=f"^{output} .*; run all settings with --execution eager$"):
         model.prove(setting, inputs)
-    assert model.may_run_by_modules == (execution == "auto")
-    model.run_by_modules("as asked")
+    assert model.has_next_way == (execution == "auto")
+    model.run_next_way("as asked")
     proof = model.prove(setting, inputs)
     assert (proof.execution, proof.execution_reason) == ("eager", "as asked")
     assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
@@ -396,7 +396,7 @@ def test_graphs_refuse_dynamic_experts(tmp_path: Path) -> None:
     ):
         with pytest.raises(EngineRefused, match=r"expert mass 0.5 is set in the modules only; .* --execution eager"):
             run()
-    assert model.may_run_by_modules
-    model.run_by_modules("expert mass")
+    assert model.has_next_way
+    model.run_next_way("expert mass")
     assert model.prove(setting, inputs).execution == "eager"
     assert len(run_staged(model, inputs, NEW_TOKENS).token_ids) == NEW_TOKENS

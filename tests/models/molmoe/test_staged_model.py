@@ -157,7 +157,7 @@ def test_engines_refuse_dynamic_experts_and_the_modules_run_them(tiny_checkpoint
     ):
         with pytest.raises(EngineRefused, match=r"expert mass 0.5 is set in the modules only; .* --execution eager"):
             run()
-    staged.run_by_modules("expert mass 0.5")
+    staged.run_next_way("expert mass 0.5")
     assert staged.prove(at(0.5), inputs).execution == "eager"
     staged.apply(at(1.0))
     assert len(staged.answer_batch([inputs], 4)[0]) == 4
