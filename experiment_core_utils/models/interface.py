@@ -227,6 +227,9 @@ class Switchable(Protocol):
     def restored_afterwards(self) -> AbstractContextManager[object]:
         """A context after which the setting that was in force before is in force again, also after an error."""
 
+    def refuse_setting(self) -> None:
+        """Raises EngineRefused where the way in force cannot run the setting in force, whatever the request is."""
+
     @property
     def has_next_way(self) -> bool:
         """Whether engines or graphs run that were not requested, so that the next way, at last the modules, may take

@@ -62,7 +62,6 @@ class ScriptedModel:
     decoder_blocks: tuple[torch.nn.Module, ...] = ()
     active_setting: tuple[int, tuple[int, ...]] = (2, (0, 1))
     has_next_way: bool = False
-    next_way_because: str | None = None
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         allowed = "own" if crops is None else f"{crops.min_crops}-{crops.max_crops}"
@@ -94,8 +93,11 @@ class ScriptedModel:
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         self.calls.append(f"warm_up for {max_new_tokens}")
 
+    def refuse_setting(self) -> None:
+        pass
+
     def run_next_way(self, reason: str) -> None:
-        self.has_next_way, self.next_way_because = False, reason
+        self.has_next_way = False
 
     def fix_execution(self) -> None:
         self.calls.append("fix_execution")

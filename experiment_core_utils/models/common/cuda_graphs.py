@@ -17,6 +17,7 @@ from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused, OutOfMemory, first_line
 
 NO_GRAPHS = "there are no CUDA graphs on the CPU"
+ADVICE = "; run all settings with --execution eager"
 T = TypeVar("T")
 
 
@@ -52,7 +53,7 @@ def refusal_of(run: Callable[[], object], prompt_tokens: int, max_new_tokens: in
 
 def engine_refused(reason: str) -> EngineRefused:
     """The error of a setting that engines cannot run, with what to do."""
-    return EngineRefused(f"{reason}; run all settings with --execution eager")
+    return EngineRefused(reason + ADVICE)
 
 
 class GraphCapturer(Protocol):

@@ -66,8 +66,8 @@ from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.models.interface import MODULES, Component
-from experiment_core_utils.primitives.device import Marks, release_cached_memory
-from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused, KnobDidNotAct
+from experiment_core_utils.primitives.device import Marks, out_of_memory_named, release_cached_memory
+from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused, GenerationFailed, KnobDidNotAct, OutOfMemory
 from experiment_core_utils.records.requests import (
     FollowedAnswer,
     KnobProof,
@@ -131,35 +131,58 @@ class TransformersModel(HasEnds):
         self._visual_tokens = VisualTokens(model, requests)
         self.turned_knobs = TurnedKnobs(model, adapters_of(model.config, requests, self._visual_tokens, self.knobs))
         self._stages = GenerateStages(model, self.preferences, self._visual_tokens)
-        self._graphed, self._unsupported_reason = None, eager_reason
-        if eager_reason is None:
-            self._graphed, self._unsupported_reason = self._choose(execution, graph_capturer)
+        # Why ways that would have been taken before do not run it; as they are named in the record.
+        self._refused: list[str] = [] if eager_reason is None else [eager_reason]
+        self._graph_capturer = graph_capturer
+        self._graphed = None if execution == "eager" or eager_reason is not None else self._first_way()
         self._architecture = architecture_of(model.config)
         self._blocks = self.knobs.every_block
         self._judged: dict[Hashable, EngineErrors] = {}
 
-    def _choose(
-        self, requested: ExecutionMode, graph_capturer: GraphCapturer | None
-    ) -> tuple[GraphedGeneration | None, str | None]:
-        """The graphed stages, or the reason why there are none though they were requested."""
-        if requested == "eager":
-            return None, None
-        if graph_capturer is None and self.device.type != "cuda":
+    def _first_way(self) -> GraphedGeneration | None:
+        """The fastest of the requested ways that takes the model; None for the modules, with the reasons noted."""
+        if self._graph_capturer is None and self.device.type != "cuda":
             try:
-                return self._engines(takes_plain=requested == "graph"), None
+                return self._engines(takes_plain=self._requested == "graph")
             except ConfigurationError as error:
-                return None, NO_GRAPHS + ", and " + str(error).removeprefix(OWN_KERNELS.format(""))
-        if requested == "kernels":
-            try:
-                return self._engines(False, lambda: graph_capturer or CudaGraphs(self.device)), None
-            except ConfigurationError as error:
-                return None, str(error)
-        unsupported_reason = graphs_unsupported_reason(self.model, self._stages)
-        if unsupported_reason is not None:
-            return None, unsupported_reason
-        capturer = graph_capturer or CudaGraphs(self.device)
-        graphs = GraphParts(self.model, capturer, self.num_experts)
-        return GraphedGeneration(self.device, self._stages, graphs), None
+                self._refused = [NO_GRAPHS + ", and " + str(error).removeprefix(OWN_KERNELS.format(""))]
+                return None
+        if self._requested == "graph":
+            return self._captured_modules()
+        try:
+            # One that is short of memory may still have it for less.
+            with out_of_memory_named():
+                return self._engines(False, self._new_capturer)
+        except (ConfigurationError, OutOfMemory) as error:
+            reason = str(error)
+        # Not in the handler: until its end the error keeps what was half made.
+        release_cached_memory(self.device)
+        if self._requested == "kernels":
+            self._refused = [reason]
+            return None
+        return self._next_to_kernels(reason)
+
+    def _next_to_kernels(self, reason: str) -> GraphedGeneration | None:
+        """What runs where own kernels do not, for this reason; None for the modules."""
+        self._refused = [f"own kernels do not run it: {reason}"]
+        return self._captured_modules()
+
+    def _captured_modules(self) -> GraphedGeneration | None:
+        """The stages as graphs of modules; None, with the reason noted, where no setting can be captured."""
+        reason = graphs_unsupported_reason(self.model, self._stages)
+        if reason is not None:
+            self._note_no_graphs(reason)
+            return None
+        parts = GraphParts(self.model, self._new_capturer(), self.num_experts)
+        return GraphedGeneration(self.device, self._stages, parts)
+
+    def _note_no_graphs(self, reason: str) -> None:
+        """Note why graphs of modules do not run it, beside why kernels do not, where that is something else."""
+        is_beside = any(not each.endswith(f": {reason}") for each in self._refused)
+        self._refused = [*self._refused, f"graphs of its modules do not: {reason}"] if is_beside else [reason]
+
+    def _new_capturer(self) -> GraphCapturer:
+        return CudaGraphs(self.device) if self._graph_capturer is None else self._graph_capturer
 
     def _engines(
         self, takes_plain: bool, new_capturer: Callable[[], GraphCapturer] | None = None
@@ -175,6 +198,10 @@ class TransformersModel(HasEnds):
     def active_setting(self) -> tuple[int | None, tuple[int, ...]]:
         """See `StagedModel.active_setting`."""
         return self.knobs.in_force
+
+    @property
+    def _has_engines(self) -> bool:
+        return self._graphed is not None and isinstance(self._graphed.parts, EngineParts)
 
     @property
     def _graph_key(self) -> Hashable:
@@ -226,15 +253,15 @@ class TransformersModel(HasEnds):
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """See `StagedModel.warm_up`; in eager runs `generate()` prepares by itself, inside what is measured."""
         if self._graphed is not None:
-            self._refuse_in_graphs()
+            self.refuse_setting()
             self._graphed.warm_up(self._graph_key, inputs, max_new_tokens)
 
-    def _refuse_in_graphs(self) -> None:
-        """Raises EngineRefused where graphs or engines run the model and cannot run what is in force."""
+    def refuse_setting(self) -> None:
+        """See `StagedModel.refuse_setting`."""
         if self._graphed is None:
             return
         reason, on_modules = self.turned_knobs.engines_unsupported_reason, self.turned_knobs.on_modules
-        if on_modules and isinstance(self._graphed.parts, EngineParts):
+        if on_modules and self._has_engines:
             reason = f"{', '.join(on_modules)} acts on modules, which engines do not run"
         if reason is not None:
             raise engine_refused(reason)
@@ -245,9 +272,14 @@ class TransformersModel(HasEnds):
         return self._requested == "auto" and self._graphed is not None
 
     def run_next_way(self, reason: str) -> None:
-        """See `StagedModel.run_next_way`."""
-        self._graphed, self._unsupported_reason = None, reason
+        """See `StagedModel.run_next_way`: graphs of the modules in place of a GPU's own kernels, else the modules."""
+        had_kernels = self._graphed is not None and self._has_engines and self._graphed.parts.is_captured
+        self._graphed = None
         release_cached_memory(self.device)
+        if had_kernels:
+            self._graphed = self._next_to_kernels(reason)
+        else:
+            self._note_no_graphs(reason)
 
     def fix_execution(self) -> None:
         """See `StagedModel.fix_execution`; until then a prefill that cannot be graphed decides for all settings."""
@@ -348,7 +380,7 @@ class TransformersModel(HasEnds):
             GenerationFailed: logits are not finite.
         """
         self.apply(setting)
-        self._refuse_in_graphs()
+        self.refuse_setting()
         features = self.encode_image(inputs)
         self._prove_blocks_inputs(setting, inputs, features)
         ran, ran_decode = ExecutedExperts(self.model), ExecutedExperts(self.model)
@@ -366,7 +398,6 @@ class TransformersModel(HasEnds):
         if self._graphed is not None:
             self._graphed.refuse_other_features(inputs, features)
         errors = None if self._graphed is None else self._errors_at_setting(self._graphed, inputs, features)
-        by_engines = self._graphed is not None and isinstance(self._graphed.parts, EngineParts)
         return KnobProof(
             experts_per_token=tuple(experts.get(block) for block in blocks),
             blocks_run=blocks,
@@ -377,8 +408,8 @@ class TransformersModel(HasEnds):
             execution_stages=self._execution_stages(),
             engine_error=None if errors is None else errors.engine,
             modules_error=None if errors is None else errors.modules,
-            experts_implementation=None if by_engines else ran.names,
-            experts_implementation_decode=None if by_engines else ran_decode.names,
+            experts_implementation=None if self._has_engines else ran.names,
+            experts_implementation_decode=None if self._has_engines else ran_decode.names,
             prefill_tokens=tokens,
             prompt_tokens=inputs["input_ids"].shape[1],
             vision_tokens=len(found.places[0]),
@@ -415,10 +446,11 @@ class TransformersModel(HasEnds):
         return {block: BlockInputs(given, layer_kind(layers.get(block))) for block, given in seen.items()}
 
     def _errors_at_setting(self, graphed: GraphedGeneration, inputs: Mapping[str, Any], features: Any) -> EngineErrors:
-        """The errors of the graphs at the setting in force beside those of the modules, judged once."""
-        if self._graph_key not in self._judged:
-            self._judged[self._graph_key] = self._judge(graphed, inputs, features)
-        return self._judged[self._graph_key]
+        """The errors of the graphs at the setting in force beside those of the modules, judged once for each way."""
+        key = self._graph_key, *graphed.ways.values()
+        if key not in self._judged:
+            self._judged[key] = self._judge(graphed, inputs, features)
+        return self._judged[key]
 
     def _judge(self, graphed: GraphedGeneration, inputs: Mapping[str, Any], features: Any) -> EngineErrors:
         setting = self._graph_key
@@ -435,7 +467,13 @@ class TransformersModel(HasEnds):
             tokens.append(found[-1].argmax(dim=-1, keepdim=True))
             found.append(graphed.decode_step(tokens[-1], state).clone())
             experts.append(tuple(ids.clone() for ids in graphed.decode_at(setting).chosen_experts))
-        refuse_not_finite(*found)
+        try:
+            refuse_not_finite(*found)
+        except GenerationFailed as error:
+            if not isinstance(graphed.parts, EngineParts):
+                raise
+            # The modules' were finite.
+            raise engine_refused(f"{' or '.join(graphed.parts.names)}: {error}") from error
 
         def repeat(passes: TracedPasses) -> Computed:
             with passes.next():
@@ -462,10 +500,9 @@ class TransformersModel(HasEnds):
 
     @property
     def _execution_reason(self) -> str | None:
-        """Why it does not run wholly as requested; None where it does."""
-        if self._graphed is None:
-            return self._unsupported_reason
-        return reasons_named(self._graphed.reasons) or None
+        """Why it does not run wholly as requested, or in the fastest way; None where it does."""
+        of_stages = "" if self._graphed is None else reasons_named(self._graphed.reasons)
+        return "; ".join(filter(None, [*self._refused, of_stages])) or None
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """See `StagedModel.count_flops`; by formula, None for a family without known formulas."""

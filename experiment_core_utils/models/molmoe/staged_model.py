@@ -205,9 +205,7 @@ class MolmoeStagedModel(HasEnds):
 
     @property
     def _knobs(self) -> EngineKnobs:
-        reason = self.turned_knobs.engines_unsupported_reason
-        if self._engine_stages is not None and reason is not None:
-            raise engine_refused(reason)
+        self.refuse_setting()
         return self.model.active_setting
 
     @property
@@ -224,6 +222,14 @@ class MolmoeStagedModel(HasEnds):
         if reason is not None:
             stages.give_up(knobs)
             release_cached_memory(self.device)
+            raise engine_refused(reason)
+
+    def refuse_setting(self) -> None:
+        """See `StagedModel.refuse_setting`."""
+        reason, on_modules = self.turned_knobs.engines_unsupported_reason, self.turned_knobs.on_modules
+        if on_modules:
+            reason = f"{', '.join(on_modules)} acts on modules, and engines call none"
+        if self._engine_stages is not None and reason is not None:
             raise engine_refused(reason)
 
     @property
@@ -363,8 +369,7 @@ class MolmoeStagedModel(HasEnds):
             KnobDidNotAct: see `EngineStages.prove`.
         """
         self.apply(setting)
-        if self.turned_knobs.on_modules and isinstance(self._stages, EngineStages):
-            raise engine_refused(f"{', '.join(self.turned_knobs.on_modules)} acts on modules, and engines call none")
+        self.refuse_setting()
         try:
             proof = self._stages.prove(self._knobs, inputs)
         except EngineRefused as error:
