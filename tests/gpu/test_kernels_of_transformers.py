@@ -40,14 +40,17 @@ def profiled(checkpoint: Path, folder: Path, *more: str) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_profile_by_own_kernels(checkpoint: Path, tmp_path: Path, dtype: str) -> None:
     own = profiled(checkpoint, tmp_path / "kernels", "--execution", "kernels", "--precision", dtype)
-    assert own
-    for result in own.values():
+    # Nothing was refused, so that `auto` runs the same.
+    chosen = profiled(checkpoint, tmp_path / "auto", "--precision", dtype, "--num_samples", "2")
+    assert own.keys() == chosen.keys() and own
+    for result in (*own.values(), *chosen.values()):
         stages = {"vision": "modules", "prefill": "kernel graph", "decode": "kernel graph"}
         assert result["realised"]["execution_stages"] == stages, json.dumps(result["provenance"]["model"])
+        assert result["realised"]["execution_reason"] is None
         assert result["realised"]["engine_error"] is not None
     if dtype == "float32":
         modules = profiled(checkpoint, tmp_path / "modules", "--execution", "eager", "--precision", dtype)
         assert own.keys() == modules.keys()
         for name, result in modules.items():
             pairs = zip(own[name]["per_sample_results"], result["per_sample_results"], strict=True)
-            assert all(mine["prediction"] == theirs["prediction"] for mine, theirs in pairs)
+            assert all(mine["pred"] == theirs["pred"] for mine, theirs in pairs)

@@ -67,7 +67,13 @@ from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.models.interface import MODULES, Component
 from experiment_core_utils.primitives.device import Marks, out_of_memory_named, release_cached_memory
-from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused, GenerationFailed, KnobDidNotAct, OutOfMemory
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    EngineRefused,
+    GenerationFailed,
+    KnobDidNotAct,
+    OutOfMemory,
+)
 from experiment_core_utils.records.requests import (
     FollowedAnswer,
     KnobProof,

@@ -26,6 +26,7 @@ from experiment_core_utils.models.hf.generate import GenerationState, vision_ent
 from experiment_core_utils.models.hf.graphed_stages import StageParts
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
 from experiment_core_utils.models.interface import CPU_BLOCKS, KERNEL_GRAPH, MODULES, PLAIN, REFERENCE
+from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import StageName
 
@@ -64,6 +65,8 @@ class EngineParts(StageParts):
         self.model: Any = model
         self._in_force, self._new_capturer = in_force, new_capturer
         self.decoder: DecoderWeights = fused_decoder(model)
+        # Weights that are views now lay there before.
+        release_cached_memory(model.device)
         self.engines: Engines = self._new_engines()
         # Where graphs of the modules are the other choice, plain torch is none.
         for stage in ("decode",) if on_cpu else STAGES_OF_DECODER:

@@ -179,6 +179,10 @@ def test_with_a_preference_no_graph_chooses_the_tokens(folder: Path) -> None:
         assert found["execution"] == execution
         assert (found["execution_reason"] is None) == (penalty is None)
     assert found["execution_reason"].startswith("the checkpoint prefers repetition_penalty, applied between the logits")
+    plain.model.generation_config.repetition_penalty = 1.2
+    # What hinders own kernels as it does graphs is said once.
+    chosen = TransformersModel("m", plain.model, plain.requests, "auto", Reruns()).describe()
+    assert chosen["execution_reason"] == found["execution_reason"]
 
 
 def test_raw_logits_are_the_models_own(folder: Path, tmp_path: Path) -> None:

@@ -58,13 +58,17 @@ CONFIGS: Mapping[str, Callable[[], PreTrainedConfig]] = {
 }
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def take_few_programs() -> None:
+    """From now on kernels have few programs, each of which takes long here."""
     wide = ReadTile(kibibytes=16, warps=4)
     usual = tuning.TUNINGS[tuning.DEFAULT]
-    # Few programs, each of which takes long here.
     few = replace(usual, qkv=wide, output=wide, gate_up=wide, head=wide, attention=ReadTile(1, 2), splits=(2, 2))
     tuning.TUNINGS[tuning.DEFAULT] = few
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    take_few_programs()
     found = {}
     for name in sys.argv[1:]:
         beside = Beside(enlarge_norms(build(CONFIGS[name]())), Reruns)

@@ -16,3 +16,37 @@ def test_prompts_and_steps_at_several_settings(family: str) -> None:
     assert found == {
         family: {"vision": "modules", "prefill": "kernel graph", "decode": "kernel graph"}
     }
+
+
+def test_auto_takes_kernels_and_where_one_setting_is_refused_the_next_way_for_all() -> None:
+    """A changed weight makes kernels wrong where its block is active; a knob on modules is seen before kernels run."""
+    found = json.loads(printed_by("tests.models.hf.interpreted_auto"))
+    captured = {"decode": ["cuda graph"] * 2, "is_proven": True, "ways": ["modules", "cuda graph", "cuda graph"]}
+    refusal = found["refused"]["reason"]
+    assert refusal.startswith(
+        "own kernels do not run it: tier-low_blocks2: the kernel graph engine of the prefill is off by "
+    )
+    assert "--execution" not in refusal
+    assert found == {
+        "taken": {
+            "decode": ["kernel graph"] * 2,
+            "is_proven": True,
+            "ways": ["modules", "kernel graph", "kernel graph"],
+            "reason": None,
+            "num_kernels": 4,
+        },
+        "refused": {**captured, "reason": refusal, "num_kernels": 4},
+        "refused twice": {
+            "decode": [],
+            "is_proven": True,
+            "ways": ["modules"] * 3,
+            "reason": f"{refusal}; graphs of its modules do not: tier-low_blocks2: it asks the host",
+            "num_kernels": 2,
+        },
+        "on modules": {
+            **captured,
+            "reason": "own kernels do not run it: tier-low_blocks2_head0.5: head_fraction acts on modules, which "
+            "engines do not run",
+            "num_kernels": 0,
+        },
+    }

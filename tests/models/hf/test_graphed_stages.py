@@ -187,6 +187,30 @@ def test_a_replay_that_differs_from_the_modules_is_refused(loaded: Loaded, execu
     assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
 
 
+def test_auto_captures_modules_that_no_kernel_knows(tmp_path: Path) -> None:
+    eager = read(write_checkpoint("glm4v_moe", tmp_path))
+    asked: dict[ExecutionMode, dict[str, Any]] = {}
+    for execution in ("auto", "graph", "kernels"):
+        model = TransformersModel("m", eager.model, eager.requests, execution, Reruns())
+        assert model.has_next_way == (execution == "auto")
+        found = model.describe()
+        asked[execution] = {name: found[f"execution{name}"] for name in ("", "_stages", "_reason")}
+    reason = "engines do not know its decoder: its MLP has shared_experts"
+    stages = {"vision": "modules", "prefill": "cuda graph", "decode": "cuda graph"}
+    assert asked["graph"] == {"": "graph", "_stages": stages, "_reason": None}
+    assert asked["auto"] == {**asked["graph"], "_reason": f"own kernels do not run it: {reason}"}
+    assert asked["kernels"] == {"": "eager", "_stages": dict.fromkeys(stages, "modules"), "_reason": reason}
+
+
+def test_both_reasons_are_said_where_neither_kernels_nor_graphs_run_it(tmp_path: Path) -> None:
+    eager = read(write_checkpoint("llama", tmp_path))
+    eager.model.config.sliding_window = 8
+    eager.model.config.layer_types = ["sliding_attention"] * 3
+    found = TransformersModel("m", eager.model, eager.requests, "auto", Reruns()).describe()
+    graphs = "graphs of its modules do not: its cache has layers that count on the host"
+    assert found["execution"] == "eager" and f"; {graphs}" in found["execution_reason"]
+
+
 def test_steps_can_be_repeated_and_another_request_ends_a_state(loaded: Loaded) -> None:
     _, model = loaded("llama")
     setting = SETTINGS["llama"][0]

@@ -64,14 +64,19 @@ def test_lower_precision_is_held_against_float32_on_the_same_weights(tmp_path: P
 @pytest.mark.parametrize("stage", ["vision", "prefill", "decode"])
 @pytest.mark.parametrize("model", sorted(SOURCES))
 def test_graphs_pass_the_gate_on_a_gpu(tmp_path: Path, model: str, stage: str) -> None:
-    own = ["reference", "no_pdl"] if model == MOLMOE else []
-    if stage == "vision" and not own:
+    """In float32: five positions of so small a model say little of lower precision, in which one expert that rounding
+    chose otherwise costs a position ten to a hundred times its divergence; plain torch has 0.1 to 10 times the modules'.
+    """
+    own = ["reference", "no_pdl"] if model == MOLMOE else ["kernels"]
+    if stage == "vision" and model != MOLMOE:
         pytest.skip("a text model")
     variants = ["modules", "launched", "graph", *own]
-    given = arguments(["--model", model, "--stage", stage, "--variant", *variants, *TINY[:-1], "cuda"])
+    flags = ["--model", model, "--stage", stage, "--variant", *variants, *TINY[:-1], "cuda", "--precision", "float32"]
+    given = arguments(flags)
     answer(given, YARDSTICK, tmp_path)
-    found = [answer(given, variant, tmp_path) for variant in variants]
-    assert [each.variant for each in found if each is not None and each.seconds] == variants
+    found = [each for variant in variants if (each := answer(given, variant, tmp_path)) is not None]
+    passed = [each.variant for each in found if each.seconds]
+    assert passed == variants, [(each.variant, each.kl_mean, each.kl_bound) for each in found]
 
 
 @needs_compiler
