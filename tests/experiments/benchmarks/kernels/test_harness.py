@@ -64,8 +64,8 @@ def test_lower_precision_is_held_against_float32_on_the_same_weights(tmp_path: P
 @pytest.mark.parametrize("stage", ["vision", "prefill", "decode"])
 @pytest.mark.parametrize("model", sorted(SOURCES))
 def test_graphs_pass_the_gate_on_a_gpu(tmp_path: Path, model: str, stage: str) -> None:
-    """In float32: five positions of so small a model say little of lower precision, in which one expert that rounding
-    chose otherwise costs a position ten to a hundred times its divergence; plain torch has 0.1 to 10 times the modules'.
+    """In float32: in bfloat16 plain torch has 0.1 to 10 times the modules' divergence at this size, because an expert
+    that rounding chose otherwise costs a position ten to a hundred times its own.
     """
     own = ["reference", "no_pdl"] if model == MOLMOE else ["kernels"]
     if stage == "vision" and model != MOLMOE:
