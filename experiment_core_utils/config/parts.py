@@ -231,7 +231,7 @@ class ModelConfig(Part):
         default="auto",
         description="eager: the model's modules; graph: CUDA graphs (on the CPU: compiled kernels), where the model "
         "allows it; kernels: graph, of own kernels in place of a transformers decoder on a GPU, else its modules; "
-        "auto: graph where every stage can, else eager",
+        "auto: the first of kernels, graph and eager that can run all stages and settings",
     )
     attn_implementation: AttnImplementation = None
     experts_implementation: Implementation | None = Field(

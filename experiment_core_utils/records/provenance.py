@@ -76,12 +76,13 @@ class Model(Record):
     #: kind of key-value cache: `dynamic`, it grows token by token; `static`, of fixed size, made before anything is
     #: timed
     cache: str | None = None
-    #: how the model really ran: `eager`, by its modules; else by what runs decode steps: `graph`, CUDA graphs; `cpu`,
-    #: compiled C++; `reference`, plain torch on fused weights ([execution.md](execution.md)); results from before say
-    #: `straight` for the last two
+    #: how the model really ran: `eager`, by its modules; else by what runs decode steps: `graph`, CUDA graphs;
+    #: `kernels`, ones of own kernels in place of a transformers decoder; `cpu`, compiled C++; `reference`, plain torch
+    #: on fused weights ([execution.md](execution.md)); results from before say `straight` for the last two
     execution: str | None = None
     execution_asked: str | None = None  #: `--execution`
-    #: why it is not `graph` in all stages, though that or `auto` was requested; None if it is, or was not requested
+    #: why not all stages are graphs, though those were requested, or by `auto` not of own kernels; None if they are,
+    #: or were not requested
     execution_reason: str | None = None
     execution_stages: ExecutionStages | None = None  #: object, next rows
     #: that own GPU kernels run on another card than the one that they were tuned on; None if they do not, or none run

@@ -208,7 +208,7 @@ class KnobProof:
     #: None where the model does not show them
     cache_layers: int | None
     execution: str | None = None  #: how the setting ran, as `model.execution`; None in older files
-    execution_reason: str | None = None  #: why it did not run as requested; None where it did
+    execution_reason: str | None = None  #: as `model.execution_reason`; None where there is none
     #: how transformers computed the experts of the prefill; None where there are none,
     #: or engines compute them by kernels of their own
     experts_implementation: str | None = None

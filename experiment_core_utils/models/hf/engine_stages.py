@@ -78,7 +78,7 @@ class EngineParts(StageParts):
         self.ways: Mapping[StageName, str] = {"vision": way, **found_ways}
         self.reasons: Mapping[StageName, str] = {**reason, **self.engines.reasons}
         self.is_captured = not on_cpu
-        self.mode = ("reference" if self.ways["decode"] == REFERENCE else "cpu") if on_cpu else "graph"
+        self.mode = ("reference" if self.ways["decode"] == REFERENCE else "cpu") if on_cpu else "kernels"
         self.names = self._name("prefill"), self._name("decode")
         is_on_card = model.device.type == "cuda"
         self.untuned = untuned_reason(torch.cuda.get_device_name(model.device)) if is_on_card else None

@@ -76,7 +76,7 @@ class StageParts(Protocol):
 
     ways: Mapping[StageName, str]  #: the name of what runs each stage where it is not refused
     reasons: Mapping[StageName, str]  #: why a stage that has one is not a CUDA graph
-    mode: str  #: as `Executed.mode`
+    mode: str  #: as `Executed.mode`; `kernels` for graphs of own kernels in place of a transformers decoder
     names: tuple[str, str]  #: of prefill and decode step, for messages
     untuned: str | None  #: what is to be said of own kernels on an unknown card
     #: whether stages are graphs: each shape of inputs is prepared by itself, and calls return before a step has run
