@@ -1,7 +1,7 @@
 """The staged interface of transformers models.
 
 In eager runs, times come from marks inside the model's own `generate()`; the three stages by themselves, which energy
-windows and profiles need, do the same steps. In graphed runs (`graphed_stages`), and on a CPU in those by engines
+windows and profiles need, do the same steps. In graphed runs (`graphed_stages`), and in those by engines
 (`engine_stages`), times come from the stages. A new family needs code only where it differs from the others: how its
 number of vision tokens is set (`vision_tokens`), and the formulas of its operations (`costs`).
 """

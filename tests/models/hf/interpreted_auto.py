@@ -5,6 +5,7 @@ Run with TRITON_INTERPRET=1, which has to be set before Triton is imported.
 """
 
 import json
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,8 @@ def settled(folder: Path, settings: Sequence[Setting], capturer: Noted, is_chang
     if is_changed:
         output = model.decoder_blocks[1].self_attn.o_proj
         output.weight = nn.Parameter(output.weight * 1.01)
+    assert model._graphed is not None
+    kernels = weakref.ref(model._graphed.parts)
     requests = RequestSource(Numbers(), model, (7,), 0, 0, None, keep_pictures=False)
     proofs = settle_execution(model, requests, settings, (7,), 4, None, Accelerator(cpu=True))
     described = model.describe()
@@ -73,6 +76,7 @@ def settled(folder: Path, settings: Sequence[Setting], capturer: Noted, is_chang
         "ways": list(described["execution_stages"].values()),
         "reason": described["execution_reason"],
         "num_kernels": capturer.num_kernels,
+        "has_kernels": kernels() is not None,
     }
 
 

@@ -21,7 +21,12 @@ def test_prompts_and_steps_at_several_settings(family: str) -> None:
 def test_auto_takes_kernels_and_where_one_setting_is_refused_the_next_way_for_all() -> None:
     """A changed weight makes kernels wrong where its block is active; a knob on modules is seen before kernels run."""
     found = json.loads(printed_by("tests.models.hf.interpreted_auto"))
-    captured = {"decode": ["cuda graph"] * 2, "is_proven": True, "ways": ["modules", "cuda graph", "cuda graph"]}
+    captured = {
+        "decode": ["cuda graph"] * 2,
+        "is_proven": True,
+        "ways": ["modules", "cuda graph", "cuda graph"],
+        "has_kernels": False,
+    }
     refusal = found["refused"]["reason"]
     assert refusal.startswith(
         "own kernels do not run it: tier-low_blocks2: the kernel graph engine of the prefill is off by "
@@ -34,6 +39,7 @@ def test_auto_takes_kernels_and_where_one_setting_is_refused_the_next_way_for_al
             "ways": ["modules", "kernel graph", "kernel graph"],
             "reason": None,
             "num_kernels": 4,
+            "has_kernels": True,
         },
         "refused": {**captured, "reason": refusal, "num_kernels": 4},
         "refused twice": {
@@ -42,6 +48,7 @@ def test_auto_takes_kernels_and_where_one_setting_is_refused_the_next_way_for_al
             "ways": ["modules"] * 3,
             "reason": f"{refusal}; graphs of its modules do not: tier-low_blocks2: it asks the host",
             "num_kernels": 2,
+            "has_kernels": False,
         },
         "on modules": {
             **captured,
