@@ -62,8 +62,8 @@ def take_few_programs() -> None:
     """From now on kernels have few programs, each of which takes long here."""
     wide = ReadTile(kibibytes=16, warps=4)
     usual = tuning.TUNINGS[tuning.DEFAULT]
-    few = replace(usual, qkv=wide, output=wide, gate_up=wide, head=wide, attention=ReadTile(1, 2), splits=(2, 2))
-    tuning.TUNINGS[tuning.DEFAULT] = few
+    products = dict.fromkeys(("qkv", "output", "gate_up", "dense_gate_up", "head"), wide)
+    tuning.TUNINGS[tuning.DEFAULT] = replace(usual, **products, attention=ReadTile(1, 2), most_splits=2)
 
 
 def main() -> None:
