@@ -44,7 +44,22 @@ def cached_file(command: Sequence[str], sources: Iterable[Path]) -> Path:
     """
     parts = [*command, *map(_installed, command), *(path.read_text() for path in sources), _processor()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return _cache_folder() / "inference_knob_profiler" / "cpu_kernels" / f"{digest[:32]}.so"
+    return _compilers_folder("cpu_kernels") / f"{digest[:32]}.so"
+
+
+def private_folder(name: str) -> Path:
+    """The folder of this name beside that of the libraries, made where there is none.
+
+    Raises:
+        ConfigurationError: it cannot be made, or is not this user's alone.
+    """
+    folder = _compilers_folder(name)
+    try:
+        _make_folders(folder)
+        with _own_folder(folder):
+            return folder
+    except OSError as error:
+        raise ConfigurationError(f"{folder} does not keep compiled kernels: {first_line(error)}") from None
 
 
 def store(library: Path, cached: Path) -> None:
@@ -55,10 +70,7 @@ def store(library: Path, cached: Path) -> None:
     """
     content = library.read_bytes()
     try:
-        # The mode that is given to `mkdir` is of the last folder alone: each is this user's, whatever the umask.
-        for above in reversed(cached.parents[:3]):
-            if not above.exists():
-                above.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _make_folders(cached.parent)
         with _own_folder(cached.parent) as folder:
             unfinished = f"{cached.name}.{secrets.token_hex(8)}"
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
@@ -127,6 +139,17 @@ def _refuse_others(descriptor: int, path: Path) -> None:
 
 def _seal(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()
+
+
+def _make_folders(folder: Path) -> None:
+    # The mode that is given to `mkdir` is of the last folder alone: each is this user's, whatever the umask.
+    for above in (*reversed(folder.parents[:2]), folder):
+        if not above.exists():
+            above.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def _compilers_folder(name: str) -> Path:
+    return _cache_folder() / "inference_knob_profiler" / name
 
 
 def _cache_folder() -> Path:
