@@ -51,7 +51,7 @@ P = TypeVar("P", bound=BaseModel)
 Device = Annotated[Literal["auto", "cpu", "cuda"], Field(description="auto: a GPU where there is one, else the CPU")]
 NUMBER_FORMAT = Field(description="number format of the weights; auto: bfloat16 on a GPU, else float32")
 Precision = Annotated[Literal["auto", "float32", "bfloat16", "float16"], NUMBER_FORMAT]
-ExecutionMode = Literal["auto", "eager", "graph", "kernels"]
+ExecutionMode = Literal["auto", "eager", "graph", "kernels", "inductor"]
 EnergyMode = Literal["off", "required", "optional"]
 ProfilerMode = Literal["minimal", "full"]
 TableFormat = Literal["csv", "parquet"]
@@ -231,7 +231,9 @@ class ModelConfig(Part):
         default="auto",
         description="eager: the model's modules; graph: CUDA graphs (on the CPU: compiled kernels), where the model "
         "allows it; kernels: graph, of own kernels in place of a transformers decoder on a GPU, else its modules; "
-        "auto: the first of kernels, graph and eager that can run all stages and settings",
+        "inductor: graph, of a transformers model's modules on a GPU, whose decode step Inductor compiles for a "
+        "minute or more at each setting; auto: the first of kernels, graph and eager that can run all stages and "
+        "settings",
     )
     attn_implementation: AttnImplementation = None
     experts_implementation: Implementation | None = Field(

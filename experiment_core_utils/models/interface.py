@@ -36,15 +36,16 @@ COMPONENTS: tuple[Component, ...] = get_args(Component)
 STAGES = ("vision", "prefill", "decode")
 
 # Names of what runs a stage, as results give them: the model's modules, plain torch on fused weights, C++ for whole
-# blocks, one C++ call a decode step, a CUDA graph, one of own kernels in place of a transformers decoder, and a server
-# behind an address.
-MODULES, REFERENCE, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH, KERNEL_GRAPH, SERVER = (
+# blocks, one C++ call a decode step, a CUDA graph, one of own kernels in place of a transformers decoder, one of
+# modules that Inductor compiled, and a server behind an address.
+MODULES, REFERENCE, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH, KERNEL_GRAPH, INDUCTOR_GRAPH, SERVER = (
     "modules",
     "reference",
     "cpu blocks",
     "cpu step",
     "cuda graph",
     "kernel graph",
+    "inductor graph",
     "server",
 )
 

@@ -32,7 +32,7 @@ class ExecutionStages(Record):
     #: `captured`
     vision: str | None = None
     prefill: str | None = None  #: the same
-    decode: str | None = None  #: the same, or `cpu step`
+    decode: str | None = None  #: the same, `cpu step` or `inductor graph`
 
 
 class Decoding(Record):
@@ -77,11 +77,12 @@ class Model(Record):
     #: timed
     cache: str | None = None
     #: how the model really ran: `eager`, by its modules; else by what runs decode steps: `graph`, CUDA graphs;
-    #: `kernels`, ones of own kernels in place of a transformers decoder; `cpu`, compiled C++; `reference`, plain torch
-    #: on fused weights ([execution.md](execution.md)); results from before say `straight` for the last two
+    #: `kernels`, ones of own kernels in place of a transformers decoder; `inductor`, ones of modules that Inductor
+    #: compiled; `cpu`, compiled C++; `reference`, plain torch on fused weights ([execution.md](execution.md)); results
+    #: from before say `straight` for the last two
     execution: str | None = None
     execution_asked: str | None = None  #: `--execution`
-    #: why not all stages are graphs, though those were requested, or by `auto` not of own kernels; None if they are,
+    #: why not all stages are graphs, though those were requested, or not of own kernels or Inductor; None if they are,
     #: or were not requested
     execution_reason: str | None = None
     execution_stages: ExecutionStages | None = None  #: object, next rows

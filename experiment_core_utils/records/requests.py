@@ -220,6 +220,9 @@ class KnobProof:
     engine_error: float | None = None
     #: the same of the modules in the precision that was measured; None in the same cases
     modules_error: float | None = None
+    #: seconds that Inductor took for the decode step of this setting, less where it found it on disk; None where it
+    #: compiled nothing
+    compile_s: float | None = None
     prefill_tokens: int | None = None  #: positions that the prefill computed; None where they are not counted
     prompt_tokens: int | None = None  #: positions of the prompt as it was prepared; None in the same cases
     vision_tokens: int | None = None  #: image features among these; None in the same cases

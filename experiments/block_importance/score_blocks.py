@@ -211,7 +211,7 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     if own.check and (not own.held_out or own.select is not None):
         raise ConfigurationError("--check compares scores on samples that are held out; give --held_out N, no --select")
     check_within("--held_out", own.held_out, 0, MOST_TIMES)
-    if config.model.execution in ("graph", "kernels"):
+    if config.model.execution not in ("auto", "eager"):
         found = f"--execution {config.model.execution}"
         raise ConfigurationError(f"{found} calls no modules, and blocks are scored by them; drop it")
     for path in outputs_of(own):

@@ -124,6 +124,7 @@ def test_every_key_of_a_setting() -> None:
             "execution_stages": None,
             "engine_error": None,
             "modules_error": None,
+            "compile_s": None,
         },
         "memory": {
             "peak_memory_bytes": None,

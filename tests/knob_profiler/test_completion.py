@@ -44,7 +44,7 @@ def completed(line: str, folder: Path) -> list[str]:
         ("knobprof profile --tier_l", ["--tier_list "]),
         ("knobprof profile --tier_list ", ["low", "medium", "high", "own"]),
         ("knobprof profile --tier_list low m", ["medium "]),
-        ("knobprof profile --execution ", ["auto", "eager", "graph", "kernels"]),
+        ("knobprof profile --execution ", ["auto", "eager", "graph", "kernels", "inductor"]),
         ("knobprof profile --dataset_name reference_kn", ["reference_knowledge "]),
         ("knobprof profile --output_dir ", ["runs/"]),
         ("knobprof profile --data_file n", ["notes.txt "]),

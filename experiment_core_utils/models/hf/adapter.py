@@ -57,6 +57,7 @@ from experiment_core_utils.models.hf.graphed_stages import (
     AsyncRequests,
     GraphedGeneration,
     GraphParts,
+    InductorParts,
     engines_unsupported_reason,
     graphs_unsupported_reason,
 )
@@ -101,6 +102,9 @@ class TransformersModel(HasEnds):
         execution: as requested; `describe` and each setting's proof show how it runs.
         graph_capturer: makes the replays; None for CUDA graphs, and on the CPU for engines.
         eager_reason: why `auto` leaves the modules in place, whatever can be graphed; None where it may choose.
+
+    Raises:
+        ConfigurationError: `inductor` is requested, and no setting can be captured.
     """
 
     def __init__(
@@ -147,6 +151,8 @@ class TransformersModel(HasEnds):
 
     def _first_way(self) -> GraphedGeneration | None:
         """The fastest of the requested ways that takes the model; None for the modules, with the reasons noted."""
+        if self._requested == "inductor":
+            return self._compiled_modules()
         if self._graph_capturer is None and self.device.type != "cuda":
             try:
                 return self._engines(takes_plain=self._requested == "graph")
@@ -180,6 +186,15 @@ class TransformersModel(HasEnds):
             self._note_no_graphs(reason)
             return None
         parts = GraphParts(self.model, self._new_capturer(), self.num_experts)
+        return GraphedGeneration(self.device, self._stages, parts)
+
+    def _compiled_modules(self) -> GraphedGeneration:
+        """The stages as graphs of modules, with decode steps by Inductor; no other way takes their place."""
+        needs_gpu = self._graph_capturer is None and self.device.type != "cuda"
+        reason = "it needs a GPU" if needs_gpu else graphs_unsupported_reason(self.model, self._stages)
+        if reason is not None:
+            raise ConfigurationError(f"--execution inductor cannot run {self.name}: {reason}; give --execution auto")
+        parts = InductorParts(self.model, self._new_capturer(), self.num_experts)
         return GraphedGeneration(self.device, self._stages, parts)
 
     def _note_no_graphs(self, reason: str) -> None:
@@ -414,6 +429,7 @@ class TransformersModel(HasEnds):
             execution_stages=self._execution_stages(),
             engine_error=None if errors is None else errors.engine,
             modules_error=None if errors is None else errors.modules,
+            compile_s=None if self._graphed is None else self._graphed.compile_s.get(self._graph_key),
             experts_implementation=None if self._has_engines else ran.names,
             experts_implementation_decode=None if self._has_engines else ran_decode.names,
             prefill_tokens=tokens,

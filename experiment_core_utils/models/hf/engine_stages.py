@@ -214,6 +214,8 @@ def _added(embeddings: torch.Tensor, places: torch.Tensor | None, features: Any)
 class EngineDecode:
     """The decode engine at one setting, on the KV cache of `parts`; see `FixedDecode`."""
 
+    compile_s = None  #: what its kernels took to be built is not of a setting
+
     def __init__(self, parts: EngineParts, knobs: EngineKnobs) -> None:
         self._parts, self._knobs = parts, knobs
 

@@ -21,7 +21,7 @@ from experiment_core_utils.models.common.request_slot import PrefilledRequest, R
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode, cache_unsupported_reason
-from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
+from experiment_core_utils.models.interface import CUDA_GRAPH, INDUCTOR_GRAPH, MODULES
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 from experiment_core_utils.records.requests import StageName
@@ -47,6 +47,8 @@ class FixedDecode(Protocol):
     def cached(self) -> list[tuple[torch.Tensor, torch.Tensor]]: ...
     @property
     def checked_token(self) -> torch.Tensor: ...
+    @property
+    def compile_s(self) -> float | None: ...
     def begin(self, state: GenerationState, logits: torch.Tensor) -> None: ...
     def step(self) -> torch.Tensor: ...
     def put_token(self, token: torch.Tensor) -> None: ...
@@ -76,7 +78,9 @@ class StageParts(Protocol):
 
     ways: Mapping[StageName, str]  #: the name of what runs each stage where it is not refused
     reasons: Mapping[StageName, str]  #: why a stage that has one is not a CUDA graph
-    mode: str  #: as `Executed.mode`; `kernels` for graphs of own kernels in place of a transformers decoder
+    #: as `Executed.mode`; `kernels` for graphs of own kernels in place of a transformers decoder, `inductor` for decode
+    #: steps that Inductor compiled
+    mode: str
     names: tuple[str, str]  #: of prefill and decode step, for messages
     untuned: str | None  #: what is to be said of own kernels on an unknown card
     #: whether stages are graphs: each shape of inputs is prepared by itself, and calls return before a step has run
@@ -103,6 +107,7 @@ class GraphParts(StageParts):
     reasons: Mapping[StageName, str] = {}
     mode, names, untuned = "graph", ("graphed prefill", "graphed decode step"), None
     is_captured = True
+    is_compiled = False
 
     def __init__(self, model: PreTrainedModel, graph_capturer: GraphCapturer, num_experts: int | None) -> None:
         self._model, self.graph_capturer, self._num_experts = model, graph_capturer, num_experts
@@ -111,10 +116,19 @@ class GraphParts(StageParts):
         """Graphs have their own memory."""
 
     def new_decode(self, max_seq_len: int) -> FixedCacheDecode:
-        return FixedCacheDecode(self._model, max_seq_len, self.graph_capturer, self._num_experts)
+        return FixedCacheDecode(self._model, max_seq_len, self.graph_capturer, self._num_experts, self.is_compiled)
 
     def new_prefill(self) -> GraphedDecoder:
         return GraphedDecoder(self._model, self.graph_capturer, self._num_experts)
+
+
+class InductorParts(GraphParts):
+    """CUDA graphs of the modules, in decode steps as Inductor compiles them at each setting."""
+
+    ways: Mapping[StageName, str] = {**GraphParts.ways, "decode": INDUCTOR_GRAPH}
+    reasons: Mapping[StageName, str] = {"prefill": "Inductor would compile each length of a prompt by itself"}
+    mode, names = "inductor", ("graphed prefill", "decode step of Inductor")
+    is_compiled = True
 
 
 @dataclass
@@ -138,6 +152,7 @@ class GraphedGeneration:
     Attributes:
         vision_unsupported_reason: why the modules run all pictures though there is an engine; None where it runs them.
         prefill_unsupported_reason: why the modules run the prefills of all settings; None where these are graphed.
+        compile_s: seconds that the last compilation at a setting took, by setting; empty where nothing is compiled.
         is_fixed: whether a prefill that cannot be graphed is refused and no longer decides for all settings.
     """
 
@@ -149,6 +164,7 @@ class GraphedGeneration:
         self.vision_unsupported_reason: str | None = None
         self.prefill_unsupported_reason: str | None = None
         self.is_fixed = False
+        self.compile_s: dict[Hashable, float] = {}
         self._slot = RequestSlot[Hashable]("the cache of fixed size")
         self._most_settings = MOST_SETTINGS
         self._had_memory = True
@@ -220,7 +236,10 @@ class GraphedGeneration:
         while True:
             try:
                 with refused_without_memory(tokens, max_new_tokens):
-                    self._capture(self._of_size(setting, tokens + max_new_tokens), inputs)
+                    graphed = self._of_size(setting, tokens + max_new_tokens)
+                    self._capture(graphed, inputs)
+                if graphed.decode.compile_s is not None:
+                    self.compile_s[setting] = graphed.decode.compile_s
                 return
             except ConfigurationError as error:
                 reason, lacks_memory = str(error), isinstance(error.__cause__, OutOfMemory)

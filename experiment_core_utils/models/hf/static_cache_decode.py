@@ -5,7 +5,9 @@ A decode step, the choice of the next token included, reads and writes fixed ten
 contain all of it.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from transformers.cache_utils import Cache, StaticLayer
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
 from experiment_core_utils.models.common.engine_proof import RouterTrace
 from experiment_core_utils.models.common.finite_logits import checked_tokens
+from experiment_core_utils.models.common.inductor import InductorFunction
 from experiment_core_utils.models.common.private_apis import set_cached_tokens
 from experiment_core_utils.models.hf.generate import GenerationState
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -41,6 +44,15 @@ def _empty_cache(model: PreTrainedModel, max_seq_len: int) -> Any:
     return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=max_seq_len)
 
 
+def _last_logits(
+    model: Any, cache: Any, token: torch.Tensor, positions: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    """Logits [1, V] after a token [1, 1], of which the cache is given the keys and values."""
+    outputs = model(input_ids=token, past_key_values=cache, use_cache=True, return_dict=True, **positions)
+    logits: torch.Tensor = outputs.logits[:, -1]
+    return logits
+
+
 class FixedCacheDecode:
     """The decode step of a model at the setting in force when this was made.
 
@@ -48,13 +60,19 @@ class FixedCacheDecode:
         max_seq_len: tokens that fit into the cache, prompt and answer together.
         graph_capturer: makes the replay.
         num_experts: that routers choose from; None without experts.
+        is_compiled: whether Inductor compiles the modules' work at the first request.
 
     Raises:
         ConfigurationError: the family's cache or step cannot use fixed memory; the message is the reason.
     """
 
     def __init__(
-        self, model: PreTrainedModel, max_seq_len: int, graph_capturer: GraphCapturer, num_experts: int | None = None
+        self,
+        model: PreTrainedModel,
+        max_seq_len: int,
+        graph_capturer: GraphCapturer,
+        num_experts: int | None = None,
+        is_compiled: bool = False,
     ) -> None:
         self._model: Any = model
         self._graph_capturer = graph_capturer
@@ -67,6 +85,14 @@ class FixedCacheDecode:
         self._replay: Any = None
         self._length = 0
         self._trace = RouterTrace(num_experts)
+        work = partial(_last_logits, self._model, self._cache)
+        self._inductor = InductorFunction(work, "the decode step") if is_compiled else None
+        self._work: Callable[..., torch.Tensor] = self._inductor or work
+
+    @property
+    def compile_s(self) -> float | None:
+        """Seconds that Inductor took; None where it compiled nothing."""
+        return None if self._inductor is None else self._inductor.compile_s
 
     @property
     def chosen_experts(self) -> tuple[torch.Tensor, ...]:
@@ -170,10 +196,8 @@ class FixedCacheDecode:
         assert step is not None
         positions = {} if step.positions is None else {"position_ids": step.positions}
         with self._trace.of_pass():
-            outputs = self._model(
-                input_ids=step.token, past_key_values=self._cache, use_cache=True, return_dict=True, **positions
-            )
-        step.logits.copy_(outputs.logits[:, -1])
+            logits = self._work(step.token, positions)
+        step.logits.copy_(logits)
         step.token.copy_(step.logits.argmax(dim=-1, keepdim=True))
         step.checked.copy_(checked_tokens(step.token, step.logits))
         if step.positions is not None:

@@ -18,6 +18,7 @@ from experiment_core_utils.models.interface import (
     CPU_BLOCKS,
     CPU_STEP,
     CUDA_GRAPH,
+    INDUCTOR_GRAPH,
     KERNEL_GRAPH,
     MODULES,
     REFERENCE,
@@ -63,6 +64,7 @@ VARIANTS: Mapping[str, StageWay] = {
     "modules": StageWay("the model's modules", frozenset({MODULES})),
     "graph": StageWay("CUDA graphs, of engines where they serve the model, else of modules", frozenset({CUDA_GRAPH})),
     "kernels": StageWay("graphs of own kernels in place of a transformers decoder", frozenset({KERNEL_GRAPH})),
+    "inductor": StageWay("graphs of modules that Inductor compiled", frozenset({INDUCTOR_GRAPH})),
     "no_pdl": StageWay("engines' graphs whose decode kernels do not overlap", frozenset({CUDA_GRAPH}), _without_pdl),
     "launched": StageWay("the graphs' work, launched kernel by kernel", frozenset({CUDA_GRAPH}), _launched, True),
     "cpu": StageWay("C++ kernels", frozenset({CPU_BLOCKS, CPU_STEP})),
@@ -81,7 +83,8 @@ def staged_variant(name: str, model: PreTrainedModel, stage: str, max_seq_len: i
     """
     variant = VARIANTS[name]
     capturer = Reruns() if variant.is_rerun else None
-    mode: ExecutionMode = "eager" if name == "modules" else "kernels" if name == "kernels" else "graph"
+    requested: Mapping[str, ExecutionMode] = {"modules": "eager", "kernels": "kernels", "inductor": "inductor"}
+    mode = requested.get(name, "graph")
     staged: Any = staged_model(model, embedded_processor(), mode, capturer)
     staged.eos_token_ids = frozenset()
     stages: EngineStages | None = getattr(staged, "_engine_stages", None)

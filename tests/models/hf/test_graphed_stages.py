@@ -23,6 +23,7 @@ from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused, GenerationFailed, SettingError
+from tests.engines.cpu_compiler import needs_compiler
 from tests.models.hf.test_adapter import picture
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.same_floats import assert_same_floats
@@ -70,9 +71,11 @@ def read(folder: Path, execution: ExecutionMode = "eager") -> TransformersModel:
     return endless(model)
 
 
-def replayed_by(graph_capturer: GraphCapturer, folder: Path) -> TransformersModel:
+def replayed_by(
+    graph_capturer: GraphCapturer, folder: Path, execution: ExecutionMode = "graph"
+) -> TransformersModel:
     model = read(folder)
-    return endless(TransformersModel(model.name, model.model, model.requests, "graph", graph_capturer))
+    return endless(TransformersModel(model.name, model.model, model.requests, execution, graph_capturer))
 
 
 def endless(model: TransformersModel) -> TransformersModel:
@@ -200,6 +203,49 @@ def test_auto_captures_modules_that_no_kernel_knows(tmp_path: Path) -> None:
     assert asked["graph"] == {"": "graph", "_stages": stages, "_reason": None}
     assert asked["auto"] == {**asked["graph"], "_reason": f"own kernels do not run it: {reason}"}
     assert asked["kernels"] == {"": "eager", "_stages": dict.fromkeys(stages, "modules"), "_reason": reason}
+
+
+@needs_compiler
+@pytest.mark.parametrize("family", ["llama", "olmoe", "glm4v_moe"])
+def test_inductor_compiles_the_step_of_each_setting(tmp_path: Path, family: str) -> None:
+    eager = read(write_checkpoint(family, tmp_path))
+    model = replayed_by(Reruns(), tmp_path, "inductor")
+    two_of_three = Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0, 2)))
+    for setting in SETTINGS["olmoe"][:2] if family == "olmoe" else [two_of_three]:
+        for each in (eager, model):
+            each.apply(setting)
+        inputs = inputs_of(model, setting)
+        model.warm_up(inputs, NEW_TOKENS)
+        answer = run_staged(model, inputs, NEW_TOKENS).token_ids
+        assert answer == run_staged(eager, inputs, NEW_TOKENS).token_ids
+        proof = model.prove(setting, inputs)
+        assert proof.compile_s is not None and proof.compile_s > 0
+        assert proof.execution == model.describe()["execution"] == "inductor"
+        assert proof.execution_stages == {"vision": "modules", "prefill": "cuda graph", "decode": "inductor graph"}
+        assert proof.execution_reason == "prefill: Inductor would compile each length of a prompt by itself"
+        # As without Inductor: some roundings of float32, and at no setting the work of another.
+        assert proof.engine_error is not None and 1e-8 < proof.engine_error < 1e-5
+    assert not model.has_next_way
+
+
+def test_what_inductor_cannot_compile_is_refused(tmp_path: Path) -> None:
+    eager = read(write_checkpoint("llama", tmp_path))
+    eager.model.get_output_embeddings().register_forward_hook(lambda _, __, out: out if out.sum() > 0 else -out)
+    model = TransformersModel("m", eager.model, eager.requests, "inductor", Reruns())
+    setting = SETTINGS["llama"][0]
+    model.apply(setting)
+    with pytest.raises(EngineRefused, match=r"^Inductor cannot compile the decode step \(.*; run all settings with"):
+        model.warm_up(inputs_of(model, setting), NEW_TOKENS)
+
+
+def test_inductor_has_the_refusals_of_graphs_and_needs_a_gpu(tmp_path: Path) -> None:
+    eager = read(write_checkpoint("llama", tmp_path))
+    with pytest.raises(ConfigurationError, match="^--execution inductor cannot run m: it needs a GPU; give --exec"):
+        TransformersModel("m", eager.model, eager.requests, "inductor")
+    eager.model.config.sliding_window = 8
+    eager.model.config.layer_types = ["sliding_attention"] * 3
+    with pytest.raises(ConfigurationError, match="run m: its cache has layers that count on the host"):
+        TransformersModel("m", eager.model, eager.requests, "inductor", Reruns())
 
 
 def test_both_reasons_are_said_where_neither_kernels_nor_graphs_run_it(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_graphs_pass_the_gate_on_a_gpu(tmp_path: Path, model: str, stage: str) -
     """In float32: in bfloat16 plain torch has 0.1 to 10 times the modules' divergence at this size, because an expert
     that rounding chose otherwise costs a position ten to a hundred times its own.
     """
-    own = ["reference", "no_pdl"] if model == MOLMOE else ["kernels"]
+    own = ["reference", "no_pdl"] if model == MOLMOE else ["kernels", *["inductor"][: stage == "decode"]]
     if stage == "vision" and model != MOLMOE:
         pytest.skip("a text model")
     variants = ["modules", "launched", "graph", *own]
@@ -105,6 +105,8 @@ def test_the_gate_comes_before_the_time(tmp_path: Path) -> None:
         ("llama_3_2_1b", "graph", "the decode runs by cpu step .prefill, decode: there are no CUDA graphs on the CPU."),
         ("llama_3_2_1b", "no_pdl", "the decode runs by cpu step"),
         ("molmoe_1b", "launched", "it needs a GPU|cannot be captured"),
+        ("llama_3_2_1b", "inductor", "^--execution inductor cannot run benchmark: it needs a GPU; give --exec"),
+        ("molmoe_1b", "inductor", "is for models of transformers, and MolmoE has own kernels; give --execution auto"),
     ],
 )
 def test_nothing_is_measured_in_the_place_of_another_variant(
