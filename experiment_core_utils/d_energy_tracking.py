@@ -326,24 +326,22 @@ def energy_gpus(source: ModelSource, library: ModuleType | Any | None = None) ->
     return tuple(sorted(used[0]))
 
 
-def why_no_energy(source: ModelSource) -> str | None:
-    """Why the energy of a model's requests cannot be measured; None where `energy_gpus` are known."""
-    return _unavailable_reason(lambda: energy_gpus(source))
-
-
-def check_energy(
-    device: Device, output_dir: Path, given: StageMeasurement | None, gpus: Sequence[str] | None = None
-) -> None:
+def check_energy(source: ModelSource, device: Device, output_dir: Path, given: StageMeasurement | None) -> None:
     """Before anything is written: whether energy, which is required, can be measured at all.
 
     A run whose folder is there already may have nothing left to measure; `meters_of` checks it once that is known.
 
     Args:
-        given, gpus: as in `meters_of`.
+        source, given: as in `meters_of`.
 
     Raises:
-        EnergyRefused: energy is required, and there is nothing to measure that of this machine's first device with.
+        EnergyRefused: energy is required, and there is nothing to measure that of this machine's first device, or of
+            the model's servers, with.
     """
+    try:
+        gpus = energy_gpus(source)
+    except MeterUnavailable as error:
+        raise _refused(error) from error
     if not output_dir.exists():
         _require_any(given.using if given is not None else _instruments(device, 0, gpus=gpus))
 
@@ -362,7 +360,7 @@ def energy_plan_lines(
     Args:
         given: replaces what is found on the machine.
         named: how the user requests it, before the mode.
-        gpus: as in `meters_of`.
+        gpus: ids of the GPUs that are measured, see `energy_gpus`; None for this process's.
     """
     using = given if given is not None or mode == "off" else _instruments(device, local_rank, gpus=gpus)
     reason = None if using is None or mode == "off" else _unavailable_reason(using.require_any)
@@ -402,21 +400,27 @@ def meters_of(
     given: StageMeasurement | None,
     *,
     is_spread: bool = False,
-    gpus: Sequence[str] | None = None,
+    source: ModelSource | None = None,
 ) -> StageMeasurement | None:
-    """What this process measures energy with; None where it is not requested.
+    """What this process measures energy with; None where it is not requested, or optional and out of reach.
 
     Where nothing measures and energy is optional, the machine's first process has codecarbon's estimate.
 
     Args:
         given: replaces what is found on the machine.
         is_spread: whether the model may be on all GPUs of this process, all of which are measured then.
-        gpus: ids of the GPUs that are measured, see `energy_gpus`; None for this process's.
+        source: of the model, whose `energy_gpus` are measured; None for this process's GPUs.
 
     Raises:
         EnergyRefused: energy is required and there is nothing to measure it with; an estimate is not enough.
     """
     if mode == "off":
+        return None
+    try:
+        gpus = None if source is None else energy_gpus(source)
+    except MeterUnavailable as error:
+        if mode == "required":
+            raise _refused(error) from error
         return None
     using = given.using if given is not None else _instruments(device, local_rank, is_spread, gpus)
     if mode == "required":
@@ -431,7 +435,11 @@ def _require_any(using: Instruments) -> None:
     try:
         using.require_any()
     except MeterUnavailable as error:
-        raise EnergyRefused(f"--energy required: {error}; use --energy optional to run without it") from error
+        raise _refused(error) from error
+
+
+def _refused(error: MeterUnavailable) -> EnergyRefused:
+    return EnergyRefused(f"--energy required: {error}; use --energy optional to run without it")
 
 
 def _instruments(

@@ -15,7 +15,7 @@ from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_unique_id, setup_distributed
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.d_energy_tracking import energy_gpus, meters_of, why_no_energy
+from experiment_core_utils.d_energy_tracking import meters_of
 from experiment_core_utils.g_metrics_inference import (
     answer_caveats,
     cut_caveats,
@@ -218,15 +218,12 @@ def loaded_run(
 
     mode, local_rank = config.measuring.energy, accelerator.local_process_index
     is_spread = config.model.device_map is not None or config.model.tensor_parallel is not None
-    source = requested.source
+    where, seed, source = (config.machine.device, local_rank), config.task.seed, requested.source
 
     def find_meters() -> StageMeasurement | None:
         # Of a server that loads at its first request its GPUs are not known before.
-        if mode == "off" or why_no_energy(source) is not None:
-            return None
-        where, seed = (config.machine.device, local_rank), config.task.seed
         return all_or_raise(
-            lambda: meters_of(mode, *where, seed, energy, is_spread=is_spread, gpus=energy_gpus(source)), accelerator
+            lambda: meters_of(mode, *where, seed, energy, is_spread=is_spread, source=source), accelerator
         )
 
     # Where energy is required, a meter that is not there is reported before the weights are read.

@@ -18,7 +18,7 @@ import torch
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.d_energy_tracking import energy_gpus, energy_plan_lines, why_no_energy
+from experiment_core_utils.d_energy_tracking import energy_gpus, energy_plan_lines
 from experiment_core_utils.f_experiment_info import describe_hardware, shown_endpoints
 from experiment_core_utils.knobs.setting import reference_setting
 from experiment_core_utils.l_results_csv_cleaning import read_results
@@ -30,7 +30,7 @@ from experiment_core_utils.primitives.device import (
     matmul_flops_per_second,
     set_cpu_threads,
 )
-from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, ConfigurationError
+from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, ConfigurationError, MeterUnavailable
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import FinalPrompt, Provenance
@@ -166,11 +166,12 @@ def energy_lines(config: ProfilingConfig, source: ModelSource, local_rank: int) 
     mode = config.measuring.energy
     if mode == "off":
         return []
-    reason = why_no_energy(source)
-    if reason is None:
-        return energy_plan_lines(mode, config.machine.device, local_rank, gpus=energy_gpus(source))
-    outcome = "the run would be refused" if mode == "required" else "the run would go on without"
-    return [f"warning: --energy {mode}: {reason}; {outcome}"]
+    try:
+        gpus = energy_gpus(source)
+    except MeterUnavailable as error:
+        outcome = "the run would be refused" if mode == "required" else "the run would go on without"
+        return [f"warning: --energy {mode}: {error}; {outcome}"]
+    return energy_plan_lines(mode, config.machine.device, local_rank, gpus=gpus)
 
 
 def prompt_lines(final: FinalPrompt | None, form: Mapping[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ from experiment_core_utils.c_prompt_processing import (
 )
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.d_energy_tracking import check_energy, energy_gpus, why_no_energy
+from experiment_core_utils.d_energy_tracking import check_energy
 from experiment_core_utils.f_experiment_info import shown_endpoints, variables_of
 from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, block_choice_of, blocks_of, fewer_by_default
@@ -41,7 +41,7 @@ from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.device import visible_gpus
-from experiment_core_utils.primitives.errors import ConfigurationError, EnergyRefused, ResultsError, WorkerLost
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
 from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
 from experiment_core_utils.primitives.texts import and_more, counted, short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
@@ -251,10 +251,7 @@ def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | No
     if config.search.pareto_search:
         check_searchable(get_metric(requested.task.metric), len(requested.drawn))
     if config.measuring.energy == "required":
-        reason = why_no_energy(requested.source)
-        if reason is not None:
-            raise EnergyRefused(f"--energy required: {reason}; use --energy optional to run without it")
-        check_energy(config.machine.device, folder, energy, energy_gpus(requested.source))
+        check_energy(requested.source, config.machine.device, folder, energy)
     for path in table_paths(requested.task.name, folder, config.machine.format) if folder.is_dir() else ():
         check_replaceable(path)
     try:

@@ -15,7 +15,7 @@ from experiment_core_utils.b_model_loader import find_requested_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.d_energy_tracking import energy_gpus, meters_of
 from experiment_core_utils.models.source import ModelSource
-from experiment_core_utils.primitives.errors import MeterUnavailable
+from experiment_core_utils.primitives.errors import EnergyRefused, MeterUnavailable
 from experiment_core_utils.sweep.run import unseen_in_server_caveats
 from tests.meters.nvml.scripted_nvml import ScriptedEnergyNvml
 
@@ -115,6 +115,25 @@ def test_these_gpus_alone_are_metered_and_named(servers: list[Listener], monkeyp
     monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
     source = source_of(servers[0])
     assert "energy: of GPU-b, on which the server's processes compute, and no others" in caveats(source)
-    found = meters_of("optional", "cpu", 1, 42, None, gpus=energy_gpus(source))
+    found = meters_of("optional", "cpu", 1, 42, None, source=source)
     assert found is not None
     assert [each for each in found.using.devices if each.startswith("GPU")] == ["GPU-b"]
+
+
+def test_a_server_that_leaves_its_gpu_has_no_meters(servers: list[Listener], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is asked once, so that what it says next changes nothing; required energy is never left out."""
+    nvml = ScriptedEnergyNvml(energy_mj={"GPU-a": 1000}, processes={"GPU-a": [servers[0].child]})
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    source = source_of(servers[0])
+    listed = nvml.nvmlDeviceGetComputeRunningProcesses
+
+    def listed_once(handle: str) -> list[object]:
+        found = listed(handle)
+        nvml.processes["GPU-a"] = []
+        return found
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetComputeRunningProcesses", listed_once)
+    assert meters_of("optional", "cpu", 1, 42, None, source=source) is not None
+    assert meters_of("optional", "cpu", 1, 42, None, source=source) is None
+    with pytest.raises(EnergyRefused, match="--energy required: the driver lists no process of the server on a GPU"):
+        meters_of("required", "cpu", 1, 42, None, source=source)
