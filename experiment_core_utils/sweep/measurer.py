@@ -196,7 +196,12 @@ class ShardMeasurer:
             # Of arriving requests none is asked again, and none is left out: others would come when fewer do.
             runner.is_last_attempt = is_last or arrives
             for each in due if arrives else ():
-                each.failed_now.clear()
+                if each.proof is not None:
+                    each.failed_now.clear()
+                elif is_last:
+                    # None could be run: the setting is neither proven nor warm.
+                    for failed in tuple(each.failed_now.values()):
+                        runner.note(each, failed)
             RoundsOfAttempt(self, runner, [each for each in due if each.error is None], at_work).run()
             runner.is_last_attempt = is_last
             for each in due:

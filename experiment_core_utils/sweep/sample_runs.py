@@ -186,7 +186,7 @@ class SettingAtWork:
     error: SettingError | None = None  #: why the setting is out of the attempt
     failure: SettingFailure | None = None  #: why it is out for good
     was_measured: bool = False  #: whether this run has begun to measure it
-    failed_now: set[int] = field(default_factory=set)  #: samples that failed in this attempt
+    failed_now: dict[int, FailedSample] = field(default_factory=dict)  #: samples that failed in this attempt
 
     @property
     def key(self) -> str:
@@ -424,7 +424,7 @@ class SampleRunner:
         """Write down what became of a sample; one that failed is left for the next attempt where there is one."""
         failed = outcome if isinstance(outcome, FailedSample) else None
         if failed is not None:
-            each.failed_now.add(failed.sample_id)
+            each.failed_now[failed.sample_id] = failed
         done = outcome if isinstance(outcome, MeasuredSample) else None
         if outcome.sample_id in each.shard.finished or (failed is not None and not self.is_last_attempt):
             return

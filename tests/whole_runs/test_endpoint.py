@@ -323,6 +323,28 @@ def test_an_arriving_request_that_fails_is_not_asked_again_when_fewer_come(tmp_p
     assert result.num_samples == 2 and all(len(each.runs) == 2 for each in result.per_sample_results)
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+def test_no_request_arrives_before_one_of_the_warm_up_was_answered(tmp_path: Path, retries: int) -> None:
+    """The server is out of order for as long as the warm-up tries all three questions, and then works."""
+    asked: list[str] = []
+
+    def reply(request: dict[str, Any]) -> Reply:
+        asked.append(question_of(request))
+        return Reply(status=500) if len(asked) in (2, 3, 4) else Reply()
+
+    with serving(reply) as server:
+        flags = ("--endpoint", server.url, "--model", "m", "--num_samples", "3", "--request_rate", "200")
+        given = ("--max_config_retries", str(retries), "--config_retry_delay", "0")
+        report = measured(tmp_path, *flags, *given)
+    if retries:
+        (result,) = report.results
+        assert result.realised is not None
+        assert (report.exit_code, result.num_samples, len(asked)) == (0, 3, 4 + 1 + 2 * 3)
+    else:
+        (failure,) = report.failed.values()
+        assert (failure.error, failure.attempts, len(asked)) == ("SampleError", 1, 4)
+
+
 def test_after_a_kill_all_requests_of_a_batch_arrive_again(run_server: RunServer, tmp_path: Path) -> None:
     """Three questions in two runs at each of two settings, killed at calls that change files, half a write included: of
     a setting all three are finished or none is. At one the question of the warm-up fails, and comes all the same.
