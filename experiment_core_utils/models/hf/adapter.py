@@ -164,7 +164,9 @@ class TransformersModel(HasEnds):
         try:
             # One that is short of memory may still have it for less.
             with out_of_memory_named():
-                return self._engines(False, self._new_capturer)
+                graphed = self._engines(False, self._new_capturer)
+            graphed.is_whole = self._requested == "auto"
+            return graphed
         except (ConfigurationError, OutOfMemory) as error:
             reason = str(error)
         # Not in the handler: until its end the error keeps what was half made.

@@ -154,6 +154,7 @@ class GraphedGeneration:
         prefill_unsupported_reason: why the modules run the prefills of all settings; None where these are graphed.
         compile_s: seconds that the last compilation at a setting took, by setting; empty where nothing is compiled.
         is_fixed: whether a prefill that cannot be graphed is refused and no longer decides for all settings.
+        is_whole: whether such a prefill is refused from the first on, because another way may run both stages.
     """
 
     def __init__(self, device: torch.device, stages: GenerateStages, parts: StageParts) -> None:
@@ -163,7 +164,7 @@ class GraphedGeneration:
         self._graphed_settings: OrderedDict[Hashable, _Graphed] = OrderedDict()
         self.vision_unsupported_reason: str | None = None
         self.prefill_unsupported_reason: str | None = None
-        self.is_fixed = False
+        self.is_fixed = self.is_whole = False
         self.compile_s: dict[Hashable, float] = {}
         self._slot = RequestSlot[Hashable]("the cache of fixed size")
         self._most_settings = MOST_SETTINGS
@@ -293,6 +294,8 @@ class GraphedGeneration:
                     logits, state = self._stages.prefill(inputs, features, graphed.prefill.is_engine)
                 names = tuple(served)
             except ConfigurationError as error:
+                if self.is_whole:
+                    raise ConfigurationError(f"the {self.parts.names[0]}: {error}") from error
                 if self.is_fixed:
                     raise ConfigurationError(f"the prefill, graphed at other settings: {error}") from error
                 self.prefill_unsupported_reason = str(error)

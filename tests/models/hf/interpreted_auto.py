@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from experiment_core_utils.engines.gpu.triton import prefill_forward
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.registry import load_knob_module
 from experiment_core_utils.knobs.setting import Setting
@@ -41,15 +42,17 @@ FIRST, BOTH = (
 
 
 class Noted(Reruns):
-    """Reruns that count work of own kernels, and may refuse the modules' decode step."""
+    """Reruns that count work of own kernels, and may refuse the modules' decode step or the kernels' prefill."""
 
-    def __init__(self, refuses_modules: bool = False) -> None:
-        self._refuses_modules, self.num_kernels = refuses_modules, 0
+    def __init__(self, refuses_modules: bool = False, refuses_prefill: bool = False) -> None:
+        self._refuses_modules, self._refuses_prefill, self.num_kernels = refuses_modules, refuses_prefill, 0
 
     def capture(self, work: Callable[[], T]) -> Callable[[], T]:
         self.num_kernels += isinstance(work, partial)
         if self._refuses_modules and isinstance(getattr(work, "__self__", None), FixedCacheDecode):
             raise ConfigurationError("it asks the host")
+        if self._refuses_prefill and isinstance(work, partial) and work.func is prefill_forward.last_state:
+            raise ConfigurationError("it is too large")
         return super().capture(work)
 
 
@@ -92,6 +95,7 @@ def main() -> None:
         found = {
             "taken": settled(folder, [FIRST, BOTH], Noted()),
             "refused": settled(folder, [FIRST, BOTH], Noted(), is_changed=True),
+            "refused prefill": settled(folder, [FIRST], Noted(refuses_prefill=True)),
             "refused twice": settled(folder, [BOTH], Noted(refuses_modules=True), is_changed=True),
         }
         load_knob_module(REPOSITORY / "tests" / "knobs" / "head_fraction.py")

@@ -42,6 +42,13 @@ def test_auto_takes_kernels_and_where_one_setting_is_refused_the_next_way_for_al
             "has_kernels": True,
         },
         "refused": {**captured, "reason": refusal, "num_kernels": 4},
+        "refused prefill": {
+            **captured,
+            "decode": ["cuda graph"],
+            "reason": "own kernels do not run it: tier-low_blocks1: the kernel graph engine of the prefill: "
+            "it is too large",
+            "num_kernels": 1,
+        },
         "refused twice": {
             "decode": [],
             "is_proven": True,
