@@ -4,8 +4,8 @@
 
 Random weights at MolmoE-1B's widths in bfloat16, on a GPU. Each kernel of a decode step, and each grouped GEMM of a
 prompt's experts, runs with each candidate in turn, once in each block, so that weights come from memory; the candidate
-with the least median wins. What is not tried (how positions are split, the step of several requests, passes over rows)
-is the default's.
+with the least median wins. What is not tried (dense blocks, how positions are split, what is asked for ahead, the step
+of several requests, passes over rows) is the default's.
 """
 
 import statistics
