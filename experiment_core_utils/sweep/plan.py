@@ -602,8 +602,8 @@ def refuse_other_engines(
         if first is not None and first != dict(engines):
             raise ConfigurationError(
                 f"{journals.parent} contains a part of this run that was measured with other engines ({_named(first)}) "
-                f"than run here now ({_named(engines)}); give another --output_dir, or restore what they need, such as "
-                "the C++ compiler"
+                f"than run here now ({_named(engines)}); give another --output_dir, or restore what they need: the C++ "
+                "compiler, the GPU, or their --execution"
             )
 
     broadcast_from_main(refuse, accelerator)

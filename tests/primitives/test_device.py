@@ -167,7 +167,8 @@ def test_free_memory_is_what_the_process_may_still_map() -> None:
     limits = resource.getrlimit(resource.RLIMIT_AS)
     try:
         resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 2**28, limits[1]))
-        assert device.available_memory_bytes() <= 2**28
+        # Other threads may map or give back some in the meantime.
+        assert device.available_memory_bytes() == pytest.approx(2**28, rel=0.5)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
