@@ -64,6 +64,7 @@ def assert_whole(result: Mapping[str, Any], experts: Sequence[int | None]) -> No
     errors = {name: realised[name] for name in ("engine_error", "modules_error")}
     assert all((error is not None) == by_engines for error in errors.values())
     assert realised == {
+        "compile_s": None,
         "experts_per_token": experts,
         "blocks_run": blocks,
         "blocks_run_decode": blocks,
