@@ -21,6 +21,7 @@ from experiment_core_utils.l_results_csv_cleaning import (
     typed,
 )
 from experiment_core_utils.l_results_csv_cleaning import settings_frame as table_of_settings
+from experiment_core_utils.models.interface import SERVER
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.texts import counted
@@ -61,8 +62,8 @@ class SweepProvenance:
     device: str  #: name of the GPU, or of the processor where there is none
     is_gpu: bool  #: which of the two
     model: str  #: name as given; its last part is enough for a caption
-    dtype: str  #: number format of the weights
-    execution: str  #: `eager`, or how the model was compiled
+    dtype: str | None  #: number format of the weights; None for a server, which does not show it
+    execution: str | None  #: `eager`, or how the model was compiled; `server` where one has it; None where not known
     tasks: tuple[str, ...]  #: in alphabetical order
     fingerprints: Mapping[str, str]  #: task -> digest of all but the knobs
     random_weights: bool  #: accuracy means nothing then
@@ -74,6 +75,11 @@ class SweepProvenance:
     peak_flops_per_s: float | None  #: of the GPU for `dtype`, by its data sheet; None with `peak_reason`
     peak_bytes_per_s: float | None  #: of its memory; None with `peak_reason`
     peak_reason: str | None  #: why a peak, or a fraction of it, is not known; None where all are
+
+    @property
+    def how(self) -> str:
+        """Number format and execution, as far as they are known."""
+        return ", ".join(each for each in (self.dtype, self.execution) if each is not None) or "not known"
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,7 @@ def labels_of(sweeps: Sequence[Sweep], folders: Sequence[Path]) -> list[str]:
     """What sets each sweep apart from the others, as of `load_sweeps`; `folders` are where they are from."""
     named = [_set_apart_by(sweep) for sweep in sweeps]
     differing = [at for at in range(len(named[0])) if len({each[at] for each in named}) > 1]
-    labels = [[each[at] for at in differing] for each in named]
+    labels = [[part for at in differing if (part := each[at]) is not None] for each in named]
     if len(set(map(tuple, labels))) < len(labels):
         are_distinct = len({folder.name for folder in folders}) == len(folders)
         for label, folder in zip(labels, folders, strict=True):
@@ -176,11 +182,12 @@ def labels_of(sweeps: Sequence[Sweep], folders: Sequence[Path]) -> list[str]:
     return list(map(", ".join, labels))
 
 
-def _set_apart_by(sweep: Sweep) -> tuple[str, ...]:
+def _set_apart_by(sweep: Sweep) -> tuple[str | None, ...]:
     shared, variables = sweep.provenance, sweep.settings[0].result.provenance.experimental_variables
     quantised = getattr(variables, "quantization", None) or "none"
     dtype = shared.dtype if quantised == "none" else f"{shared.dtype} {quantised}"
-    ways = f"execution {shared.execution}", f"device {shared.device}", f"protocol {shared.protocol_version}"
+    execution = f"execution {shared.execution or 'not known'}"
+    ways = execution, f"device {shared.device}", f"protocol {shared.protocol_version}"
     return Path(shared.model).name, dtype, *ways
 
 
@@ -366,7 +373,7 @@ def _provenance(settings: Sequence[StoredSetting]) -> SweepProvenance:
         is_gpu=hardware.gpu_name is not None,
         model=_at(first, "model", "name"),
         dtype=_at(first, "model", "dtype"),
-        execution=_at(first, "model", "execution"),
+        execution=_at(first, "model", "execution") or _served(first),
         tasks=tuple(sorted({each.task for each in settings})),
         fingerprints={setting.task: setting.result.fingerprint for setting in settings},
         random_weights=_at(first, "experimental_variables", "random_weights"),
@@ -379,6 +386,11 @@ def _provenance(settings: Sequence[StoredSetting]) -> SweepProvenance:
         peak_bytes_per_s=peaks.peak_bytes_per_s,
         peak_reason=peaks.utilisation_reason,
     )
+
+
+def _served(setting: StoredSetting) -> str | None:
+    """The execution of a model that a server runs; None for any other."""
+    return None if setting.result.provenance.experimental_variables.endpoint is None else SERVER
 
 
 def vision_label(result: SettingResult) -> str:

@@ -120,7 +120,7 @@ def joint_setup(shared: Iterable[SweepProvenance]) -> tuple[str, ...]:
 
 def setup_of(provenance: SweepProvenance) -> tuple[str, ...]:
     """The measuring setup: device, model, how it ran; the parts of a caption that do not count anything."""
-    return provenance.device, Path(provenance.model).name, f"{provenance.dtype}, {provenance.execution}"
+    return provenance.device, Path(provenance.model).name, provenance.how
 
 
 def tasks_named(tasks: Iterable[str]) -> str:

@@ -70,10 +70,10 @@ def analyse_latency(
 
 def refuse_other_device(source: Sweep, other: Sweep) -> None:
     """Raises ConfigurationError where a further run is of another device, number format or execution."""
-    one, two = ((run.device, run.dtype, run.execution) for run in (source.provenance, other.provenance))
+    one, two = (f"{run.device}, {run.how}" for run in (source.provenance, other.provenance))
     if one != two:
         raise ConfigurationError(
-            f"the runs are of {', '.join(one)} and of {', '.join(two)}: one model of their times means nothing; give "
+            f"the runs are of {one} and of {two}: one model of their times means nothing; give "
             "runs of one device, or the other as --target_dir"
         )
 

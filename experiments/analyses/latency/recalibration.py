@@ -218,6 +218,6 @@ def _study(
 def _device_name(sweep: Sweep) -> str:
     device = sweep.provenance.device
     if sweep.provenance.is_gpu:
-        return f"{device}, {sweep.provenance.execution}"
+        return f"{device}, {sweep.provenance.execution or 'execution not known'}"
     threads = sweep.settings[0].result.provenance.hardware.torch_threads
     return f"{device}, {threads} thread{'' if threads == 1 else 's'}"

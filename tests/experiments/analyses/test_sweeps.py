@@ -195,6 +195,24 @@ def test_a_label_names_the_execution_beside_the_number_format(tmp_path: Path) ->
     assert [each.label for each in load_sweeps(one, other)] == ["float32, execution cpu", "bfloat16, execution eager"]
 
 
+def served(**variables: Any) -> dict[str, Any]:
+    """The provenance of a model that a server runs, which shows neither number format nor execution."""
+    shown = provenance_with(dtype=None, execution=None)
+    return shown | {"experimental_variables": PROVENANCE["experimental_variables"] | variables}
+
+
+def test_a_served_model_beside_one_in_process_has_a_label_without_what_it_does_not_show(tmp_path: Path) -> None:
+    endpoint = [{"variant": "m", "url": "http://localhost:8000/v1", "model": "m"}]
+    one = write(tmp_path / "one", result(setting("low"), **served(endpoint=endpoint)))
+    other = write(tmp_path / "other", result(setting("low")))
+    both = load_sweeps(one, other)
+    assert [each.label for each in both] == ["execution server", "bfloat16, execution eager"]
+    assert [each.provenance.how for each in both] == ["server", "bfloat16, eager"]
+    unknown = load_sweep(write(tmp_path / "unknown", result(setting("low"), **served())))
+    assert unknown.provenance.how == "not known"
+    assert load_sweeps(other, tmp_path / "unknown")[1].label == "execution not known"
+
+
 def test_a_folder_that_mixes_sweeps_is_still_refused(tmp_path: Path) -> None:
     mixed = write(tmp_path / "mixed", result(setting("low")), result(setting("high"), **provenance_with(name="other")))
     with pytest.raises(ResultsError, match="are of two sweeps"):
