@@ -54,6 +54,7 @@ from experiment_core_utils.models.hf.knobs.adapters import adapters_of
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.processor import load_hf_processor
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions, HFRequests
+from experiment_core_utils.models.hf.tensor_shards import refuse_uneven_heads
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.primitives.device import visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -264,6 +265,7 @@ def refuse_sharing(source: HFSource, load_options: LoadOptions, random_weights: 
     reason = next((reason for reason, is_so in reasons.items() if is_so), None)
     if reason is not None:
         raise ConfigurationError(f"--tensor_parallel {size}: {reason}")
+    refuse_uneven_heads(skeleton_of(source), source.name, size)
 
 
 def _random(source: HFSource, load_options: LoadOptions) -> PreTrainedModel:

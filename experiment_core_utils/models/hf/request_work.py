@@ -13,6 +13,7 @@ from experiment_core_utils.models.costs.architecture import UnknownArchitecture,
 from experiment_core_utils.models.costs.memory import cache_elements
 from experiment_core_utils.models.costs.memory_check import memory_lines
 from experiment_core_utils.models.hf.loader import FLAGS, FLAGS_OF_RANDOM, HFSource, memory_of, skeleton_of
+from experiment_core_utils.models.hf.tensor_shards import refuse_uneven_heads
 from experiment_core_utils.models.request_work import RequestWork, mean_flops, of_first_samples
 from experiment_core_utils.primitives.device import choose_dtype
 from experiment_core_utils.primitives.errors import SampleError
@@ -42,11 +43,13 @@ class TransformersWork:
         self.weight_elements = sum(parameter.numel() for parameter in skeleton_of(source).parameters())
 
     def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:
-        """See `PlannedRequests.memory_lines`."""
+        """See `PlannedRequests.memory_lines`; raises ConfigurationError as `refuse_uneven_heads`, too."""
         dtype = choose_dtype(config.precision, device)
         refuse_device_map(config.device_map, device, "--device_map auto")
         flags = FLAGS_OF_RANDOM if config.random_weights else FLAGS
         shards = config.tensor_parallel or 1
+        if shards > 1:
+            refuse_uneven_heads(skeleton_of(self._source), self._source.name, shards)
         found = memory_of(self._source, dtype, device, config.quantization, config.device_map, shards)
         return memory_lines(*found, flags)
 
