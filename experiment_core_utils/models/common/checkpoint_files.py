@@ -306,22 +306,29 @@ def _is_finite(tensor: torch.Tensor) -> bool:
     return bool(total.isfinite()) or bool(wide.isfinite().all())
 
 
-def refuse_misfit(found: Mapping[str, Any], folder: Path) -> None:
+def refuse_misfit(found: Mapping[str, Any], folder: Path, shards: int = 1) -> None:
     """Raises ConfigurationError unless every tensor is there and fits: transformers alone would fill a gap with random
     numbers and a warning.
 
     Args:
         found: transformers' loading info.
+        shards: processes that share the weights; where a shape differs, transformers may have divided them wrongly.
 
     Raises:
         ConfigurationError: weights are missing, of another shape, or left over.
     """
+    misfit, advice = f"the weights in {folder} do not fit its config", ""
+    if shards > 1 and found["mismatched_keys"]:
+        misfit = (
+            f"--tensor_parallel {shards}: transformers divides the weights of this model wrongly, or those in {folder} "
+            "do not fit its config"
+        )
+        advice = "; give --device_map auto, which does not divide them"
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         names = sorted(str(name) for name in found[what])
         if names:
             raise ConfigurationError(
-                f"the weights in {folder} do not fit its config: {len(names)} {what.replace('_', ' ')}, "
-                f"for example {names[0]}"
+                f"{misfit}: {len(names)} {what.replace('_', ' ')}, for example {names[0]}{advice}"
             )
 
 
@@ -336,11 +343,12 @@ def refuse_without_weights(folder: Path, name: str) -> None:
         )
 
 
-def loaded_weights(folder: Path, load: Callable[..., Any], **options: Any) -> Any:
+def loaded_weights(folder: Path, load: Callable[..., Any], *, shards: int = 1, **options: Any) -> Any:
     """The model that `load` makes of a folder, all of whose weights are there, fit the config and are finite.
 
     Args:
         load: a `from_pretrained` of transformers, which gets the options.
+        shards: processes that share the weights.
 
     Raises:
         ConfigurationError: weights that cannot be loaded, do not fit the config one to one, or are not finite.
@@ -350,7 +358,7 @@ def loaded_weights(folder: Path, load: Callable[..., Any], **options: Any) -> An
     with vendor_errors_named(f"the weights in {folder} cannot be loaded", again):
         # Tensors of another shape are refused by name.
         model, found = load(output_loading_info=True, ignore_mismatched_sizes=True, **options)
-        refuse_misfit(found, folder)
+        refuse_misfit(found, folder, shards)
     refuse_not_finite(model, folder)
     keep_origin(model, folder)
     return model

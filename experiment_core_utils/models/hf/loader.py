@@ -226,6 +226,7 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
         model = loaded_weights(
             source.folder,
             partial(source.auto_class.from_pretrained, **source_of(source.folder)),
+            shards=shards,
             dtype="auto" if keeps_own else load_options.dtype,
             **_placement(load_options),
             trust_remote_code=False,

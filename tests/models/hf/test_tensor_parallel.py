@@ -31,8 +31,8 @@ def olmoe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_checkpoint("olmoe", tmp_path_factory.mktemp("olmoe"))
 
 
-def in_two_processes(port: int, command: Sequence[str]) -> list[str]:
-    """What each of two processes of one machine prints; both must succeed."""
+def in_two_processes(port: int, command: Sequence[str], exit_code: int = 0) -> list[str]:
+    """What each of two processes of one machine prints; both must end with the exit code."""
     common = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     started = [
         subprocess.Popen(
@@ -45,7 +45,7 @@ def in_two_processes(port: int, command: Sequence[str]) -> list[str]:
         for rank in (0, 1)
     ]
     printed = [each.communicate(timeout=240)[0] for each in started]
-    assert [each.returncode for each in started] == [0, 0], "\n".join(printed)
+    assert [each.returncode for each in started] == [exit_code] * 2, "\n".join(printed)
     return printed
 
 
@@ -73,6 +73,16 @@ def test_a_run_has_the_results_of_one_process(olmoe: Path, tmp_path: Path) -> No
         for key in ("experts_per_token", "blocks_run", "cache_layers"):
             assert found["realised"][key] == expected["realised"][key]
         assert found["fingerprint"] != expected["fingerprint"]
+
+
+def test_weights_that_transformers_divides_wrongly_are_no_fault_of_the_checkpoint(tmp_path: Path) -> None:
+    """Transformers 5.23 turns the experts of Qwen3-VL-MoE after it has divided them."""
+    folder = write_checkpoint("qwen3_vl_moe", tmp_path)
+    flags = ["--model_path", str(folder), *GRID, "--tensor_parallel", "2", "--output_dir", str(tmp_path / "shared")]
+    printed = in_two_processes(29573, ["knob_profiler", "profile", *flags], exit_code=2)
+    assert "error: --tensor_parallel 2: transformers divides the weights of this model wrongly, or those" in printed[0]
+    assert "experts.down_proj', torch.Size([4, 8, 32]), torch.Size([4, 32, 8]))" in printed[0]
+    assert printed[0].rstrip().endswith("; give --device_map auto, which does not divide them")
 
 
 @pytest.mark.parametrize(
