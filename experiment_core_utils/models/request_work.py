@@ -38,6 +38,9 @@ class PlannedRequests(Protocol):
     weight_elements: int  #: of the whole model
     num_samples: int  #: that were looked at
 
+    def elements_of_each(self, num_sharing: int) -> int:
+        """Elements of the weights that each of so many processes has which share the model."""
+
     def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:
         """The line that says that the model may not fit the device; none where it fits.
 
@@ -91,6 +94,10 @@ class UncountedRequests:
         self.no_formula: str | None = no_formula
         self._seen = of_first_samples(task, sample_ids, look)
         self.num_samples = len(self._seen)
+
+    def elements_of_each(self, num_sharing: int) -> int:
+        """See `PlannedRequests.elements_of_each`; they are not known."""
+        return self.weight_elements
 
     def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:
         """Nothing: what the model needs is not known."""

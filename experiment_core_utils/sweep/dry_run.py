@@ -45,6 +45,7 @@ from experiment_core_utils.sweep.estimate import (
     plan_table,
     plan_total,
     rates_of,
+    shared_memory_lines,
     size_sentence,
     source_sentences,
 )
@@ -127,6 +128,9 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         size_sentence(size),
         *plan_table(estimates),
         plan_total(estimates),
+        *shared_memory_lines(
+            size.num_sharing, weights_bytes, planned.elements_of_each(size.num_sharing) * dtype.itemsize
+        ),
         *[f"warning: {line}" for line in planned.memory_lines(config.model, device)],
         *source_sentences(estimates, earlier, output_tokens, matmul_rate, planned.no_formula),
         f"tokens: prompts of the first {counted(planned.num_samples, 'sample')} that can be read",

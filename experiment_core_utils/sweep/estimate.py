@@ -82,6 +82,7 @@ class PlanSize:
     num_processes: int
     request_rate: float | None = None  #: requests a second; None where each begins when the one before has ended
     num_timed: int = 0  #: samples whose requests arrive at that rate; the others are only answered
+    num_sharing: int = 1  #: processes that share the weights of one model, and count as one above
 
     @property
     def num_batches(self) -> int:
@@ -199,11 +200,28 @@ def size_sentence(size: PlanSize) -> str:
     """What is done at each setting."""
     rate = size.request_rate
     at_rate = "" if rate is None else f"; {size.num_timed} of them are timed, at {rate:g} requests a second"
+    sharing = size.num_sharing
+    processes = counted(size.num_processes, "process") if sharing == 1 else f"{sharing} processes that share the model"
     return (
         f"each: {counted(size.num_samples, 'sample')} x {counted(size.num_runs_per_sample, 'run')}, "
         f"{counted(size.num_warmup_runs, 'warm-up run')} a process, "
-        f"{counted(size.num_processes, 'process')}{at_rate}"
+        f"{processes}{at_rate}"
     )
+
+
+def shared_memory_lines(num_sharing: int, weights_bytes: int, each_bytes: int) -> list[str]:
+    """The line that says what each of the processes that share a model has of it; none for one process.
+
+    Args:
+        weights_bytes: of all weights.
+        each_bytes: of those that a process has, its part of the divided ones and all others.
+    """
+    if num_sharing == 1:
+        return []
+    return [
+        f"memory: of the {num_sharing} processes together; of the weights ({_mebibytes(weights_bytes)}) each has "
+        f"{_mebibytes(each_bytes)}"
+    ]
 
 
 def plan_total(estimates: Sequence[SettingEstimate]) -> str:

@@ -346,7 +346,8 @@ def plan_size(config: ProfilingConfig, num_samples: int, num_processes: int) -> 
     """How often each setting runs a request."""
     runs = config.measuring.num_runs_per_sample, config.measuring.num_warmup_runs
     timed = num_timed(config, num_samples)
-    return PlanSize(num_samples, *runs, num_processes, config.model.request_rate, timed)
+    sharing = config.model.tensor_parallel or 1
+    return PlanSize(num_samples, *runs, num_processes, config.model.request_rate, timed, sharing)
 
 
 # Requested parameters that change no figure: results are recognised without them.

@@ -13,7 +13,7 @@ from experiment_core_utils.models.costs.architecture import UnknownArchitecture,
 from experiment_core_utils.models.costs.memory import cache_elements
 from experiment_core_utils.models.costs.memory_check import memory_lines
 from experiment_core_utils.models.hf.loader import FLAGS, FLAGS_OF_RANDOM, HFSource, memory_of, skeleton_of
-from experiment_core_utils.models.hf.tensor_shards import refuse_uneven_heads
+from experiment_core_utils.models.hf.tensor_shards import elements_of_each, refuse_uneven_heads
 from experiment_core_utils.models.request_work import RequestWork, mean_flops, of_first_samples
 from experiment_core_utils.primitives.device import choose_dtype
 from experiment_core_utils.primitives.errors import SampleError
@@ -40,7 +40,11 @@ class TransformersWork:
         self._samples = of_first_samples(task, sample_ids, lambda sample: sample)
         self.num_samples = len(self._samples)
         self._shapes: dict[CropRange | None, tuple[list[RequestShape], str | None]] = {}
-        self.weight_elements = sum(parameter.numel() for parameter in skeleton_of(source).parameters())
+        self.weight_elements = self.elements_of_each(1)
+
+    def elements_of_each(self, num_sharing: int) -> int:
+        """See `PlannedRequests.elements_of_each`."""
+        return elements_of_each(skeleton_of(self._source), num_sharing)
 
     def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:
         """See `PlannedRequests.memory_lines`; raises ConfigurationError as `refuse_uneven_heads`, too."""

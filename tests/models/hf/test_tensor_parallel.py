@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -105,7 +106,9 @@ def test_so_many_processes_are_launched(olmoe: Path, monkeypatch: pytest.MonkeyP
     config = parse_config(["--model_path", str(olmoe), *GRID, "--tensor_parallel", "2"])
     with pytest.raises(ConfigurationError, match="^2 processes are to share the model, and 1 were launched; launch"):
         run_profiling(config)
-    assert "whole: 3 of 3 settings" in describe_plan(config).text
+    text = describe_plan(config).text
+    assert "whole: 3 of 3 settings" in text and " a process, 2 processes that share the model\n" in text
+    assert re.search(r"^memory: of the 2 processes together; of the weights \(0\.\d+ MiB\) each has 0\.\d", text, re.M)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigurationError, match="plans in one process; leave torchrun out"):
         describe_plan(config)
