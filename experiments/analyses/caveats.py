@@ -18,6 +18,12 @@ class AnalysisCaveat(Caveat):
             "repair them, or leave them out by --ids, and delete the result to measure it again",
             voids=lambda found: found["num_failed"] > MOST_FAILED * found["num_samples"],
         ),
+        "requests_failed": CaveatKind(
+            "warning",
+            "failed requests: {num_failed} of {num_samples}".format_map,
+            "see their reasons and the server's log, and delete the result to measure it again",
+            voids=lambda found: found["num_failed"] > MOST_FAILED * found["num_samples"],
+        ),
         "unfinished": CaveatKind(
             "warning",
             lambda found: (

@@ -23,6 +23,7 @@ class Reply:
     thoughts: Sequence[str] = ()  #: pieces of thinking, in their own field
     status: int = 200
     message: str = "out of order"  #: of another status
+    body: Any = None  #: of another status, in place of the protocol's, as JSON or as plain text
     is_cut_off: bool = False  #: whether the connection ends before the answer does
     wait: threading.Event | threading.Barrier | None = None  #: what is waited for before the first piece
 
@@ -90,7 +91,7 @@ def serving(reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()) 
             server.requests.append(body)
             found = server.reply(body)
             if found.status != 200:
-                self._whole(found.status, {"error": {"message": found.message}})
+                self._whole(found.status, found.body or {"error": {"message": found.message}})
                 return
             if found.wait is not None:
                 found.wait.wait(60)
@@ -113,8 +114,8 @@ def serving(reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()) 
             data = text.encode()
             self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data) if is_chunk else data)
 
-        def _whole(self, status: int, content: dict[str, Any]) -> None:
-            data = json.dumps(content).encode()
+        def _whole(self, status: int, content: dict[str, Any] | str) -> None:
+            data = (content if isinstance(content, str) else json.dumps(content)).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 
@@ -38,7 +39,7 @@ from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 # Servers without a key take any.
 _API_KEY = "OPENAI_API_KEY"
-_UNAUTHORISED = 401
+_UNAUTHORISED, _NOT_FOUND, _SERVER_ERROR = 401, 404, 500
 _PROBE = "Hi"
 # What a server may refuse of a request that is the same without it.
 _USAGE = {"stream_options": {"include_usage": True}}
@@ -80,7 +81,7 @@ class Connection:
         import openai
 
         options = {self.limit_name: limit, **self.options, **more}
-        with faults_named(self.where):
+        with faults_named(self.where, hint := self._hint(messages)):
             if self.opens_before:
                 with suppress(openai.APIStatusError):
                     self.client.get("/", cast_to=object)
@@ -90,7 +91,17 @@ class Connection:
             )
             # A stream that is not read to its end is closed, so that the server goes on to what comes next.
             with asked as stream:
-                return received(stream, marks, ids, self.where)
+                return received(stream, marks, ids, self.where, hint)
+
+    def _hint(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """What to look at where the server itself fails."""
+        parts = [part for each in messages if not isinstance(each["content"], str) for part in each["content"]]
+        has_picture = any(part["type"] == "image_url" for part in parts)
+        dropped = "; a server may drop a request when the next one comes (llama.cpp's Python server does)"
+        return (
+            f"; see the server's log{', and whether the model takes pictures' if has_picture else ''}"
+            f"{'' if self.opens_before else dropped}"
+        )
 
     def probe(self) -> None:
         """Ask for one token, and leave out or rename what the server refuses.
@@ -101,9 +112,21 @@ class Connection:
         try:
             self._probe()
         except SampleError as error:
-            is_unknown = getattr(error.__cause__, "status_code", None) == _UNAUTHORISED
-            names = f"--endpoint, --model and the key in {_API_KEY}" if is_unknown else "--endpoint and --model"
-            raise ConfigurationError(f"{error}; start the server, or correct {names}") from error
+            raise ConfigurationError(f"{error}{self._advice(error.__cause__)}") from error
+
+    def _advice(self, cause: BaseException | None) -> str:
+        """What to do where the first request failed; empty where the error says it itself."""
+        import openai
+
+        if isinstance(cause, openai.APIConnectionError):
+            return "; start the server, or correct --endpoint and --model"
+        if not isinstance(cause, openai.APIStatusError) or cause.status_code >= _SERVER_ERROR:
+            return ""
+        if cause.status_code == _UNAUTHORISED:
+            return f"; correct --endpoint, --model and the key in {_API_KEY}"
+        if cause.status_code == _NOT_FOUND and not urlsplit(self.served.url).path.rstrip("/").endswith("/v1"):
+            return "; correct --endpoint, whose address usually ends in /v1, or --model"
+        return "; correct --endpoint and --model"
 
     def _probe(self) -> None:
         try:
@@ -119,8 +142,11 @@ class Connection:
 
 
 @contextmanager
-def faults_named(where: str) -> Iterator[None]:
+def faults_named(where: str, hint: str = "") -> Iterator[None]:
     """A context in which what a server or its client raises is a SampleError that names the server.
+
+    Args:
+        hint: the end of the message where the server itself fails.
 
     Raises:
         SampleTimedOut: the server's time is up.
@@ -134,19 +160,30 @@ def faults_named(where: str) -> Iterator[None]:
         _raise_own_cause(error)
         raise SampleTimedOut(f"{where} has not answered in time") from error
     except openai.APIStatusError as error:
-        raise SampleError(f"{where} answered with HTTP {error.status_code}: {first_line(error)}") from error
+        status, reason = error.status_code, _reason_in(error.body)
+        said = " without a reason" if reason is None else f": {reason}"
+        end = hint if status >= _SERVER_ERROR else ""
+        raise SampleError(f"{where} answered with HTTP {status}{said}{end}") from error
     except openai.APIConnectionError as error:
         _raise_own_cause(error)
         raise SampleError(f"{where} cannot be reached ({first_line(error.__cause__ or error)})") from error
     except openai.OpenAIError as error:
         _raise_own_cause(error)
-        raise SampleError(f"{where} broke off its answer: {first_line(error)}") from error
+        raise SampleError(f"{where} broke off its answer: {first_line(error)}{hint}") from error
     except ProfilerError:
         raise
     except Exception as error:
         # Of the client's transport, while the stream is read.
         _raise_own_cause(error)
-        raise SampleError(f"{where} broke off its answer ({first_line(error)})") from error
+        raise SampleError(f"{where} broke off its answer ({first_line(error)}){hint}") from error
+
+
+def _reason_in(body: object) -> str | None:
+    """The first line of what an error's body says, in OpenAI's or FastAPI's form or as plain text; None without one."""
+    while isinstance(body, Mapping):
+        body = next((body[name] for name in ("error", "message", "detail") if body.get(name)), None)
+    lines = [] if body is None else str(body).strip().splitlines()
+    return lines[0] if lines else None
 
 
 def _raise_own_cause(error: BaseException) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.requests import SpanName, TimedTokens
 
 # Servers that tell thinking from the answer send it in a field of its own; metrics read it by these tags.
@@ -64,7 +65,7 @@ class ServedEnds(AnswerEnds):
         return bool(token_ids[-1] % 2)
 
 
-def received(stream: Iterable[Any], marks: Marks, ids: PieceIds, server: str) -> TimedTokens:
+def received(stream: Iterable[Any], marks: Marks, ids: PieceIds, server: str, hint: str = "") -> TimedTokens:
     """The answer that a stream of chat completion chunks brings, with a mark for each piece as it comes.
 
     The mark before the request was sent is set already. An end-of-sequence that `usage` counts comes without text, as
@@ -72,6 +73,7 @@ def received(stream: Iterable[Any], marks: Marks, ids: PieceIds, server: str) ->
 
     Args:
         server: named in errors.
+        hint: the end of their messages.
 
     Raises:
         SampleError: the stream ends before the answer does.
@@ -80,7 +82,7 @@ def received(stream: Iterable[Any], marks: Marks, ids: PieceIds, server: str) ->
     for chunk in stream:
         arriving.take(chunk)
     if arriving.finish_reason is None:
-        raise SampleError(f"{server} broke off its answer after {len(arriving.pieces)} pieces")
+        raise SampleError(f"{server} broke off its answer after {counted(len(arriving.pieces), 'piece')}{hint}")
     return arriving.timed_tokens(ids)
 
 

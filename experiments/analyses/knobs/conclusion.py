@@ -288,7 +288,9 @@ def invalid_lines(sentences: Iterable[str]) -> list[str]:
 
 def _failed_samples(result: SettingResult) -> list[AnalysisCaveat]:
     failed, number = result.num_failed_samples, result.num_failed_samples + result.num_samples
-    return [AnalysisCaveat.of("samples_failed", num_failed=failed, num_samples=number)] if failed else []
+    is_served = result.provenance.experimental_variables.endpoint is not None
+    kind = "requests_failed" if is_served else "samples_failed"
+    return [AnalysisCaveat.of(kind, num_failed=failed, num_samples=number)] if failed else []
 
 
 def _unfinished(folder: Path, results: Sequence[SettingResult]) -> AnalysisCaveat | None:

@@ -56,6 +56,17 @@ def test_every_line_in_its_place() -> None:
     ]
 
 
+def test_requests_that_a_server_failed_are_not_to_be_repaired() -> None:
+    result = stored(4, failed_sample(7, "answered with HTTP 500"))
+    variables = result.provenance.experimental_variables.with_keys(endpoint=[{"variant": "m"}])
+    served = result.with_keys(provenance=result.provenance.with_keys(experimental_variables=variables))
+    (line,) = [each for each in closing_lines(replace(NOTHING_LEFT, results=(served,))) if "conclusion" in each]
+    assert line.startswith(
+        "conclusion: INVALID: failed requests: 1 of 3; see their reasons and the server's log, and delete the result "
+        "to measure it again"
+    )
+
+
 def test_the_reference_is_in_the_table_with_a_line_on_what_it_is() -> None:
     own = stored(4).with_keys(is_reference=True, in_grid=False)
     table, _, meaning, *rest = closing_lines(replace(NOTHING_LEFT, results=(stored(2), own)))

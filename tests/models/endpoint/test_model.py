@@ -136,10 +136,13 @@ def test_what_a_server_does_not_show_is_not_offered() -> None:
 @pytest.mark.parametrize(
     ("reply", "reason"),
     [
-        (Reply(status=500, message="no memory left"), "answered with HTTP 500: .*no memory left"),
-        (Reply(status=429, message="slow down"), "answered with HTTP 429: .*slow down"),
-        (Reply(is_cut_off=True), "broke off its answer after 2 pieces"),
-        (Reply(finish_reason=None), "broke off its answer after 2 pieces"),
+        (Reply(status=500, message="no memory\nat 7"), "answered with HTTP 500: no memory; see the server's log$"),
+        (Reply(status=500, message=""), "answered with HTTP 500 without a reason; see the server's log$"),
+        (Reply(status=500, body="Internal Server Error"), "answered with HTTP 500: Internal Server Error; see the"),
+        (Reply(status=422, body={"detail": [{"loc": ["stop"]}]}), r"answered with HTTP 422: \[{'loc': \['stop'\]}\]$"),
+        (Reply(status=429, message="slow down"), "answered with HTTP 429: slow down$"),
+        (Reply(is_cut_off=True), "broke off its answer after 2 pieces; see the server's log$"),
+        (Reply(finish_reason=None, pieces=("four",)), "broke off its answer after 1 piece; see the server's log$"),
     ],
 )
 def test_a_fault_of_the_server_is_one_of_the_sample_and_the_next_is_asked(reply: Reply, reason: str) -> None:
@@ -147,6 +150,21 @@ def test_a_fault_of_the_server_is_one_of_the_sample_and_the_next_is_asked(reply:
         with pytest.raises(SampleError, match=f"m at 127.0.0.1:{server.port} {reason}"):
             asked(model)
         asked(model)
+
+
+@pytest.mark.parametrize("reply", [Reply(status=500, message=""), Reply(finish_reason=None, pieces=())])
+def test_the_fault_of_a_request_with_a_picture_asks_whether_the_model_takes_pictures(reply: Reply) -> None:
+    reason = "; see the server's log, and whether the model takes pictures$"
+    with answering(reply) as (model, _), pytest.raises(SampleError, match=reason):
+        asked(model, WIDE)
+
+
+def test_at_a_rate_a_server_may_drop_a_request_for_the_next() -> None:
+    left = [Reply(), Reply(finish_reason=None)]
+    with serving(lambda request: left.pop(0)) as server:
+        model = EndpointModel.connected("m", served_models([f"s={server.url}"], ["m"]), None, request_rate=2.0)
+        with pytest.raises(SampleError, match="a server may drop a request when the next one comes"):
+            asked(model)
 
 
 def test_a_time_limit_ends_the_wait_for_a_server() -> None:
@@ -184,15 +202,36 @@ def test_options_that_a_server_refuses_are_left_out_or_renamed() -> None:
 
 
 def test_a_model_that_the_server_does_not_have_is_a_fault_of_the_flags() -> None:
-    reason = r"HTTP 404: .*no such model.*; start the server, or correct --endpoint and --model"
+    reason = "HTTP 404: no such model; correct --endpoint and --model$"
     lacking = Reply(status=404, message="no such model")
     with serving(lambda request: lacking) as server, pytest.raises(ConfigurationError, match=reason):
         model_at(server)
 
 
+def test_an_address_without_v1_is_found_by_its_404() -> None:
+    lacking = Reply(status=404, body={"detail": "Not Found"})
+    reason = "HTTP 404: Not Found; correct --endpoint, whose address usually ends in /v1, or --model$"
+    with serving(lambda request: lacking) as server, pytest.raises(ConfigurationError, match=reason):
+        EndpointModel.connected("m", served_models([server.url.removesuffix("/v1")], ["m"]), None)
+
+
+def test_a_running_server_that_fails_is_not_to_be_started() -> None:
+    failing = Reply(status=500, body="Internal Server Error")
+    reason = "HTTP 500: Internal Server Error; see the server's log$"
+    with serving(lambda request: failing) as server, pytest.raises(ConfigurationError, match=reason):
+        model_at(server)
+
+
+def test_a_server_that_is_not_there_is_to_be_started() -> None:
+    with serving() as server:
+        served = served_models([server.url], ["m"])
+    with pytest.raises(ConfigurationError, match="cannot be reached .*; start the server, or correct --endpoint and"):
+        EndpointModel.connected("m", served, None)
+
+
 def test_a_key_that_the_server_does_not_know_is_named() -> None:
     refusal = Reply(status=401, message="bad key")
-    reason = "HTTP 401: .*; start the server, or correct --endpoint, --model and the key in OPENAI_API_KEY$"
+    reason = "HTTP 401: bad key; correct --endpoint, --model and the key in OPENAI_API_KEY$"
     with serving(lambda request: refusal) as server, pytest.raises(ConfigurationError, match=reason):
         model_at(server)
 
