@@ -11,7 +11,7 @@ median of the rounds, and the median of the quotients to the modules.
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -29,7 +29,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.engines.api import DecodeEngine, PrefillEngine
 from experiment_core_utils.engines.cpu.decode import CpuDecode
@@ -42,6 +42,7 @@ from experiment_core_utils.models.hf.decoder_description import fused_decoder
 from experiment_core_utils.models.hf.engine_tower import EngineTower
 from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config
 from experiment_core_utils.models.interface import STAGES
+from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 
 STEPS = 8
 _SIZES: dict[str, Any] = {"vocab_size": 16000, "num_hidden_layers": 8, "bos_token_id": 1, "eos_token_id": None}
@@ -159,14 +160,19 @@ def print_rows(name: str, part: torch.nn.Module, stage: str, ways: Ways, rounds:
         print(f"| {name} ({size} MB) | {stage} | {way} | {ms:.2f} | {quotient:.2f} |", flush=True)
 
 
+@reporting_errors
 @torch.inference_mode()
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure and print the rows; raises ConfigurationError for a number that is not possible."""
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=STAGES, default=STAGES, help="stages to run (default: all)")
     parser.add_argument("--tokens", type=int, default=256, help="length of the prompt (default: 256)")
     parser.add_argument("--blocks", type=int, help="blocks of a vision tower (default: all)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds that count (default: 7)")
-    given = parser.parse_args()
+    given = parser.parse_args(argv)
+    for name in ("tokens", "blocks", "rounds"):
+        if (value := getattr(given, name)) is not None:
+            check_within(f"--{name}", value, 1, MOST_TIMES)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, a prompt of {given.tokens} tokens\n")
     print("| model | stage | way | ms | of the modules' time |\n| --- | --- | --- | --- | --- |")
     for name, config in TOWERS.items() if "vision" in given.only else ():

@@ -24,13 +24,14 @@ from tqdm import tqdm
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.models.interface import STAGES
+from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import read_json, write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiments.benchmarks.kernels.process import YARDSTICK, answer
 from experiments.benchmarks.kernels.protocol import FEWEST_PAIRS, Measured, markdown, orders, rows
 from experiments.benchmarks.kernels.shapes import MOLMOE, REQUESTS, SOURCES, config_of
-from experiments.benchmarks.kernels.variants import VARIANTS
+from experiments.benchmarks.kernels.variants import VARIANTS, refuse_other_devices
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -101,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (found := answer(given, name, Path(folder))) is not None:
             write_json_atomically(asdict(found), Path(folder, "found.json"))
         return 0
+    refuse_other_devices(given.variant, choose_device(given.device).type, given.model.partition(":")[0])
     measured = measured_in_turn(given, sys.argv[1:] if argv is None else argv)
     request = f"{given.crops} crops" if given.stage == "vision" else f"{given.prompt_tokens} prompt tokens"
     title = f"{given.stage} of {given.model} ({given.shape}), {request}"

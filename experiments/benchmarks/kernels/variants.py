@@ -1,6 +1,6 @@
 """The ways to run a stage that the harness compares; each is a staged model over the same random weights."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from experiment_core_utils.models.interface import (
     StagedModel,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.benchmarks.kernels.shapes import MOLMOE
 from experiments.benchmarks.molmoe_1b import embedded_processor, staged_model
 
 
@@ -59,6 +60,14 @@ class StageWay:
     change: Callable[[EngineStages], dict[str, Any]] | None = None
     is_rerun: bool = False  #: work of graphs is launched again, as it was before its capture
 
+    def runs_on(self, device_type: str, model: str) -> bool:
+        """Whether the device alone does not rule the way out; MolmoE's kernels, launched or captured, need a GPU."""
+        if self.is_rerun:
+            return device_type == "cuda" or model != MOLMOE
+        if self.ways & {CUDA_GRAPH, KERNEL_GRAPH, INDUCTOR_GRAPH}:
+            return device_type == "cuda"
+        return device_type == "cpu" or not self.ways & {CPU_BLOCKS, CPU_STEP}
+
 
 VARIANTS: Mapping[str, StageWay] = {
     "modules": StageWay("the model's modules", frozenset({MODULES})),
@@ -70,6 +79,17 @@ VARIANTS: Mapping[str, StageWay] = {
     "cpu": StageWay("C++ kernels", frozenset({CPU_BLOCKS, CPU_STEP})),
     "reference": StageWay("plain torch on fused weights", frozenset({REFERENCE}), _reference),
 }
+
+
+def refuse_other_devices(names: Sequence[str], device_type: str, model: str) -> None:
+    """Raises ConfigurationError for variants that cannot run on the device, naming those that may."""
+    here = [name for name, each in VARIANTS.items() if each.runs_on(device_type, model)]
+    lacking = [name for name in names if name not in here]
+    if lacking:
+        raise ConfigurationError(
+            f"--variant {' '.join(lacking)} cannot run {model} on {device_type}; give {', '.join(here)}, or "
+            "another --device"
+        )
 
 
 def staged_variant(name: str, model: PreTrainedModel, stage: str, max_seq_len: int) -> tuple[StagedModel, str]:

@@ -252,7 +252,8 @@ def _stack_of(model: PreTrainedModel) -> Any:
     if stack is not None:
         return stack
     raise ConfigurationError(
-        f"the decoder of this {model.config.model_type} has no list of blocks named layers; its knobs cannot be set"
+        f"the decoder of this {model.config.model_type} has no list of blocks named layers; its knobs cannot be "
+        "set; give a model whose decoder has one, such as Llama, Qwen, Mistral or OLMoE"
     )
 
 

@@ -11,6 +11,7 @@ from experiments.benchmarks.kernels.__main__ import arguments, main
 from experiments.benchmarks.kernels.process import YARDSTICK, answer, attained_rates
 from experiments.benchmarks.kernels.protocol import Measured, divergences
 from experiments.benchmarks.kernels.shapes import MOLMOE, SOURCES
+from experiments.benchmarks.kernels.variants import VARIANTS, refuse_other_devices
 from tests.engines.cpu_compiler import needs_compiler
 
 TINY = ["--shape", "tiny", "--num_threads", "1", "--repeats", "2", "--device", "cpu"]
@@ -132,6 +133,28 @@ def test_rates_are_finite() -> None:
 def test_flags_that_do_not_fit_are_refused(flags: list[str], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         arguments(flags)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("variants", [("graph",), ("modules", "kernels", "no_pdl"), ("inductor", "cpu")])
+def test_variants_for_another_device_are_refused_before_any_process(
+    variants: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--stage", "decode", "--model", "olmoe_1b_7b:2", "--variant", *variants, "--shape", "tiny"]) == 2
+    lacking = " ".join(each for each in variants if each not in ("modules", "cpu"))
+    assert capsys.readouterr().err == (
+        f"error: --variant {lacking} cannot run olmoe_1b_7b on cpu; give modules, launched, cpu, reference, "
+        "or another --device\n"
+    )
+
+
+def test_what_a_device_rules_out_depends_on_the_model_where_kernels_are_launched() -> None:
+    refuse_other_devices(["launched", "modules", "cpu", "reference"], "cpu", "llama_3_2_1b")
+    with pytest.raises(ConfigurationError, match="^--variant launched cannot run molmoe_1b on cpu; give modules"):
+        refuse_other_devices(["launched"], "cpu", MOLMOE)
+    refuse_other_devices([each for each in VARIANTS if each != "cpu"], "cuda", MOLMOE)
+    with pytest.raises(ConfigurationError, match="^--variant cpu cannot run molmoe_1b on cuda; give modules"):
+        refuse_other_devices(["graph", "cpu"], "cuda", MOLMOE)
 
 
 def test_a_process_that_fails_is_named(capsys: pytest.CaptureFixture[str]) -> None:
