@@ -167,7 +167,8 @@ class Runnable(Protocol):
     def describe(self) -> Mapping[str, Any]:
         """Effective values for the record: class, sizes, dtype, attention and experts implementation, revision.
 
-        `execution_stages` has the name of what runs each stage, `decoding` what the checkpoint prefers and is kept.
+        `execution_stages` has the name of what runs each stage, `decoding` what the checkpoint prefers and is kept. All
+        keys of `Model` of the record but `execution_stages` may be left out: they are None there.
         """
 
 

@@ -89,7 +89,8 @@ class Model(Record):
     #: that own GPU kernels run on another card than the one that they were tuned on; None if they do not, or none run
     execution_untuned: str | None = None
     decoding: Decoding | None = None  #: object, next rows
-    runs_unused_vision_blocks: bool | None = None  #: whether vision blocks without effect on the output run
+    #: whether vision blocks without effect on the output run; None if not MolmoE
+    runs_unused_vision_blocks: bool | None = None
 
 
 class Hardware(Record):

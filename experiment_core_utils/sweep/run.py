@@ -33,7 +33,7 @@ from experiment_core_utils.primitives.progress import announced
 from experiment_core_utils.primitives.texts import all_of
 from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.provenance import FinalPrompt, Provenance, TaskDescription
+from experiment_core_utils.records.provenance import FinalPrompt, Model, Provenance, TaskDescription
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.sweep.batches import Bench, batching_caveats
 from experiment_core_utils.sweep.execution import settle_execution
@@ -279,17 +279,19 @@ def provenance_of_run(
     caveats = [
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
         *placement_caveats(described.get("device_map")),
-        *decoding_caveats(described.get("decoding", {}).get("left_out", {})),
+        *decoding_caveats((described.get("decoding") or {}).get("left_out") or {}),
         *unseen_in_server_caveats(source, config.measuring.energy, config.model),
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),
-        *batching_caveats(len(requested.drawn), num_timed(config, len(requested.drawn)), described["dtype"]),
+        *batching_caveats(len(requested.drawn), num_timed(config, len(requested.drawn)), described.get("dtype")),
         # In a search each setting has a number of samples, and so a caveat, of its own.
         *([] if config.search.pareto_search else few_samples_caveats(len(requested.settings), len(requested.drawn))),
     ]
     return Provenance.model_validate(
         {
             **gather_provenance(accelerator, device, experiment_id),
-            "model": {"name": source.name, "revision": source.revision, **described},
+            # What a backend does not say is None.
+            "model": dict.fromkeys(Model.model_fields)
+            | {"name": source.name, "revision": source.revision, **described},
             "task": TaskDescription(
                 name=task.name,
                 split=task.split,

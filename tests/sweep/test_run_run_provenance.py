@@ -6,6 +6,7 @@ import torch
 from accelerate import Accelerator
 
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.records.provenance import Model
 from experiment_core_utils.sweep.plan import RequestedRun, requested_run
 from experiment_core_utils.sweep.run import provenance_of_run
 
@@ -18,7 +19,8 @@ def test_model_and_task_stand_under_their_names_and_a_task_keeps_its_own_limit()
     run = requested("--max_new_tokens", "3")
     entry = provenance_of_run(run, Accelerator(cpu=True), torch.device("cpu"), 2, "0007", {"dtype": "float32"})
     assert entry.experiment_id == "0007"
-    assert entry.model.content() == {"name": run.source.name, "revision": run.source.revision, "dtype": "float32"}
+    known = {"name": run.source.name, "revision": run.source.revision, "dtype": "float32"}
+    assert entry.model.content() == dict.fromkeys(Model.model_fields) | known
     assert entry.task.content() == {
         "name": "reference_vqa",
         "split": run.task.split,

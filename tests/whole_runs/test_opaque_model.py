@@ -1,12 +1,15 @@
 """A backend of one's own is registered and profiled to the end, and results say what cannot be seen of its model."""
 
+import csv
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import knob_profiler as kp
 from experiment_core_utils.b_model_loader import BACKENDS, register_backend
+from experiment_core_utils.records.provenance import Model
 from knob_profiler.__main__ import main
 from tests.scripted.opaque_model import opaque_source
 
@@ -55,3 +58,33 @@ def test_stages_one_by_one_are_refused_where_the_profiler_needs_them(
 ) -> None:
     assert main([*flags_for(tmp_path), "--use_profiler"]) == 2
     assert "needs stages that run one by one, which opaque does not have" in capsys.readouterr().err
+
+
+def test_its_results_are_read_compared_and_drawn_though_most_of_its_model_is_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`describe()` of the model has a class, a number format and stages; files from before lack the other keys."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    assert main(flags_for(one)) == main(flags_for(other)) == 0
+    for path in one.glob("*blocks3.json"):
+        model = json.loads(path.read_text())["provenance"]["model"]
+        assert model.keys() >= Model.model_fields.keys()
+        assert [model[name] for name in ("total_parameters", "execution", "decoding", "num_experts")] == [None] * 4
+    for path in other.glob("*blocks3.json"):
+        content = json.loads(path.read_text())
+        model = content["provenance"]["model"]
+        content["provenance"]["model"] = {name: each for name, each in model.items() if each is not None}
+        path.write_text(json.dumps(content))
+    for folder in (one, other):
+        for command in ("status", "report"):
+            assert main([command, str(folder)]) == 0, capsys.readouterr().err
+        results = kp.load(folder)
+        frame = results.frame()
+        assert frame["precision"].tolist() == ["float32"] * 2 and frame["execution"].isna().all()
+        assert len(results.front()) >= 1 and results.plot() is not None
+        with next(folder.glob("*_settings.csv")).open() as table:
+            assert [(row["precision"], "execution" in row) for row in csv.DictReader(table)] == [("float32", False)] * 2
+    page = (one / "report.html").read_text()
+    assert "float32, unknown execution" in page and "None" not in page.split("<script")[0]
+    compared = kp.compare(one, other)
+    assert len(compared.frame()) > 0 and compared.plot() is not None
