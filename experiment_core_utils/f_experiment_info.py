@@ -157,7 +157,7 @@ def as_json(value: Any) -> Any:
     return value if is_plain else str(value)
 
 
-def gather_provenance(accelerator: Accelerator, device: torch.device, experiment_id: str) -> Mapping[str, Any]:
+def gather_provenance(accelerator: Accelerator, device: torch.device, experiment_id: str) -> dict[str, Any]:
     """Who measured, when, with what: versions, hardware, processes, git commit and command line."""
     optional = [name for name in OPTIONAL_PACKAGES if package_version(name) is not None]
     return {

@@ -29,7 +29,7 @@ from experiment_core_utils.models.costs.memory import (
     step_weights,
 )
 from experiment_core_utils.models.costs.prompt_flops import FlopMethod, count_prompt_flops
-from experiment_core_utils.models.interface import Inspectable, Runnable, Shared
+from experiment_core_utils.models.interface import Inspectable, Runnable, Served, Shared
 from experiment_core_utils.primitives.device import gpu_uuid, resident_bytes, used_gpus
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.statistics import mean_of
@@ -447,6 +447,9 @@ def with_generation(
     return {**compute, **flops, "hardware_utilisation": utilisation.content(), "memory_by_process": list(memories)}
 
 
+_OF_A_SERVER = "another process has the model: its memory is not seen"
+
+
 def setting_compute(setting: Setting, merged: MeasuredSetting, model: Runnable, dtype: str | None) -> ComputePart:
     """Memory with its parts, load and utilisation of a setting of the knobs over all its samples.
 
@@ -457,6 +460,8 @@ def setting_compute(setting: Setting, merged: MeasuredSetting, model: Runnable, 
     parts = setting_memory(merged.memory, merged.samples, counted)
     by_formula = counted_memory(merged.samples, counted)
     memory = None if merged.memory is None or parts is None else {**asdict(merged.memory), **parts, **by_formula}
+    if memory is not None and isinstance(model, Served):
+        memory = dict.fromkeys(memory) | {"reason": _OF_A_SERVER, "parts_reason": _OF_A_SERVER}
     peaks = peaks_on(model.device, dtype).times(model.num_sharing if isinstance(model, Shared) else 1)
     return ComputePart.model_construct(
         memory=None if memory is None else Memory.model_construct(**memory),

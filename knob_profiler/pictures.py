@@ -20,8 +20,8 @@ from experiments.analyses.knobs.records import FrontAnalysis
 # Of the SVG: its size, and the corners of the plotted area in it.
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 264, 40, 628, 24, 218
 MOST_NAMES = 8
-LEGEND = "on the front: ● yes, ○ likely or can't tell, · no; ◇ the model as it is"
-LEGEND_WITHOUT_WORDS = "nothing is concluded, and so nothing is said of the front; ◇ the model as it is"
+LEGEND = "on the front: ● yes, ○ likely or can't tell, · no; ◇ the reference"
+LEGEND_WITHOUT_WORDS = "nothing is concluded, and so nothing is said of the front; ◇ the reference"
 
 
 def figure_for_notebooks(chart: Chart, caption: str) -> Figure:

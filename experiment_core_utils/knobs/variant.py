@@ -72,3 +72,8 @@ class Variant(Knob[str]):
 
 
 VARIANT = Variant()
+
+
+def reference_meaning(key: str) -> str:
+    """What the reference setting of this key is, in words: of several servers no one is the model as it is."""
+    return "the first variant" if any(map(VARIANT.parsed, key.split("_"))) else "the model as it is"

@@ -87,6 +87,11 @@ class ModelSource(ABC):
         return None
 
     @property
+    def is_served(self) -> bool:
+        """Whether it runs behind servers, in other processes than this one."""
+        return bool(self.limits.variants)
+
+    @property
     @abstractmethod
     def score_folder(self) -> Path | None:
         """Where scores of its blocks may lie beside it, a folder or a file; None where there is no such place."""

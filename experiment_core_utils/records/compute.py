@@ -77,7 +77,7 @@ class Memory(Record):
     #: most that torch's allocator had reserved there; None if on the CPU
     peak_reserved_bytes: Amount | None = None
     #: resident memory of the whole process when the window closed, libraries and earlier settings included: it does not
-    #: follow the setting, and is not compared
+    #: follow the setting, and is not compared; None of a model behind a server
     process_rss_bytes: Amount | None = None
     reason: str | None = None  #: why a figure is null; None if no figure is
     #: parameters and buffers as stored, those of blocks that did not run among them; None if the model does not report

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from experiment_core_utils.knobs.variant import reference_meaning
 from experiment_core_utils.primitives.contrasts import Word
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.notebook_html import block, field_table, folded, listed, paragraph
@@ -83,8 +84,8 @@ class Conclusion:
     #: the cheapest setting that is surely faster than `against` and surely not worse, else `against`; None if nothing
     #: is concluded
     setting: str | None = None
-    against: str | None = None  #: the model as it is, else the most accurate setting; None if nothing is concluded
-    is_reference: bool | None = None  #: whether `against` is the model as it is; None if nothing is concluded
+    against: str | None = None  #: the reference, else the most accurate setting; None if nothing is concluded
+    is_reference: bool | None = None  #: whether `against` is the reference; None if nothing is concluded
     against_time_ms: float | None = None  #: its mean total time; None if nothing is concluded
     against_accuracy: float | None = None  #: its mean score; None if nothing is concluded
     nearest: Comparison | None = None  #: `setting` against it, or what is nearest to a yes; None if nothing is compared
@@ -106,7 +107,9 @@ class Conclusion:
         if self.why is not None:
             return f"{'INVALID' if self.voided_by else 'no setting is named'}: {self.why}"
         assert self.against_time_ms is not None and self.num_samples is not None
-        kind = "the reference, which is the model as it is" if self.is_reference else "the most accurate setting"
+        assert self.against is not None
+        reference = f"the reference, which is {reference_meaning(self.against)}"
+        kind = reference if self.is_reference else "the most accurate setting"
         figures = f"{time_text(self.against_time_ms)} a request, accuracy {self.against_accuracy:.3f}"
         other, found = f"{self.against} ({kind}: {figures})", self.nearest
         if found is None or self.word == "no":

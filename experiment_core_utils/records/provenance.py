@@ -8,6 +8,9 @@ from typing import Any, Self
 from experiment_core_utils.records.caveats import Caveat, sentences
 from experiment_core_utils.records.json_record import Count, Name, Record
 
+# What stands before the addresses of servers in place of a device.
+ASKED_AT = "asked at "
+
 
 class TaskDescription(Record):
     """The task and how it is scored; `name` is part of file names."""
@@ -96,7 +99,9 @@ class Model(Record):
 class Hardware(Record):
     """The device and the host."""
 
-    device: str | None = None  #: device of the main process
+    #: device of the main process; of a model behind servers `asked at` and their addresses, and the rest is of the host
+    #: that asked
+    device: str | None = None
     gpu_name: str | None = None  #: its name; None if on the CPU
     gpu_memory_bytes: Count | None = None  #: its whole memory; None if on the CPU
     cuda: str | None = None  #: CUDA version that torch was built for; None if a build without CUDA
@@ -105,6 +110,13 @@ class Hardware(Record):
     cpu_count: Count | None = None  #: logical processors of the machine; None if it cannot be read
     torch_threads: Count | None = None  #: torch's CPU threads in the main process
     ram_bytes: Count | None = None  #: memory of the machine
+
+    @property
+    def computing(self) -> str:
+        """Name of the GPU, or of the processor where there is none; of a model behind servers where it was asked."""
+        if self.device is not None and self.device.startswith(ASKED_AT):
+            return self.device
+        return self.gpu_name or self.cpu or "CPU"
 
 
 class Variables(Record):

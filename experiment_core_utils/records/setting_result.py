@@ -329,8 +329,8 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     #: value of each knob by its name, without knobs that the model lacks and further ones that change nothing; `{}` in
     #: older files
     knobs: dict[str, str | int | float] = {}
-    #: whether this is the model as it is: its own crops or pixels, its own number of experts, all blocks; None in older
-    #: files
+    #: whether this is the model as it is: its own crops or pixels, its own number of experts, all blocks; of several
+    #: servers the first; None in older files
     is_reference: bool | None = None
     #: whether the requested values of the knobs make this setting; False for a reference setting beside them
     in_grid: bool = True

@@ -10,6 +10,7 @@ from experiment_core_utils.g_metrics_inference import MOST_UNREADABLE
 from experiment_core_utils.knobs.interface import Knob, Level
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import setting_of
+from experiment_core_utils.knobs.variant import reference_meaning
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
 from experiment_core_utils.l_results_csv_cleaning import further_knobs
 from experiment_core_utils.primitives.statistics import mean_of
@@ -215,8 +216,9 @@ def reference_lines(results: Sequence[SettingResult]) -> list[str]:
     if reference is None:
         return []
     runs = {tuple(result.provenance.experiment_ids or ()) for result in results}
+    key = setting_key(reference)
     return [
-        f"{REFERENCE_HEADING}: total time in percent of that of {setting_key(reference)}, the model as it is, on the "
+        f"{REFERENCE_HEADING}: total time in percent of that of {key}, {reference_meaning(key)}, on the "
         f"same samples{'' if len(runs) < 2 else '; measured in several runs, between which speeds may differ'}"
     ]
 

@@ -33,7 +33,7 @@ from experiment_core_utils.primitives.device import (
 from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, ConfigurationError, MeterUnavailable
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.provenance import FinalPrompt, Provenance
+from experiment_core_utils.records.provenance import ASKED_AT, FinalPrompt, Provenance
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.setting_result import setting_key
 from experiment_core_utils.sweep.estimate import (
@@ -120,10 +120,13 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
     due = [estimate.work.key for estimate in estimates if not estimate.work.is_done]
     faults = broken_rows(task, range(len(task)))
+    where = f"{device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded"
+    if source.is_served:
+        where = f"{ASKED_AT}{source.place}; nothing was sent"
     lines = [
         f"plan: {counted(len(requested.grid), 'setting')} by {config.knobs.sampling_strategy}"
         f"{_reference_words(requested)}, {source.name} on "
-        f"{task.name} {task.split}, {device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded",
+        f"{task.name} {task.split}, {where}",
         *left_out_by(config, source, requested.grid),
         size_sentence(size),
         *plan_table(estimates),

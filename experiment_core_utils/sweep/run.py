@@ -33,7 +33,7 @@ from experiment_core_utils.primitives.progress import announced
 from experiment_core_utils.primitives.texts import all_of
 from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.records.provenance import FinalPrompt, Model, Provenance, TaskDescription
+from experiment_core_utils.records.provenance import ASKED_AT, FinalPrompt, Model, Provenance, TaskDescription
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.sweep.batches import Bench, batching_caveats
 from experiment_core_utils.sweep.execution import settle_execution
@@ -112,7 +112,7 @@ def load_bench(
         ConfigurationError: several processes would ask one server, each while the others are timed.
     """
     config = requested.config
-    if requested.source.limits.variants and accelerator.num_processes > 1:
+    if requested.source.is_served and accelerator.num_processes > 1:
         raise ConfigurationError(
             f"--endpoint is measured by one process, and {accelerator.num_processes} were launched: run knobprof "
             "alone, with --concurrency for samples without times"
@@ -122,9 +122,11 @@ def load_bench(
     set_cpu_threads(config.machine.num_threads, processes_here if crew is None else crew.size)
     if crew is not None:
         crew.tell(LOAD)
-    with announced(f"loading {requested.source.name} on {device}", shown=context.is_main):
+    source = requested.source
+    work = f"connecting to {source.name} at {source.place}"
+    with announced(work if source.is_served else f"loading {source.name} on {device}", shown=context.is_main):
         is_profiled = config.measuring.profiler is not None
-        model = requested.source.load(config.model, device, is_profiled=is_profiled)
+        model = source.load(config.model, device, is_profiled=is_profiled)
     if crew is not None:
         assert isinstance(model, TransformersModel)
         model = LeadingModel(model, crew)
@@ -231,7 +233,7 @@ def unseen_in_server_caveats(source: ModelSource, energy: EnergyMode, asked: Mod
     nothing for others.
     """
     caveats = [] if energy == "off" else _energy_caveats(source)
-    if source.limits.variants:
+    if source.is_served:
         caveats.append(caveat("server_unseen", place=source.place))
     if asked.concurrency > 1:
         caveats.append(caveat("server_concurrency", concurrency=asked.concurrency))
@@ -275,6 +277,9 @@ def provenance_of_run(
         final_prompt: what the model is given of the first sample.
     """
     config, source, task = requested.config, requested.source, requested.task
+    origin = gather_provenance(accelerator, device, experiment_id)
+    if source.is_served:
+        origin["hardware"]["device"] = f"{ASKED_AT}{source.place}"
     choice = chosen_blocks(config, source)
     caveats = [
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
@@ -288,7 +293,7 @@ def provenance_of_run(
     ]
     return Provenance.model_validate(
         {
-            **gather_provenance(accelerator, device, experiment_id),
+            **origin,
             # What a backend does not say is None.
             "model": dict.fromkeys(Model.model_fields)
             | {"name": source.name, "revision": source.revision, **described},

@@ -139,8 +139,9 @@ class SharedSamples:
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether any run was measured on a CPU; not of older files, which do not say it."""
-        return any(result.provenance.hardware.device == "cpu" for run in self.runs for result in run)
+        """Whether any run was measured on a CPU, or by a server; not of older files, which do not say it."""
+        found = (result.provenance.hardware for run in self.runs for result in run)
+        return any(each.device is not None and each.gpu_name is None for each in found)
 
     @property
     def other_load(self) -> float:

@@ -59,7 +59,7 @@ _NO_PEAKS = HardwareUtilisation(
 class SweepProvenance:
     """The fields that all settings of a sweep have in common."""
 
-    device: str  #: name of the GPU, or of the processor where there is none
+    device: str  #: name of the GPU, or of the processor where there is none; of servers where they were asked
     is_gpu: bool  #: which of the two
     model: str  #: name as given; its last part is enough for a caption
     dtype: str | None  #: number format of the weights; None for a server, which does not show it
@@ -369,7 +369,7 @@ def _provenance(settings: Sequence[StoredSetting]) -> SweepProvenance:
     # Files from before the key was there have none.
     peaks = first.result.hardware_utilisation or _NO_PEAKS
     return SweepProvenance(
-        device=_at(first, "hardware", "gpu_name") or hardware.cpu or "CPU",
+        device=hardware.computing,
         is_gpu=hardware.gpu_name is not None,
         model=_at(first, "model", "name"),
         dtype=_at(first, "model", "dtype"),

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy import stats
 
+from experiment_core_utils.knobs.variant import reference_meaning
 from experiment_core_utils.primitives.contrasts import ScoreContrasts
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.sample_result import SampleResult
@@ -231,7 +232,7 @@ def compare_runs(
         notes += pair.notes(name or "B")
     results = [setting.result for runs in sides for run in runs for setting in run.settings]
     references = dict.fromkeys(each.key for each in first[0].settings if each.result.is_reference)
-    notes += [f"{key} is the reference: the model as it is" for key in references]
+    notes += [f"{key} is the reference: {reference_meaning(key)}" for key in references]
     notes += [f"differs: {condition}" for condition in other_conditions(results)]
     return RunComparison(sides, labels, margin, accuracy_margin, between_runs, lines, list(dict.fromkeys(notes)))
 

@@ -1,5 +1,6 @@
 """Models behind servers, over real sockets on loopback: transformers' own server, and a scripted one for faults."""
 
+import csv
 import os
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from experiment_core_utils.pipeline import RunReport, run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, EnergyRefused
 from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.setting_result import SettingResult
-from experiment_core_utils.saved_results.terminal import closing_table, column_lines
+from experiment_core_utils.saved_results.terminal import closing_table, column_lines, reference_lines
 from experiment_core_utils.sweep.dry_run import describe_plan
 from experiments.core_exp.report import main as report_command
 from tests.given_flags import over
@@ -149,7 +150,7 @@ def test_what_goes_wrong_at_a_server_is_a_failed_sample_and_the_run_goes_on(tmp_
     assert {"server_pieces", "server_uncounted"}.isdisjoint(kinds(result))
 
 
-def test_two_servers_side_by_side_are_values_of_a_knob(tmp_path: Path) -> None:
+def test_two_servers_side_by_side_are_values_of_a_knob(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The second sends three tokens a piece, and the third does not count; each says what is not known for that."""
     three_tokens, uncounted = Reply(completion_tokens=6, finish_reason="length"), Reply(has_usage=False)
     with serving() as exact, serving(lambda _: three_tokens) as grouped, serving(lambda _: uncounted) as silent:
@@ -157,6 +158,23 @@ def test_two_servers_side_by_side_are_values_of_a_knob(tmp_path: Path) -> None:
         flags = ("--endpoint", *endpoints, "--model", "m", "--num_samples", "2", "--reasoning_effort_list", "low")
         report = measured(tmp_path / "out", *flags)
     results = by_key(report)
+    # Nothing of the asking process stands for the servers.
+    shown, place = capsys.readouterr().err, ", ".join(f"127.0.0.1:{each.port}" for each in (exact, grouped, silent))
+    assert f"connecting to m at {place} ..." in shown and "loading" not in shown
+    for result in results.values():
+        assert result.provenance.hardware.device == f"asked at {place}"
+        assert result.memory is not None
+        found = result.memory.content()
+        reasons = found.pop("reason"), found.pop("parts_reason")
+        assert set(reasons) == {"another process has the model: its memory is not seen"}
+        assert found.keys() >= {"peak_memory_bytes", "process_rss_bytes"} and set(found.values()) == {None}
+    (table,) = (tmp_path / "out").glob("*_settings.csv")
+    with table.open() as rows:
+        for row in csv.DictReader(rows):
+            assert row["device"] == f"asked at {place}" and "process_rss_bytes" not in row
+    assert kp.load(tmp_path / "out").sweep.provenance.device == f"asked at {place}"
+    (line,) = reference_lines(report.results)
+    assert "that of own_variant-exact, the first variant, on the same samples" in line
     # What reads results reads these.
     frame = kp.load(tmp_path / "out").frame()
     assert frame["num_active_blocks"].isna().all() and frame["T_first_token_mean_ms"].notna().all()
@@ -219,6 +237,7 @@ def test_a_plan_needs_no_server(tmp_path: Path) -> None:
     flags = ("--endpoint", "a=http://127.0.0.1:9/v1", "b=http://127.0.0.1:9/v1", "--model", "m", "--num_samples", "2")
     text = describe_plan(parse_config(["--output_dir", str(tmp_path), "--energy", "optional", *flags])).text
     assert torch.cuda.is_available() or "--energy optional: the server computes on this machine's CPU" in text
+    assert "asked at 127.0.0.1:9, 127.0.0.1:9; nothing was sent" in text and "cpu float32" not in text
     assert "own_variant-a" in text and "own_variant-b" in text and "no estimate: a server shows no architecture" in text
     given = ["--output_dir", str(tmp_path), *flags, "--num_runs_per_sample", "5", "--request_rate", "0.5"]
     plan = describe_plan(parse_config(given))

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from experiment_core_utils.knobs.variant import reference_meaning
 from experiment_core_utils.primitives.texts import counted, first_of
 from experiments.analyses.charts.chart import (
     Axis,
@@ -159,7 +160,7 @@ def _reference_mark(each: FrontAnalysis, scale: float) -> list[Dots]:
     # Of several sweeps they would lie on each other.
     labels = ["" if point.on_front or len(own) > 1 else names[point.key] for point in own]
     name = "reference"
-    texts = [(point.key, "reference: the model as it is") for point in own]
+    texts = [(point.key, f"reference: {reference_meaning(point.key)}") for point in own]
     return [Dots(costs, heights, INK, name, texts, labels, "open diamond", 13)] if own else []
 
 

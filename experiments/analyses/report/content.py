@@ -38,7 +38,7 @@ NUMBERS = (
     ("mean ms", "mean end-to-end time of a request", "T_total_mean_ms", 1.0, 1),
     (
         f"{REFERENCE_HEADING} %",
-        "mean end-to-end time in percent of that of the reference, the model as it is, on the same samples",
+        "mean end-to-end time in percent of that of the reference on the same samples",
         SHARE_OF_REFERENCE,
         100.0,
         0,
