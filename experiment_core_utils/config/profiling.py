@@ -77,7 +77,19 @@ class ProfilingConfig(Part):
 
     @model_validator(mode="after")
     def _check_endpoint(self) -> Self:
-        if self.model.endpoint is not None and "accuracy_batch_size" in self.measuring.model_fields_set:
+        if self.model.endpoint is None:
+            return self
+        of_this_process = ("use_profiler", "use_profiler_on_all_samples", "memory_timeline")
+        if given := [f"--{name}" for name in of_this_process if getattr(self.measuring, name)]:
+            raise ConfigurationError(f"{given[0]} sees this process alone, and a server runs the model; drop it")
+        if self.task.no_chat_template:
+            raise ConfigurationError("--no_chat_template cannot act: the server of --endpoint applies its own; drop it")
+        if self.machine.num_processes not in (None, 1):
+            raise ConfigurationError(
+                f"--num_processes {self.machine.num_processes}: --endpoint is measured by one process; drop it, and "
+                "give --concurrency for samples without times"
+            )
+        if "accuracy_batch_size" in self.measuring.model_fields_set:
             raise ConfigurationError("--accuracy_batch_size cannot act with --endpoint; give --concurrency, or drop it")
         return self
 

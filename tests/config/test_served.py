@@ -45,6 +45,12 @@ def test_a_refused_address_is_shown_without_its_password() -> None:
         (("--endpoint", HERE, "--model", "m", "--precision", "bfloat16"), "--precision cannot act with --endpoint"),
         (("--endpoint", HERE, "--model", "m", "--model_path", "x"), "--model_path cannot act with --endpoint"),
         (("--endpoint", HERE, "--model", "m", "--quantization", "4bit"), "--quantization cannot act with --endpoint"),
+        *(
+            (("--endpoint", HERE, "--model", "m", flag, "--dry_run"), f"{flag} sees this process alone, and a server")
+            for flag in ("--use_profiler", "--use_profiler_on_all_samples", "--memory_timeline")
+        ),
+        (("--endpoint", HERE, "--model", "m", "--no_chat_template"), "--no_chat_template cannot act: the server of"),
+        (("--endpoint", HERE, "--model", "m", "--num_processes", "2"), "--num_processes 2: --endpoint is measured by"),
         (("--request_rate", "2"), "--request_rate is of requests to --endpoint, which is not given; drop it"),
         ((*AT_A_RATE, "--concurrency", "2"), "--request_rate 2.5 and --concurrency 2 are two ways to ask several"),
         ((*AT_A_RATE, "--until_precision", "0.1"), "--until_precision is of requests that run one by one"),

@@ -208,8 +208,6 @@ def test_two_servers_side_by_side_are_values_of_a_knob(tmp_path: Path, capsys: p
         (("--top_k_list", "2"), "--top_k_list 2 cannot be set in m: a request cannot carry it"),
         (("--num_active_blocks_list", "3"), "--num_active_blocks_list 3 cannot be set in m: a request cannot carry it"),
         (("--tier_list", "low"), "--tier_list and --vision_tokens_list do nothing for m: the server's processor"),
-        (("--use_profiler",), "--use_profiler sees this process alone"),
-        (("--no_chat_template",), "--no_chat_template cannot act"),
     ],
 )
 def test_what_a_request_cannot_carry_is_refused_by_name(tmp_path: Path, flags: tuple[str, ...], reason: str) -> None:

@@ -15,7 +15,6 @@ from experiment_core_utils.models.endpoint.model import EndpointModel
 from experiment_core_utils.models.request_work import PlannedRequests, UncountedRequests
 from experiment_core_utils.models.source import ModelSource, RequestedModel
 from experiment_core_utils.primitives.device import visible_gpus
-from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.tasks.interface import PromptFamily, Task
 
@@ -91,19 +90,15 @@ class EndpointSource(ModelSource):
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> EndpointModel:
         """See `ModelSource.load`; raises ConfigurationError as `EndpointModel.connected`."""
-        if is_profiled:
-            raise ConfigurationError("--use_profiler sees this process alone, and a server runs the model; drop it")
         at_a_time = config.concurrency, config.request_rate
         return EndpointModel.connected(self.name, self.served, self.system_prompt, *at_a_time)
 
 
 def endpoint_source(requested: RequestedModel) -> EndpointSource | None:
-    """The requested model where servers are named for it; raises ConfigurationError as to the chat template."""
+    """The requested model where servers are named for it."""
     served = requested.served
     if not served:
         return None
-    if requested.chat.no_chat_template:
-        raise ConfigurationError("--no_chat_template cannot act: the server of --endpoint applies its own; drop it")
     limits = KnobLimits(None, None, None, _UNSUPPORTED, variants=tuple(each.name for each in served))
     names = dict.fromkeys(each.model for each in served)
     return EndpointSource(", ".join(names), limits, None, served, requested.chat.system_prompt)
