@@ -50,6 +50,18 @@ def register_backend(backend: Backend) -> None:
     registered already.
 
     The `load` of its `ModelSource` returns a `Runnable`, which may also be `Stepwise`, `Inspectable` or `Switchable`.
+    No flag of the command line registers one: a script of your own does, and runs `kp.profile`, or `main` of
+    `knob_profiler.__main__` with the arguments of `knobprof`.
+
+    ```python
+    import knob_profiler as kp
+    from experiment_core_utils.b_model_loader import register_backend
+    from tests.scripted.opaque_model import opaque_source  # yours
+
+    register_backend(opaque_source)
+    results = kp.profile("opaque", top_k=[1, 2], samples=3, output_dir="results/opaque")
+    results.report()
+    ```
     """
     BACKENDS.insert(0, backend)
 

@@ -1,7 +1,9 @@
 """A backend of one's own is registered and profiled to the end, and results say what cannot be seen of its model."""
 
 import csv
+import inspect
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +60,18 @@ def test_stages_one_by_one_are_refused_where_the_profiler_needs_them(
 ) -> None:
     assert main([*flags_for(tmp_path), "--use_profiler"]) == 2
     assert "needs stages that run one by one, which opaque does not have" in capsys.readouterr().err
+
+
+def test_the_script_of_the_docstring_registers_and_measures_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it stands, where the backend is not registered yet."""
+    (code,) = re.findall(r"```python\n(.*?)```", inspect.getdoc(register_backend) or "", re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    BACKENDS.remove(opaque_source)
+    exec(compile(code, "register_backend", "exec"), {})
+    assert (tmp_path / "results" / "opaque" / "report.html").is_file()
+    assert BACKENDS.count(opaque_source) == 1
 
 
 def test_its_results_are_read_compared_and_drawn_though_most_of_its_model_is_not_known(
