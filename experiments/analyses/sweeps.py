@@ -27,6 +27,7 @@ from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.json_record import Record
+from experiment_core_utils.records.provenance import Model
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.sample_result import RunTimes
 from experiment_core_utils.records.setting_result import SettingResult
@@ -62,7 +63,7 @@ class SweepProvenance:
     device: str  #: name of the GPU, or of the processor where there is none; of servers where they were asked
     is_gpu: bool  #: which of the two
     model: str  #: name as given; its last part is enough for a caption
-    dtype: str | None  #: number format of the weights; None for a server, which does not show it
+    dtype: str | None  #: number format of the weights; None where a server or a backend does not say it
     execution: str | None  #: `eager`, or how the model was compiled; `server` where one has it; None where not known
     tasks: tuple[str, ...]  #: in alphabetical order
     fingerprints: Mapping[str, str]  #: task -> digest of all but the knobs
@@ -348,13 +349,16 @@ def _check_fingerprints(settings: Sequence[StoredSetting]) -> None:
 
 
 def _at(setting: StoredSetting, *place: str) -> Any:
-    """The value at this place of the provenance, which every result of a sweep must have.
+    """The value at this place of the provenance, which every result of a sweep must have; None where a backend does
+    not say it of its model.
 
     Raises:
         ResultsRefused: there is none.
     """
     content: Any = setting.result.provenance
     for key in place:
+        if isinstance(content, Model) and key != "name":
+            return getattr(content, key)
         if key not in content.model_fields_set if isinstance(content, Record) else key not in content:
             raise ResultsRefused(
                 f"{setting.path} lacks {key!r}: it is broken or not a setting's result; remove it or measure again"
