@@ -59,13 +59,19 @@ class SharedSamples:
     """The settings that all runs of two sides have, and the samples of each that all have."""
 
     def __init__(self, first: Sequence[Sweep], second: Sequence[Sweep]) -> None:
-        """Find them.
+        """Find them; where no setting is in all runs, the models as they are (a server's has no blocks in its key).
 
         Raises:
             ResultsError: no setting, or no question, is in all runs, or a task is scored by two metrics.
         """
         self.num_first = len(first)
-        found = [{(setting.task, setting.key): setting.result for setting in run.settings} for run in (*first, *second)]
+        runs = (*first, *second)
+        found = [{(setting.task, setting.key): setting.result for setting in run.settings} for run in runs]
+        if not set.intersection(*map(set, found)):
+            found = [
+                {(each.task, "reference"): each.result for each in run.settings if each.result.is_reference}
+                for run in runs
+            ]
         #: task and key of each setting
         self.places = [place for place in found[0] if all(place in run for run in found)]
         if not self.places:

@@ -318,6 +318,21 @@ def test_samples_of_both_alone_are_compared(tmp_path: Path, capsys: pytest.Captu
     assert "share no question" in capsys.readouterr().err
 
 
+def test_a_served_model_is_compared_with_one_in_process_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The key of a server's own setting has no blocks; it shows neither number format nor execution."""
+    whole = run_of(tmp_path / "process", 1.0, settings=[(4, 4)], is_reference=True)
+    (path,) = run_of(tmp_path / "served", 2.0, settings=[(4, 3)], is_reference=True).glob("*.json")
+    content = json.loads(path.read_text())
+    content["provenance"]["model"] |= {"dtype": None, "execution": None}
+    content["provenance"]["experimental_variables"]["endpoint"] = [{"variant": "m"}]
+    path.write_text(json.dumps(content))
+    line = lines_of(tmp_path, path.parent, whole)["reference", "latency"]
+    assert line["n"] == len(SAMPLES) and line["change"] == pytest.approx(0.5)
+    assert "A: execution server; B: bfloat16, execution eager\n" in capsys.readouterr().out
+
+
 def test_runs_without_a_common_setting_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = run_of(tmp_path / "a", 1.0)
     other = write(tmp_path / "b", result(setting(blocks=2), [measured_sample(0)]))
