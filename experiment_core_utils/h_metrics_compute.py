@@ -460,9 +460,11 @@ def setting_compute(setting: Setting, merged: MeasuredSetting, model: Runnable, 
     parts = setting_memory(merged.memory, merged.samples, counted)
     by_formula = counted_memory(merged.samples, counted)
     memory = None if merged.memory is None or parts is None else {**asdict(merged.memory), **parts, **by_formula}
-    if memory is not None and isinstance(model, Served):
-        memory = dict.fromkeys(memory) | {"reason": _OF_A_SERVER, "parts_reason": _OF_A_SERVER}
     peaks = peaks_on(model.device, dtype).times(model.num_sharing if isinstance(model, Shared) else 1)
+    if isinstance(model, Served):
+        peaks = Peaks(None, dtype, None, None, "another process has the model: its device is not seen")
+        if memory is not None:
+            memory = dict.fromkeys(memory) | {"reason": _OF_A_SERVER, "parts_reason": _OF_A_SERVER}
     return ComputePart.model_construct(
         memory=None if memory is None else Memory.model_construct(**memory),
         compute_utilisation=loads_of(merged.loads),

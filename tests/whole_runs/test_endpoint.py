@@ -163,7 +163,8 @@ def test_two_servers_side_by_side_are_values_of_a_knob(tmp_path: Path, capsys: p
     assert f"connecting to m at {place} ..." in shown and "loading" not in shown
     for result in results.values():
         assert result.provenance.hardware.device == f"asked at {place}"
-        assert result.memory is not None
+        assert result.hardware_utilisation is not None and result.memory is not None
+        assert result.hardware_utilisation.utilisation_reason == "another process has the model: its device is not seen"
         found = result.memory.content()
         reasons = found.pop("reason"), found.pop("parts_reason")
         assert set(reasons) == {"another process has the model: its memory is not seen"}
@@ -180,6 +181,8 @@ def test_two_servers_side_by_side_are_values_of_a_knob(tmp_path: Path, capsys: p
     assert frame["num_active_blocks"].isna().all() and frame["T_first_token_mean_ms"].notna().all()
     assert "reference_questions" in kp.compare(tmp_path / "out", tmp_path / "out").frame()["task"].tolist()
     assert report_command([str(tmp_path / "out")]) in (None, 0)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert f"m asked at {place}" in page and "ids: None" not in page
     # The model as it is: the first server, asked for nothing.
     assert set(results) == {"own_low_exact", "own_low_grouped", "own_low_silent", "own_exact"}
     assert results["own_exact"].is_reference

@@ -16,6 +16,7 @@ from experiment_core_utils.l_results_csv_cleaning import SHARE_OF_REFERENCE
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.conclusion import VERDICT_LEGEND, WORDS
+from experiment_core_utils.records.provenance import ASKED_AT
 from experiment_core_utils.saved_results.terminal import FRONT_HEADING, REFERENCE_HEADING
 from experiments.analyses.charts.chart import Rule
 from experiments.analyses.charts.style import QUIET, joint_setup
@@ -102,7 +103,7 @@ def report_of(found: Analyses, budget_ms: float | None = None) -> Report:
     has_words = FRONT_HEADING in [each.label for each in settings.columns] or any(each.word in WORDS for each in said)
     times = next((chart for each in sections for chart in each.charts if chart.name.startswith("e1_settings")), None)
     return Report(
-        title=f"{model} on {device}",
+        title=f"{model} {device}" if device.startswith(ASKED_AT) else f"{model} on {device}",
         subtitle=" · ".join([*labels, generations, *(["random weights"] if found.random_weights else [])]),
         headlines=said,
         fronts=[_with_budget(each, budget_ms) for each in fronts] if has_fronts else [],

@@ -102,7 +102,7 @@ def final_prompt_of(provenance: Provenance) -> str | None:
         return None
     fields: Mapping[str, object] = final if isinstance(final, Mapping) else final.content()
     ids = fields.get("token_ids")
-    return f"{fields.get('text')}\n\nids: {ids}"
+    return f"{fields.get('text')}" if ids is None else f"{fields.get('text')}\n\nids: {ids}"
 
 
 class Pictures:
