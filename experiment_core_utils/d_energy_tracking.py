@@ -353,24 +353,30 @@ def energy_plan_lines(
     given: Instruments | None = None,
     *,
     named: str = "--energy ",
-    gpus: Sequence[str] | None = None,
+    source: ModelSource | None = None,
 ) -> list[str]:
     """What a plan says of energy that is requested where nothing measures it; no line otherwise.
 
     Args:
-        given: replaces what is found on the machine.
+        given, source: as in `meters_of`.
         named: how the user requests it, before the mode.
-        gpus: ids of the GPUs that are measured, see `energy_gpus`; None for this process's.
     """
-    using = given if given is not None or mode == "off" else _instruments(device, local_rank, gpus=gpus)
-    reason = None if using is None or mode == "off" else _unavailable_reason(using.require_any)
+    if mode == "off":
+        return []
+    outcome = "the run would go on without"
+    try:
+        gpus = None if source is None else energy_gpus(source)
+    except MeterUnavailable as error:
+        reason: str | None = str(error)
+    else:
+        using = given if given is not None else _instruments(device, local_rank, gpus=gpus)
+        reason = _unavailable_reason(using.require_any)
+        if reason is not None and mode == "optional":
+            no_estimate = _unavailable_reason(codecarbon_library)
+            outcome = ESTIMATED if no_estimate is None else f"{outcome} ({no_estimate})"
     if reason is None:
         return []
-    if mode == "required":
-        return [f"warning: {named}required: {reason}; the run would be refused"]
-    no_estimate = _unavailable_reason(codecarbon_library)
-    outcome = ESTIMATED if no_estimate is None else f"the run would go on without ({no_estimate})"
-    return [f"warning: {named}optional: {reason}; {outcome}"]
+    return [f"warning: {named}{mode}: {reason}; {'the run would be refused' if mode == 'required' else outcome}"]
 
 
 def with_estimate(using: Instruments, library: CodecarbonLibrary | None = None) -> Instruments:

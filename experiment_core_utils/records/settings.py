@@ -261,7 +261,7 @@ class FinishedSample:
 
 @dataclass(frozen=True)
 class ArrivedGroup:
-    """Samples whose requests arrived together at one setting, in every run, with what each batch of them showed"""
+    """Samples whose requests arrived together at one setting, in every run, with what each batch of them showed."""
 
     arrivals: tuple[ArrivalsTrace, ...]  #: of each run, in order; none where no request could be made
     samples: tuple[FinishedSample, ...]

@@ -18,7 +18,7 @@ import torch
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.d_energy_tracking import energy_gpus, energy_plan_lines
+from experiment_core_utils.d_energy_tracking import energy_plan_lines
 from experiment_core_utils.f_experiment_info import describe_hardware, shown_endpoints
 from experiment_core_utils.knobs.setting import reference_setting
 from experiment_core_utils.l_results_csv_cleaning import read_results
@@ -30,7 +30,7 @@ from experiment_core_utils.primitives.device import (
     matmul_flops_per_second,
     set_cpu_threads,
 )
-from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, ConfigurationError, MeterUnavailable
+from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, ConfigurationError
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import ASKED_AT, FinalPrompt, Provenance
@@ -145,7 +145,9 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *data_remarks(task),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
         *block_lines(requested),
-        *energy_lines(config, source, accelerator.local_process_index),
+        *energy_plan_lines(
+            config.measuring.energy, config.machine.device, accelerator.local_process_index, source=source
+        ),
         *upper_bound_sentences(config, len(drawn)),
         *power_sentences(
             len(requested.settings),
@@ -166,19 +168,6 @@ def _reference_words(requested: RequestedRun) -> str:
         return f" and the reference {requested.beside.key}"
     own = reference_setting(requested.source.limits).key
     return f" with the reference {own} among them" if own in requested.keys else ""
-
-
-def energy_lines(config: ProfilingConfig, source: ModelSource, local_rank: int) -> list[str]:
-    """As `energy_plan_lines`, also for a model whose energy is out of reach here."""
-    mode = config.measuring.energy
-    if mode == "off":
-        return []
-    try:
-        gpus = energy_gpus(source)
-    except MeterUnavailable as error:
-        outcome = "the run would be refused" if mode == "required" else "the run would go on without"
-        return [f"warning: --energy {mode}: {error}; {outcome}"]
-    return energy_plan_lines(mode, config.machine.device, local_rank, gpus=gpus)
 
 
 def prompt_lines(final: FinalPrompt | None, form: Mapping[str, Any]) -> list[str]:

@@ -1,11 +1,10 @@
 """Estimates of a plan's time and memory, from formulas and from earlier measurements.
 
 Requests that arrive at a rate take the time in which they come. Any other estimate takes the best source that there
-is, and says which: the setting's own earlier measurement; the throughput
-of each stage in earlier measurements of the same model on the same device, applied to the setting's operations; or, for
-MolmoE alone, the throughput of a matrix product, which a whole model does not reach. No source but the first counts the
-fixed cost of each step, which is nearly all the time of a tiny model. Where there is no source there is no estimate,
-and the plan says why.
+is, and says which: the setting's own earlier measurement; the throughput of each stage in earlier measurements of the
+same model on the same device, applied to the setting's operations; or, for MolmoE alone, the throughput of a matrix
+product, which a whole model does not reach. No source but the first counts the fixed cost of each step, which is nearly
+all the time of a tiny model. Where there is no source there is no estimate, and the plan says why.
 """
 
 import math

@@ -17,7 +17,6 @@ from experiment_core_utils.primitives.units import check_fraction
 from experiments.analyses.charts.style import joined_caption, tasks_named
 from experiments.analyses.knobs.conclusion import voiding_caveats
 from experiments.analyses.knobs.grid import TaskGrid, load_study
-from experiments.analyses.knobs.setting_variance import OPEN_LOOP
 from experiments.analyses.sweeps import Sweep, vision_label
 from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.knob_choices import has_all_knobs
@@ -197,7 +196,7 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
     study = load_study(paths)
     if study.random_weights:
         raise ResultsError("these results are of random weights, so accuracy cannot be used; profile a trained model")
-    if any(grid.setting_variance.source == OPEN_LOOP.source for grid in study.grids):
+    if any(grid.setting_variance.is_open_loop for grid in study.grids):
         raise ResultsError(
             "these requests arrived at a rate and waited for each other, and a controller is of requests one by one; "
             "measure again without --request_rate"

@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import socket
+from collections.abc import Sequence
 
 import psutil
 
@@ -18,13 +19,18 @@ def is_loopback(host: str) -> bool:
     return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
 
 
-def listening_pids(served: ServedModel) -> tuple[int, ...]:
-    """Processes of this machine, without this one, that listen at a server's port; none where they cannot be seen."""
-    if not is_loopback(served.host):
-        return ()
+def listening_pids(served: Sequence[ServedModel]) -> list[tuple[int, ...]]:
+    """Of each server the processes of this machine, without this one, that listen at its port; none where they cannot
+    be seen.
+    """
     try:
         found = psutil.net_connections("tcp")
     except psutil.Error:
-        return ()
-    pids = {each.pid for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port == served.port}
-    return tuple(sorted(pid for pid in pids if pid is not None and pid != os.getpid()))
+        found = []
+    others = [each for each in found if each.status == psutil.CONN_LISTEN and each.pid not in (None, os.getpid())]
+    return [
+        tuple(sorted({each.pid for each in others if each.laddr.port == server.port}))
+        if is_loopback(server.host)
+        else ()
+        for server in served
+    ]

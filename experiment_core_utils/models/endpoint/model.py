@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -246,7 +247,7 @@ class EndpointModel:
     @property
     def server_pids(self) -> tuple[int, ...]:
         """See `Served`."""
-        return tuple(sorted({pid for each in self.connections.values() for pid in listening_pids(each.served)}))
+        return tuple(sorted(set(chain(*listening_pids([each.served for each in self.connections.values()])))))
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         """See `Runnable.prepare`; pictures are PNG files, and what they become in the prompt the server alone knows."""

@@ -72,7 +72,7 @@ class EndpointSource(ModelSource):
     @property
     def server_pids(self) -> Sequence[Sequence[int]]:
         """See `ModelSource.server_pids`."""
-        return [listening_pids(each) for each in self.served]
+        return listening_pids(self.served)
 
     def digest(self) -> str:
         """See `ModelSource.digest`; by names, addresses and models, since weights are out of sight. The first server is

@@ -25,7 +25,7 @@ from experiment_core_utils.primitives.statistics import CONFIDENCE, bounded_mean
 from experiment_core_utils.primitives.texts import all_of
 from experiments.analyses.files import draws_for
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
-from experiments.analyses.knobs.setting_variance import NO_VARIANCE, OPEN_LOOP, SettingVariance
+from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance
 from experiments.fitting.intervals import draw_counts
 from experiments.fitting.verdicts import (
     TAIL,
@@ -102,7 +102,7 @@ class Objectives:
     @property
     def have_waited(self) -> bool:
         """Whether the costs are of requests that waited for each other, which no draw of samples is true to."""
-        return self.setting_variance.source == OPEN_LOOP.source
+        return self.setting_variance.is_open_loop
 
     @property
     def no_verdict(self) -> str | None:

@@ -40,6 +40,11 @@ class SettingVariance:
         """Whether latencies can be compared."""
         return math.isfinite(self.variance)
 
+    @property
+    def is_open_loop(self) -> bool:
+        """Whether requests arrived at a rate and waited for each other."""
+        return self.source == OPEN_LOOP.source
+
     def fields(self) -> dict[str, float | str | None]:
         """Its fields in JSON: the standard deviation, null where it is not known, degrees of freedom, source."""
         std = math.sqrt(self.variance) if self.is_known else None

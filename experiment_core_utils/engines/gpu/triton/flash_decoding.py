@@ -109,8 +109,8 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     """Compute attended [B, Q, D] of one token over the KV cache; programs: (head, split, request).
 
     The first split also takes the new token, and stores its key and value. Each program asks for AHEAD bytes of the
-    weight `following`. NORMS of queries and of keys: 0 for none, 1
-    for one over all heads, 2 for one of each head. WINDOW: positions that the token sees, itself among them; 0 for all.
+    weight `following`. NORMS of queries and of keys: 0 for none, 1 for one over all heads, 2 for one of each head.
+    WINDOW: positions that the token sees, itself among them; 0 for all.
     """
     head = tl.program_id(0)
     split = tl.program_id(1)
