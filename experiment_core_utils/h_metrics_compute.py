@@ -460,8 +460,10 @@ def setting_compute(setting: Setting, merged: MeasuredSetting, model: Runnable, 
     parts = setting_memory(merged.memory, merged.samples, counted)
     by_formula = counted_memory(merged.samples, counted)
     memory = None if merged.memory is None or parts is None else {**asdict(merged.memory), **parts, **by_formula}
-    peaks = peaks_on(model.device, dtype).times(model.num_sharing if isinstance(model, Shared) else 1)
-    if isinstance(model, Served):
+    num_sharing = model.num_sharing if isinstance(model, Shared) else None
+    peaks = peaks_on(model.device, dtype).times(num_sharing or 1)
+    # Of a model that processes share this one has its part.
+    if isinstance(model, Served) and num_sharing is None:
         peaks = Peaks(None, dtype, None, None, "another process has the model: its device is not seen")
         if memory is not None:
             memory = dict.fromkeys(memory) | {"reason": _OF_A_SERVER, "parts_reason": _OF_A_SERVER}

@@ -73,6 +73,11 @@ def test_a_run_has_the_results_of_one_process(olmoe: Path, tmp_path: Path) -> No
             ]
         for key in ("experts_per_token", "blocks_run", "cache_layers"):
             assert found["realised"][key] == expected["realised"][key]
+        # This process has a part of the model, and sees its own memory.
+        assert found["memory"]["process_rss_bytes"] > 0
+        for name in ("memory", "hardware_utilisation"):
+            reason = "reason" if name == "memory" else "utilisation_reason"
+            assert found[name][reason] == expected[name][reason] is not None
         assert found["fingerprint"] != expected["fingerprint"]
 
 
