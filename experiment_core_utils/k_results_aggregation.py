@@ -64,6 +64,7 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
         loads=content.every(SettingLoad),
         rounds=content.every(RoundsTrace),
         arrivals=content.every(ArrivalsTrace),
+        run_uids=content.run_uids,
     )
 
 
@@ -257,6 +258,7 @@ def merge_parts(parts: Sequence[MeasuredSetting], sample_ids: Sequence[int]) -> 
         loads=_of_all(part.loads for part in parts),
         rounds=_of_all(part.rounds for part in parts),
         arrivals=_of_all(part.arrivals for part in parts),
+        run_uids=tuple(sorted(set(_of_all(part.run_uids for part in parts)))),
     )
 
 

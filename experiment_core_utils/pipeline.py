@@ -69,6 +69,7 @@ from experiment_core_utils.sweep.plan import (
     plan_of,
     replaced_results_lines,
     requested_run,
+    run_uid_of,
     settings_of,
     tidy_folder,
 )
@@ -172,10 +173,11 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
                 print(line, file=sys.stderr, flush=True)
         id_file = state_folder(folder) / ID_NAME
         experiment_id, failed = generate_unique_id(accelerator, id_file, RESULTS) if due else None, {}
-        plan = plan_of(requested, experiment_id, ledger, due, accelerator.num_processes)
+        run_uid = broadcast_from_main(lambda: run_uid_of(requested, ledger, due), accelerator) if due else None
+        plan = plan_of(requested, experiment_id, ledger, due, accelerator.num_processes, run_uid)
         broadcast_from_main(lambda: write_plan(plan, folder), accelerator)
         if experiment_id is not None:
-            run = loaded_run(requested, accelerator, ledger, experiment_id, due, energy)
+            run = loaded_run(requested, accelerator, ledger, experiment_id, run_uid, due, energy)
             # Looked at before each sample and while waiting: no process goes on without the others or its folder.
             stack.enter_context(run.context.stop.watching(locks[0].refresh if watch is None else watch.check))
             failed = search_front(run, due) if is_search else measure_settings(run, due)
@@ -207,6 +209,7 @@ def loaded_run(
     accelerator: Accelerator,
     ledger: Ledger,
     experiment_id: str,
+    run_uid: str | None,
     settings: Sequence[Setting],
     energy: StageMeasurement | None,
 ) -> ProfilingRun:
@@ -229,7 +232,7 @@ def loaded_run(
     # Where energy is required, a meter that is not there is reported before the weights are read.
     required = find_meters() if mode == "required" else None
     processes_here = processes_on_this_machine(accelerator)
-    context = context_of(requested, accelerator, ledger, experiment_id)
+    context = context_of(requested, accelerator, ledger, experiment_id, run_uid)
     bench = load_bench(requested, context, accelerator, processes_here, settings)
     model = bench.model
     first = first_final_prompt(
@@ -241,7 +244,7 @@ def loaded_run(
     )
     provenance = provenance_of_run(
         requested, accelerator, model.device, processes_here, experiment_id, model.describe(), first
-    )
+    ).with_keys(run_uid=run_uid)
     return ProfilingRun(requested, context, bench, provenance, required or find_meters())
 
 
@@ -403,7 +406,9 @@ def summarise_and_save(
     if config.search.pareto_search:
         caveats += few_samples_caveats(len(requested.settings), len(merged.samples))
     provenance = run.provenance.with_keys(
-        preparation=bench.requests.describe(), experiment_ids=list(merged.experiment_ids)
+        preparation=bench.requests.describe(),
+        experiment_ids=list(merged.experiment_ids),
+        run_uids=list(merged.run_uids),
     ).with_caveats(caveats)
     result = setting_result(
         setting,

@@ -129,14 +129,22 @@ class JournalContent:
     @property
     def experiment_ids(self) -> tuple[str, ...]:
         """The runs that finished samples here, in order."""
-        found: dict[str, None] = {}
-        current = self.header.experiment_id
+        return tuple(dict.fromkeys(each.experiment_id for each in self._headers_of_samples))
+
+    @property
+    def run_uids(self) -> tuple[str, ...]:
+        """The `run_uid` of these runs, as far as they have one."""
+        return tuple(dict.fromkeys(each.run_uid for each in self._headers_of_samples if each.run_uid is not None))
+
+    @property
+    def _headers_of_samples(self) -> Iterator[JournalHeader]:
+        """The header in front of each finished sample."""
+        current = self.header
         for line in self.lines:
             if isinstance(line, JournalHeader):
-                current = line.experiment_id
+                current = line
             elif isinstance(line, FinishedSample):
-                found[current] = None
-        return tuple(found)
+                yield current
 
 
 def journal_path(folder: Path, key: str, rank: int) -> Path:

@@ -219,6 +219,10 @@ class Provenance(Record):
     experiment_id: str | None = None  #: id of the run that put the result together, such as "0001"
     #: ids of the runs that measured its samples, ascending; more than one where a run was resumed
     experiment_ids: list[str] | None = None
+    #: random identity of the run, alike in all of its results and kept where it is resumed: only this
+    #: says that two results are of one run, since ids begin at "0001" everywhere; None if in older files
+    run_uid: str | None = None
+    run_uids: list[str] | None = None  #: those of the runs that measured its samples, ascending; None as above
     timestamp: str | None = None  #: UTC, when it was gathered
     command: str | None = None  #: interpreter and arguments, without the launcher
     #: commit of the checkout, with `+changes` where tracked files differ from it; None if not a checkout

@@ -130,6 +130,7 @@ class JournalHeader:
     sample_ids: tuple[int, ...]  #: the process's shard of the samples, those that are finished already included
     #: what runs each stage, by name; None in journals from before it was noted
     engines: Mapping[str, str] | None = None
+    run_uid: str | None = None  #: the run's, as in `Provenance`; None in journals from before it was there
 
 
 @dataclass(frozen=True)
@@ -309,6 +310,7 @@ class MeasuredSetting:
     loads: tuple[SettingLoad, ...] = ()  #: of every window of every process
     rounds: tuple[RoundsTrace, ...] = ()  #: of every process and run that measured several settings in turn
     arrivals: tuple[ArrivalsTrace, ...] = ()  #: of every batch of requests that arrived at a rate
+    run_uids: tuple[str, ...] = ()  #: of these runs, as far as they have one, ascending
 
 
 @dataclass(frozen=True)

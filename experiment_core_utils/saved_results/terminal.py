@@ -215,7 +215,7 @@ def reference_lines(results: Sequence[SettingResult]) -> list[str]:
     reference = reference_of(results)
     if reference is None:
         return []
-    runs = {tuple(result.provenance.experiment_ids or ()) for result in results}
+    runs = {tuple(each.provenance.run_uids or each.provenance.experiment_ids or ()) for each in results}
     key = setting_key(reference)
     return [
         f"{REFERENCE_HEADING}: total time in percent of that of {key}, {reference_meaning(key)}, on the "

@@ -139,6 +139,7 @@ class ShardMeasurer:
             experiment_id=context.experiment_id,
             sample_ids=sample_ids,
             engines=self.bench.engines,
+            run_uid=context.run_uid,
         )
         journal = stack.enter_context(Journal(context.journals, header))
         return SettingAtWork(setting, journal, Shard(sample_ids, finished, self._goal), header)

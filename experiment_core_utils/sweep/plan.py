@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,7 +46,13 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
 from experiment_core_utils.primitives.texts import and_more, counted, short_digest
 from experiment_core_utils.records.caveats import Caveat, caveat
-from experiment_core_utils.records.journal import finished_samples, journals_in, read_journal, tidy_journals
+from experiment_core_utils.records.journal import (
+    finished_samples,
+    journals_in,
+    own_journals,
+    read_journal,
+    tidy_journals,
+)
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Fingerprint, Ledger, RunPlan, read_plan
 from experiment_core_utils.records.setting_result import PROTOCOL_VERSION
 from experiment_core_utils.records.settings import MeasuringOrder
@@ -322,14 +329,35 @@ def settings_of(keys: Sequence[str], plan: Sequence[Setting]) -> list[Setting]:
     return [by_key[key] for key in keys]
 
 
+def run_uid_of(requested: RequestedRun, ledger: Ledger, due: Sequence[Setting]) -> str:
+    """The random identity of the run: that of the run before where this one resumes it, else a new one.
+
+    A run resumes another of the same settings and flags where settings that are due have samples of it.
+    """
+    try:
+        before = read_plan(requested.config.machine.output_dir)
+    except ResultsError:  # none, or one that this run writes anew
+        return uuid.uuid4().hex
+    is_alike = (before.keys, before.fingerprint) == (requested.keys, ledger.fingerprint)
+    journals = [own_journals(requested.journals, each.key, ledger.fingerprint).values() for each in due]
+    begun = {uid for own in journals for content in own for uid in content.run_uids}
+    return before.run_uid if before.run_uid in begun and is_alike else uuid.uuid4().hex
+
+
 def plan_of(
-    requested: RequestedRun, experiment_id: str | None, ledger: Ledger, due: Sequence[Setting], num_processes: int
+    requested: RequestedRun,
+    experiment_id: str | None,
+    ledger: Ledger,
+    due: Sequence[Setting],
+    num_processes: int,
+    run_uid: str | None = None,
 ) -> RunPlan:
     """What this run sets out to do, for those who ask how far it has come."""
     before = [finished_samples(requested.journals, setting.key, ledger.fingerprint) for setting in due]
     return RunPlan(
         schema_version=PLAN_VERSION,
         experiment_id=experiment_id,
+        run_uid=run_uid,
         fingerprint=ledger.fingerprint,
         task=requested.task.name,
         keys=requested.keys,

@@ -93,10 +93,13 @@ def leading(crew: Crew | None) -> Iterator[None]:
                 crew.tell(END)
 
 
-def context_of(requested: RequestedRun, accelerator: Accelerator, ledger: Ledger, experiment_id: str) -> RunContext:
+def context_of(
+    requested: RequestedRun, accelerator: Accelerator, ledger: Ledger, experiment_id: str, run_uid: str | None = None
+) -> RunContext:
     """The place of this process in the run."""
     shards = shards_of(requested.sample_ids, accelerator.num_processes)
-    return RunContext(experiment_id, accelerator.process_index, shards, ledger, requested.journals, StopRequest())
+    rank, journals = accelerator.process_index, requested.journals
+    return RunContext(experiment_id, rank, shards, ledger, journals, StopRequest(), run_uid)
 
 
 def load_bench(

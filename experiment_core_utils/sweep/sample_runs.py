@@ -147,6 +147,7 @@ class RunContext:
     ledger: Ledger
     journals: Path  #: folder of the journals of all processes
     stop: StopRequest  #: looked at before every sample
+    run_uid: str | None = None  #: as in `Provenance`
 
     @property
     def is_main(self) -> bool:

@@ -98,6 +98,17 @@ class StoredSetting:
         """The key, behind what sets its sweep apart."""
         return f"{self.sweep} {self.key}".strip()
 
+    @property
+    def run(self) -> tuple[str, ...]:
+        """What settings of one run share: its `run_uid`; in older files of one folder the ids of its runs.
+
+        Settings of two sweeps are never of one run: a folder and its copy are not.
+        """
+        provenance = self.result.provenance
+        if provenance.run_uids:
+            return self.sweep, *provenance.run_uids
+        return self.sweep, str(self.path.parent.resolve()), *(provenance.experiment_ids or ())
+
     @cached_property
     def setting(self) -> Setting:
         """The value of each knob."""
