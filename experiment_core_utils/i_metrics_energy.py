@@ -15,6 +15,7 @@ from experiment_core_utils.meters.energy_statistics import (
     act_figures,
     expanded_interval,
     instrument_energy,
+    source_group,
     sum_of_known,
 )
 from experiment_core_utils.meters.power import allocated_to_query, energies_beside
@@ -34,6 +35,7 @@ from experiment_core_utils.records.energy import (
     EnergyFigure,
     EnergyIdle,
     EnergyOfSource,
+    EnergyOrigin,
     EnergyPass,
     EnergyPassesEnd,
     EnergySummary,
@@ -333,6 +335,7 @@ def passes_energy(passes: Sequence[EnergyPass], end: EnergyPassesEnd | None) -> 
         window_s=whole.window_s,
         request_s=whole.act_s,
         j_per_request=gross.mean,
+        j_per_request_by_pass=_by_pass(alike, whole.origin),
         j_per_request_ci95_low=gross.ci_low,
         j_per_request_ci95_high=gross.ci_high,
         j_per_request_uncertainty=whole.uncertainty_j,
@@ -343,6 +346,21 @@ def passes_energy(passes: Sequence[EnergyPass], end: EnergyPassesEnd | None) -> 
         j_per_output_token=rate(gross.mean, tokens or 0.0),
         source_ratio=ratio if whole.origin.component == "gpu" else None,
     )
+
+
+def _by_pass(passes: Sequence[EnergyPass], origin: EnergyOrigin) -> list[float]:
+    """Gross energy of a request by one source in each pass, in order: over the processes that measured the pass, each
+    with its own samples; passes that not all of them have are left out.
+    """
+    group, ranks = source_group(origin), {each.rank for each in passes}
+    found: dict[int, dict[int, tuple[float, int]]] = {}
+    for each in passes:
+        windows = [one for one in each.windows if source_group(one.origin) == group]
+        joules = sum_of_known([one.joules for one in windows])
+        if joules is not None:
+            found.setdefault(each.pass_index, {})[each.rank] = joules, len(each.sample_ids)
+    whole = [of_ranks.values() for _, of_ranks in sorted(found.items()) if of_ranks.keys() == ranks]
+    return [sum(joules for joules, _ in own) / sum(count for _, count in own) for own in whole]
 
 
 def _per_request(one: EnergyPass) -> list[ActEnergy]:

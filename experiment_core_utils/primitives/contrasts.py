@@ -10,20 +10,23 @@ what its interval says). Two kinds of flips are made and the larger critical val
 are, which make tests exact where differences are symmetric, and of differences less their mean, without which
 intervals of settings that truly differ hold one by one but not together. It is never below Student's t of one contrast.
 
-Not counted: what was the same for all samples of a setting and not for another's, such as a machine that was slower
-while that setting was measured. Rounds make it common to all settings (T. Kalibera and R. Jones, "Rigorous benchmarking
-in reasonable time", ISMM 2013, for the repetition at the level that varies); for settings that were measured one after
-another `setting_variance` adds it.
+Samples do not show what was the same for all samples of a setting and not for another's, such as a machine that was
+slower while that setting was measured. Rounds make it common to all settings (T. Kalibera and R. Jones, "Rigorous
+benchmarking in reasonable time", ISMM 2013, for the repetition at the level that varies); else `Replication` adds its
+variance, or says that there is no verdict. Where each contrast has an estimate of that variance of its own, of few
+degrees of freedom, the critical value is Student's t of the fewest degrees with Bonferroni's correction, which errs on
+the safe side for a sum of variances (R. Mickey and M. Brown, Annals of Mathematical Statistics 37 (1966) 524).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import numpy as np
 from scipy import stats
 
+from experiment_core_utils.primitives.replication import COUNTED, Replication
 from experiment_core_utils.primitives.statistics import CONFIDENCE, SEED
 
 # How sure it is that one setting is better than another: `yes` with CONFIDENCE over the whole family, `likely` with
@@ -53,10 +56,11 @@ class _Contrasts:
     num_samples: int  #: that all S settings have
     num_pictures: int  #: G
     reference: int | None  #: the setting of all contrasts of the family; None for all pairs
-    #: [F] the largest |t| of the family in each flip, ascending; None above MOST_FLIPPED_SETTINGS
+    #: [F] the largest |t| of the family in each flip, ascending; None above MOST_FLIPPED_SETTINGS, and where variances
+    #: are estimates of single contrasts
     largest: np.ndarray | None
     added_squares: float  #: added to each contrast's sum of squares
-    setting_variance: float  #: of what was the same for all samples of one setting
+    replication: Replication  #: what was the same for all samples of one setting
     no_verdict: str | None  #: the reason why nothing is said of any pair
 
     better_is_lower: ClassVar[bool]
@@ -69,8 +73,7 @@ class _Contrasts:
         reference: int | None,
         *,
         added_squares: float = 0.0,
-        setting_variance: float = 0.0,
-        setting_degrees: float = math.inf,
+        replication: Replication = COUNTED,
     ) -> Self:
         values = np.asarray(values, dtype=np.float64)
         known = np.isfinite(values).all(axis=0)
@@ -88,9 +91,10 @@ class _Contrasts:
         no_verdict, largest = None, None
         if len(counts) < FEWEST_PICTURES:
             no_verdict = f"a verdict needs {FEWEST_PICTURES} pictures that all settings have, and {len(counts)} are"
-        elif 1 < len(values) <= MOST_FLIPPED_SETTINGS or reference is not None:
-            noise = _SettingNoise(setting_variance, setting_degrees)
-            largest = _largest_of_flips(sums, residuals, counts, reference, added_squares, noise)
+        elif replication.undecided is not None:
+            no_verdict = f"this {replication.undecided}"
+        elif not replication.is_each_alone and (1 < len(values) <= MOST_FLIPPED_SETTINGS or reference is not None):
+            largest = _largest_of_flips(sums, residuals, counts, reference, added_squares, replication)
         return cls(
             means=means,
             residuals=residuals,
@@ -99,7 +103,7 @@ class _Contrasts:
             reference=reference,
             largest=largest,
             added_squares=added_squares,
-            setting_variance=setting_variance,
+            replication=replication,
             no_verdict=no_verdict,
         )
 
@@ -112,7 +116,7 @@ class _Contrasts:
         if self.num_pictures < 2:
             return np.full(len(self.means), np.inf)
         squares = ((self.residuals[at] - self.residuals) ** 2).sum(axis=1) + self.added_squares
-        variances = squares * _scale(self.num_pictures, self.num_samples) + 2 * self.setting_variance
+        variances = squares * _scale(self.num_pictures, self.num_samples) + self.replication.variances(at)
         return np.asarray(np.sqrt(np.maximum(variances, _ROUNDING * self._differences(at) ** 2)))
 
     @property
@@ -121,10 +125,15 @@ class _Contrasts:
         size = len(self.means)
         return size * (size - 1) // 2 if self.reference is None else size - 1
 
+    @property
+    def degrees(self) -> float:
+        """The fewest degrees of freedom of what a contrast's error is of."""
+        return min(self.num_pictures - 1, self.replication.degrees)
+
     def critical(self, confidence: float = CONFIDENCE) -> float:
         """What |t| has to be above, for all contrasts of the family to be right with this confidence."""
         if self.largest is None:
-            return float(stats.t.isf((1 - confidence) / (2 * max(self.num_comparisons, 1)), self.num_pictures - 1))
+            return float(stats.t.isf((1 - confidence) / (2 * max(self.num_comparisons, 1)), self.degrees))
         return float(self.largest[-1 - math.floor((1 - confidence) * len(self.largest) + 1e-9)])
 
     def p_values(self, at: int) -> np.ndarray:
@@ -139,7 +148,7 @@ class _Contrasts:
         ahead = self._differences(at) * (-1 if self.better_is_lower else 1)
         ratios = np.divide(ahead, errors, out=np.zeros(len(ahead)), where=errors > 0)
         if self.largest is None:
-            chances = 2 * self.num_comparisons * stats.t.sf(ratios, self.num_pictures - 1)
+            chances = 2 * self.num_comparisons * stats.t.sf(ratios, self.degrees)
         else:
             chances = 1 - np.searchsorted(self.largest, ratios * (1 - 1e-9)) / len(self.largest)
         found = np.where(ahead > 0, np.minimum(chances, 1.0), 1.0)
@@ -194,8 +203,7 @@ class PairedContrasts(_Contrasts):
         pictures: Sequence[object] | np.ndarray,
         *,
         reference: int | None = None,
-        setting_variance: float = 0.0,
-        setting_degrees: float = math.inf,
+        replication: Replication = COUNTED,
     ) -> Self:
         """The contrasts of S settings, of all pairs, or of the pairs with `reference` only.
 
@@ -203,13 +211,9 @@ class PairedContrasts(_Contrasts):
             log_times: [S, N], of each sample the mean over its runs of the logarithm of the time, in any unit; nan
                 where a setting has none.
             pictures: [N], the picture of each sample.
-            setting_variance: variance of the logarithm of what made all times of one setting longer or shorter, in
-                settings that were measured one after another; 0 for rounds.
-            setting_degrees: degrees of freedom of that variance.
+            replication: of the settings; rounds add nothing to what samples show.
         """
-        return cls._of(
-            log_times, pictures, reference, setting_variance=setting_variance, setting_degrees=setting_degrees
-        )
+        return cls._of(log_times, pictures, reference, replication=replication)
 
     @property
     def log_ratio(self) -> np.ndarray:
@@ -321,21 +325,6 @@ def groups_of_ties(order: Sequence[int] | np.ndarray, told_apart: np.ndarray) ->
     return groups
 
 
-@dataclass(frozen=True)
-class _SettingNoise:
-    """What was the same for all samples of a setting: its variance and that variance's degrees of freedom."""
-
-    variance: float
-    degrees: float
-
-    def draw(self, generator: np.random.Generator, num_draws: int, num_settings: int) -> tuple[np.ndarray, np.ndarray]:
-        """What settings have in each draw [F, S], and the variance [F] that would be estimated in it."""
-        drawn = generator.normal(0.0, math.sqrt(self.variance), (num_draws, num_settings))
-        if math.isinf(self.degrees):
-            return drawn, np.full(num_draws, self.variance)
-        return drawn, self.variance * generator.chisquare(self.degrees, num_draws) / self.degrees
-
-
 def _size_of_change(own: np.ndarray, sums: np.ndarray, counts: np.ndarray) -> float:
     """How many of a picture's samples change together, over all pairs of settings: 1 where each changes by itself.
 
@@ -358,21 +347,33 @@ def _largest_of_flips(
     counts: np.ndarray,
     reference: int | None,
     added_squares: float,
-    noise: _SettingNoise,
+    replication: Replication,
 ) -> np.ndarray:
     """[F] ascending, the largest |t| of a family in each flip, of whichever kind of flips has more at that quantile."""
     generator, size = np.random.default_rng(SEED), len(counts)
-    if size <= MOST_ENUMERATED and noise.variance == 0:
+    if size <= MOST_ENUMERATED and not replication.components:
         # Of a flip and its opposite, which have the same |t|, one.
         signs = 1.0 - 2.0 * ((np.arange(2 ** (size - 1))[:, None] >> np.arange(size)) & 1)
     else:
         signs = generator.choice([-1.0, 1.0], size=(FLIPS, size))
         signs[0] = 1.0  # as measured (B. Phipson and G. Smyth, "Permutation p-values should never be zero", 2010)
-    drawn, variances = noise.draw(generator, len(signs), len(sums))
-    kinds = [_flipped(each, counts, signs, reference, added_squares, drawn, variances) for each in (sums, residuals)]
+    drawn = replication.draw(generator, len(signs), len(sums))
+    # By what factor each component's variance might be estimated off in each flip.
+    factors = [_estimated(generator, each.degrees, len(signs)) for each in replication.components]
+
+    def added(one: int, others: np.ndarray) -> np.ndarray:
+        each = zip(replication.components, factors, strict=True)
+        return sum((own.variances(one)[others] * factor[:, None] for own, factor in each), np.zeros((len(signs), 1)))
+
+    kinds = [_flipped(each, counts, signs, reference, added_squares, drawn, added) for each in (sums, residuals)]
     places = np.minimum(np.arange(1, len(signs) + 1), len(signs) - 0.5) / len(signs)
     alone = stats.t.ppf((1 + places) / 2, size - 1)
     return np.asarray(np.maximum(np.maximum(np.sort(kinds[0]), np.sort(kinds[1])), alone))
+
+
+def _estimated(generator: np.random.Generator, degrees: float, size: int) -> np.ndarray:
+    """Estimates of a variance of 1 with so many degrees of freedom."""
+    return np.ones(size) if math.isinf(degrees) else generator.chisquare(degrees, size) / degrees
 
 
 def _flipped(
@@ -382,11 +383,12 @@ def _flipped(
     reference: int | None,
     added_squares: float,
     drawn: np.ndarray,
-    variances: np.ndarray,
+    added: Callable[[int, np.ndarray], np.ndarray],
 ) -> np.ndarray:
     """[F], the largest |t| over the family when pictures' sums [S, G] take these signs [F, G].
 
-    Flips leave the sum of squares of a difference as it is, so that t follows from the flipped sums alone.
+    Settings also get [F, S] `drawn`, and contrasts of one with others the variances [F, others] of `added`. Flips leave
+    the sum of squares of a difference as it is, so that t follows from the flipped sums alone.
     """
     num_samples, scale = counts.sum(), _scale(len(counts), int(counts.sum()))
     means, weighted = signs @ sums.T / num_samples, signs @ (sums * counts).T
@@ -401,7 +403,7 @@ def _flipped(
         spread *= scale
         if drawn.any():
             gaps += drawn[:, [one]] - drawn[:, others]
-            spread += 2 * variances[:, None]
+            spread += added(one, others)
         gaps *= gaps
         np.maximum(spread, _ROUNDING * gaps + np.finfo(float).tiny, out=spread)
         np.maximum(largest, (gaps / spread).max(axis=1), out=largest)

@@ -372,6 +372,9 @@ class PassesEnergy(EnergyOfSource):
     window_s: Number | None = None  #: length of all of these windows
     request_s: Number | None = None  #: `window_s` / `num_requests`
     j_per_request: Number | None = None  #: gross energy of a window / its requests, mean over passes
+    #: the same of each pass, in their order: what differences between settings are tested by; `[]` if not measured, or
+    #: in older files
+    j_per_request_by_pass: list[Number] = []
     #: 95 % interval of it, Student's t over passes: how well the energy of these samples is known, not how samples
     #: differ; None if fewer than 2 windows
     j_per_request_ci95_low: Number | None = None

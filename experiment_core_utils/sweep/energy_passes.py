@@ -27,6 +27,7 @@ from experiment_core_utils.primitives.errors import (
 )
 from experiment_core_utils.primitives.interruption import StopRequest, time_limit
 from experiment_core_utils.primitives.progress import Progress
+from experiment_core_utils.primitives.replication import PASSES_THAT_DECIDE
 from experiment_core_utils.records.energy import EnergyPass, EnergyPassesEnd, IdlePower, PassesEnd
 from experiment_core_utils.records.journal import Journal
 from experiment_core_utils.records.requests import PreparedRequest
@@ -35,8 +36,9 @@ from experiment_core_utils.sweep.batches import Bench
 
 # Samples whose energy is measured, of those that are timed.
 ENERGY_SAMPLES = 32
-# Passes come in pairs, there and back.
-LEAST_PASSES = 2
+# Passes come in pairs, there and back. Two that agree by chance would end them, and leave an interval of one degree of
+# freedom that is too narrow.
+LEAST_PASSES = PASSES_THAT_DECIDE
 # No further pair is begun after windows of so many seconds for each setting.
 LIMIT_S = 20.0
 _STOPPED = "while energy was measured"

@@ -39,10 +39,6 @@ class AnalysisCaveat(Caveat):
             lambda found: "the weights are random: do not use accuracy or fronts",
             "times and operations are valid",
         ),
-        "sweeps_one_after_the_other": CaveatKind(
-            "note",
-            lambda found: "sweeps ran one after the other: a latency may differ between them because the machine did",
-        ),
         "protocols_differ": CaveatKind(
             "warning",
             lambda found: (
@@ -58,6 +54,15 @@ class AnalysisCaveat(Caveat):
                 f"is {100 * found['fraction']:.1f} % (standard deviation)"
             ),
             "verdicts on latencies contain it; measure in rounds (--order rounds) for finer ones",
+        ),
+        "runs_differ": CaveatKind(
+            "note",
+            lambda found: (
+                f"{found['task']}: settings are of several runs, one of each, and a run's speed is taken to vary by "
+                f"{100 * found['fraction']:.1f} % (standard deviation)"
+            ),
+            "verdicts between settings of two runs contain it; several runs of each side, by knobprof compare --run "
+            "with --repeats 5, would decide",
         ),
         "blocked_order_unknown": CaveatKind(
             "warning",

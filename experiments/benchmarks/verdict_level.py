@@ -143,9 +143,7 @@ def verdicts(world: World, knobs: Knobs, num_samples: int, generator: np.random.
     between = setting_variance(times["blocked"], knobs.levels)
     contrasts = {
         "blocked": PairedContrasts.of(times["blocked"], pictures),
-        "blocked, variance": PairedContrasts.of(
-            times["blocked"], pictures, setting_variance=between.variance, setting_degrees=between.degrees
-        ),
+        "blocked, variance": PairedContrasts.of(times["blocked"], pictures, replication=between),
         "rounds": PairedContrasts.of(times["rounds"], pictures),
     }
     called = {name: np.stack([each.better(at) for at in range(len(each.means))]) for name, each in contrasts.items()}

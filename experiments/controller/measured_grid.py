@@ -196,7 +196,7 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
     study = load_study(paths)
     if study.random_weights:
         raise ResultsError("these results are of random weights, so accuracy cannot be used; profile a trained model")
-    if any(grid.setting_variance.is_open_loop for grid in study.grids):
+    if any(grid.times.is_open_loop for grid in study.grids):
         raise ResultsError(
             "these requests arrived at a rate and waited for each other, and a controller is of requests one by one; "
             "measure again without --request_rate"

@@ -7,9 +7,9 @@ import numpy as np
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import target_of_value
+from experiment_core_utils.primitives.replication import COUNTED, IN_ROUNDS, Replication
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Cost, Objectives, objectives
-from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance
 
 Numbers = Sequence[Sequence[float]] | np.ndarray
 
@@ -32,21 +32,23 @@ def grid(
     total_ms: Numbers,
     *,
     energy_j: Numbers | None = None,
-    variance: SettingVariance = NO_VARIANCE,
+    variance: Replication = IN_ROUNDS,
+    energies: Replication = COUNTED,
     best: float = 1.0,
     pictures: Sequence[str] | None = None,
 ) -> TaskGrid:
     """Every sample has a picture of its own unless given otherwise; operations are ten times the milliseconds."""
     rows = np.array(scores, dtype=float)
-    times = np.array(total_ms, dtype=float)
-    energies = np.full(rows.shape, np.nan) if energy_j is None else np.array(energy_j, dtype=float)
+    ms = np.array(total_ms, dtype=float)
+    joules = np.full(rows.shape, np.nan) if energy_j is None else np.array(energy_j, dtype=float)
     ids = tuple(range(rows.shape[1]))
     names = tuple(pictures) if pictures is not None else tuple(f"picture-{each}" for each in ids)
     with np.errstate(divide="ignore"):
-        log_times = np.log(times)
+        log_times = np.log(ms)
     return TaskGrid(
-        "signs", "read_off", best, tuple(points), ids, names, rows, times, energies, 10 * times, log_times, variance
-    )
+        "signs", "read_off", best, tuple(points), ids, names, rows, ms, joules, 10 * ms, log_times,
+        variance, energies,
+    )  # fmt: skip
 
 
 def measured(made: TaskGrid, of: Cost = LATENCY_MEAN, num_draws: int = 400) -> Objectives:

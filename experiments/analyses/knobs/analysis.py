@@ -50,7 +50,7 @@ def _analyse_task(grid: TaskGrid, costs: Sequence[Cost], num_draws: int, seed: i
                 split["accuracy"] = effects(levels, inside.accuracy, inside.accuracy_draws, paired=by_scores)
             allows_verdict, paired = inside.no_verdict is None, None
             if each.found.of.statistic == "mean" and allows_verdict:
-                paired = main_effect_p_values(levels, inside.log_costs, inside.cost_clusters, inside.setting_variance)
+                paired = main_effect_p_values(levels, inside.log_costs, inside.cost_clusters, inside.replication)
             split[each.found.of.name] = effects(
                 levels,
                 inside.cost,

@@ -172,9 +172,10 @@ def _samples_needed(
 
 
 def _samples_for(contrasts: PairedContrasts | ScoreContrasts, gap: float, at: int, against: int) -> float:
-    """Samples n at which the error of a contrast, (V / n + A / n^2 + 2 setting_variance)^(1/2), is small enough."""
+    """Samples n at which the error of a contrast, (V / n + A / n^2 + R)^(1/2), is small enough."""
+    added = float(np.broadcast_to(contrasts.replication.variances(at), len(contrasts.means))[against])
     variance = ((contrasts.residuals[at] - contrasts.residuals[against]) ** 2).sum() / contrasts.num_samples
-    room = (gap / (contrasts.critical() + _POWER_QUANTILE)) ** 2 - 2 * contrasts.setting_variance
+    room = (gap / (contrasts.critical() + _POWER_QUANTILE)) ** 2 - added
     if room <= 0:
         return math.inf
     return (variance + math.sqrt(variance**2 + 4 * contrasts.added_squares * room)) / (2 * room)
@@ -182,7 +183,7 @@ def _samples_for(contrasts: PairedContrasts | ScoreContrasts, gap: float, at: in
 
 def _num_rounds(found: Objectives, results: Sequence[SettingResult]) -> int | None:
     """Runs of samples that all settings have, one a sample in a table; None where settings were not in rounds."""
-    if found.setting_variance.source != "rounds":
+    if found.replication.source != "rounds":
         return None
     if not results:
         return found.num_cost_samples

@@ -20,9 +20,9 @@ from scipy import stats
 
 from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.primitives.contrasts import PairedContrasts
+from experiment_core_utils.primitives.replication import COUNTED, Replication
 from experiment_core_utils.primitives.statistics import CONFIDENCE
 from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES
-from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance
 from experiments.fitting.intervals import interval
 
 Value = Level
@@ -180,7 +180,7 @@ def main_effect_p_values(
     levels: Mapping[str, Sequence[Value]],
     values: np.ndarray,
     pictures: np.ndarray,
-    variance: SettingVariance = NO_VARIANCE,
+    replication: Replication = COUNTED,
 ) -> dict[str, float]:
     """For each knob that moves the p-value that its values make no difference, by the pair that differs most surely.
 
@@ -188,7 +188,7 @@ def main_effect_p_values(
         levels: knob -> its value at each of the S settings of a full grid.
         values: [S, n], scores or logarithms of costs.
         pictures: [n].
-        variance: of what one setting's values have in common.
+        replication: the levels that the settings' values rest on.
     """
     found = {}
     for knob, own in levels.items():
@@ -196,13 +196,8 @@ def main_effect_p_values(
         if not 1 < len(known) <= MOST_VALUES:
             continue
         members = np.array([[each == value for each in own] for value in known], dtype=float)
-        counts = members.sum(axis=1)
-        contrasts = PairedContrasts.of(
-            members @ values / counts[:, None],
-            pictures,
-            setting_variance=variance.variance / counts[0],
-            setting_degrees=variance.degrees,
-        )
+        weights = members / members.sum(axis=1, keepdims=True)
+        contrasts = PairedContrasts.of(weights @ values, pictures, replication=replication.averaged(weights))
         found[knob] = min(float(contrasts.p_values(at).min()) for at in range(len(known)))
     return found
 

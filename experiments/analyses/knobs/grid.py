@@ -13,19 +13,14 @@ from experiment_core_utils.knobs.registry import all_knobs, knob_named
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.l_results_csv_cleaning import drift_ratios
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiment_core_utils.primitives.replication import IN_ROUNDS, OPEN_LOOP, Replication, across_runs, in_passes
 from experiment_core_utils.primitives.statistics import fraction_of, mean_of
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.tasks.answers import scored_text
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
-from experiments.analyses.knobs.setting_variance import (
-    NO_VARIANCE,
-    OPEN_LOOP,
-    SettingVariance,
-    is_in_rounds,
-    setting_variance,
-)
+from experiments.analyses.knobs.setting_variance import is_in_rounds, setting_variance, stated_run_deviation
 from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
 from experiments.analyses.sweeps import StoredSetting, Sweep, load_sweeps
@@ -34,6 +29,7 @@ SamplesById = dict[int, SampleResult]
 # Where settings of several sweeps are compared, the sweep (its model, precision, execution ...) is one more knob.
 SWEEP = "sweep"
 NO_VALUE = "none"  # of a knob that one of several models lacks
+NO_PASSES = in_passes(())
 
 
 def knob_names() -> tuple[str, ...]:
@@ -79,7 +75,8 @@ class TaskGrid:
     energy_j: np.ndarray  #: [S, N], of the run whose time it is, idle power included
     flops: np.ndarray  #: [S, N], of vision, prefill and all decode steps of the request
     log_times: np.ndarray  #: [S, N], mean over a sample's runs of the natural logarithm of `T_total` in ms
-    setting_variance: SettingVariance  #: of what made all times of a setting longer or shorter; none in rounds
+    times: Replication  #: the levels at which times were repeated
+    energies: Replication = NO_PASSES  #: the same of energies
     prompts: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
     #: `unreadable_fraction` of each setting's answers; empty where it is not known
     unreadable: tuple[float, ...] = ()
@@ -137,7 +134,8 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         energy_j=_matrix(rows, ids, lambda sample: sample.energy_j),
         flops=_matrix(rows, ids, lambda sample: sample.request_flops),
         log_times=log_times,
-        setting_variance=_variance_of(settings, log_times),
+        times=_times_of(settings, log_times),
+        energies=_energies_of(settings),
         prompts=tuple(metadata[sample_id].prompt or metadata[sample_id].question for sample_id in ids),
         unreadable=tuple(unreadable_fraction(each.result) for each in settings),
         runs_ms=_runs_ms(rows, ids),
@@ -199,34 +197,51 @@ def mean_log_time(sample: SampleResult) -> float | None:
     return mean_of([math.log(run.T_total) for run in sample.runs])
 
 
-def _variance_of(settings: Sequence[StoredSetting], log_times: np.ndarray) -> SettingVariance:
-    """The disturbance of settings that were measured one after another, by those that the values of the knobs make."""
+def _times_of(settings: Sequence[StoredSetting], log_times: np.ndarray) -> Replication:
+    """The levels at which times were repeated: rounds, or what settings of the requested values show; and runs."""
     if any(each.result.open_loop is not None for each in settings):
         return OPEN_LOOP
-    if _shared_rounds([each.result for each in settings]):
-        return NO_VARIANCE
-    points = [_point(setting) for setting in settings]
-    return _variance_in_blocks(points, log_times, drift_ratios(each.result for each in settings))
+    within = IN_ROUNDS
+    if not all(_shared_rounds([each.result for each in own]) for own in _by_run(settings).values()):
+        points = [_point(setting) for setting in settings]
+        within = _variance_in_blocks(points, log_times, drift_ratios(each.result for each in settings))
+    return _with_runs(within, settings)
+
+
+def _energies_of(settings: Sequence[StoredSetting]) -> Replication:
+    """The same of energies, which are parts of windows in passes."""
+    passes = [None if each.result.energy is None else each.result.energy.passes for each in settings]
+    measured = [each.j_per_request_by_pass for each in passes if each is not None]
+    return _with_runs(in_passes(measured if len(measured) == len(passes) else ()), settings)
+
+
+def _with_runs(within: Replication, settings: Sequence[StoredSetting]) -> Replication:
+    variance = stated_run_deviation([each.result for each in settings]) ** 2
+    return across_runs(within, variance, [each.run for each in settings])
+
+
+def _by_run(settings: Sequence[StoredSetting]) -> dict[object, list[StoredSetting]]:
+    found: dict[object, list[StoredSetting]] = {}
+    for each in settings:
+        found.setdefault(each.run, []).append(each)
+    return found
 
 
 def _shared_rounds(results: Sequence[SettingResult]) -> bool:
-    """Whether these settings took turns: in rounds, all of them in the same runs.
-
-    Those that a later run added, or measured alone, have no round in common with the others.
-    """
+    """Whether these settings of one run took turns; of those that were measured alone there is only one."""
     orders = [result.setting_order for result in results]
-    runs = {tuple(each.provenance.experiment_ids or ()) for each in results}
     samples = [sample for each in results for sample in each.per_sample_results]
     alone = {run.place_in_round is None for sample in samples for run in sample.runs}
-    return all(order is not None and is_in_rounds(order.how) for order in orders) and len(runs) < 2 and len(alone) < 2
+    return all(order is not None and is_in_rounds(order.how) for order in orders) and len(alone) < 2
 
 
 def _variance_in_blocks(
     points: Sequence[KnobPoint], log_times: np.ndarray, readings: Sequence[float] = ()
-) -> SettingVariance:
+) -> Replication:
+    """What settings of the requested values show of a disturbance that each of all settings may have."""
     inside = [at for at, point in enumerate(points) if point.in_grid]
     levels = {knob: [points[at].value(knob) for at in inside] for knob in knob_names()}
-    return setting_variance(log_times[inside], levels, readings)
+    return setting_variance(log_times, levels, readings, inside)
 
 
 def picture_of(sample: SampleResult) -> str:
@@ -331,7 +346,7 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
         energy_j=absent,
         flops=absent,
         log_times=log_times,
-        setting_variance=NO_VARIANCE if in_rounds else _variance_in_blocks(points, log_times),
+        times=IN_ROUNDS if in_rounds else _variance_in_blocks(points, log_times),
         prompts=table.prompts,
         runs_ms=None if table.runs is None else 1000 * table.runs,
         protocol_versions=(table.origin["protocol_version"],),

@@ -3,8 +3,8 @@
 Draws are a bootstrap over pictures: in each draw all settings get the same pictures, so that what is common to them (a
 hard picture, a long answer) does not blur their differences. Pictures with times and those without are drawn apart,
 each as many as there are, so that every draw has times. A draw says how the figures would differ had other samples of
-the task been drawn. Times of settings that were measured one after another also get what the machine may have added to
-a setting (`SettingVariance`); in rounds all settings have it alike.
+the task been drawn. Costs also get what the levels beyond samples (windows, settings one after another, runs) may have
+added to a setting (`Replication`); in rounds all settings have it alike.
 
 Whether a setting is better than another is not read off draws, which call too many equal percentiles different, but
 tested: means by the logarithms of their samples' costs and accuracies by their scores, all pairs of settings together
@@ -12,7 +12,6 @@ tested: means by the logarithms of their samples' costs and accuracies by their 
 (`experiments/fitting/verdicts.py`).
 """
 
-import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -21,11 +20,11 @@ import numpy as np
 from scipy import stats
 
 from experiment_core_utils.primitives.contrasts import PairedContrasts, ScoreContrasts
+from experiment_core_utils.primitives.replication import COUNTED, Replication
 from experiment_core_utils.primitives.statistics import CONFIDENCE, bounded_mean_intervals
 from experiment_core_utils.primitives.texts import all_of
 from experiments.analyses.files import draws_for
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
-from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance
 from experiments.fitting.intervals import draw_counts
 from experiments.fitting.verdicts import (
     TAIL,
@@ -92,7 +91,7 @@ class Objectives:
     accuracy_draws: np.ndarray  #: [B, S]
     cost_draws: np.ndarray  #: [B, S]
     unseen_accuracy: np.ndarray  #: [B, S], on the samples that the draw left out; nan where it left out none
-    setting_variance: SettingVariance  #: of the logarithm of a latency; none in rounds, and of other costs
+    replication: Replication  #: the levels that differences of costs rest on
     scores: np.ndarray  #: [S, n], of the samples on which all have one
     clusters: np.ndarray  #: [n], the number of each of these samples' picture
     sample_costs: np.ndarray  #: [S, m], of the samples on which all have one
@@ -102,17 +101,15 @@ class Objectives:
     @property
     def have_waited(self) -> bool:
         """Whether the costs are of requests that waited for each other, which no draw of samples is true to."""
-        return self.setting_variance.is_open_loop
+        return self.replication.is_open_loop
 
     @property
     def no_verdict(self) -> str | None:
-        """The reason why no setting is said to cost less than another: too few pictures, an unknown disturbance of
-        settings that were measured one after another, or requests that waited for each other; None where there is none.
+        """The reason why no setting is said to cost less than another: a level that was not repeated, or too few
+        pictures; None where there is none.
         """
-        if self.have_waited:
-            return f"{self.of.label} is of requests that came at a rate and waited for each other"
-        if not self.setting_variance.is_known:
-            return f"{self.of.label} of settings that were measured one after another shows no change of the machine"
+        if self.replication.undecided is not None:
+            return f"{self.of.label} {self.replication.undecided}"
         fewest = fewest_for(PERCENT.get(self.of.statistic))
         if self.num_cost_pictures >= fewest:
             return None
@@ -133,7 +130,8 @@ class Objectives:
         by_draw = ("accuracy_draws", "cost_draws", "unseen_accuracy")
         parts = {name: getattr(self, name)[kept] for name in by_setting}
         parts |= {name: getattr(self, name)[:, kept] for name in by_draw}
-        return replace(self, points=tuple(self.points[at] for at in kept), **parts)
+        points, replication = tuple(self.points[at] for at in kept), self.replication.at(kept)
+        return replace(self, points=points, replication=replication, **parts)
 
     @cached_property
     def cost_order(self) -> np.ndarray:
@@ -142,13 +140,7 @@ class Objectives:
 
     def cost_contrasts(self, reference: int | None = None) -> PairedContrasts:
         """The ratios of the costs of all pairs of settings, or of those with `reference` only, by their logarithms."""
-        return PairedContrasts.of(
-            self.log_costs,
-            self.cost_clusters,
-            reference=reference,
-            setting_variance=self.setting_variance.variance,
-            setting_degrees=self.setting_variance.degrees,
-        )
+        return PairedContrasts.of(self.log_costs, self.cost_clusters, reference=reference, replication=self.replication)
 
     def score_contrasts(self, reference: int | None = None) -> ScoreContrasts:
         """The differences in accuracy of all pairs of settings, or of those with `reference` only."""
@@ -188,8 +180,9 @@ class Objectives:
         # Either of the two may have been the luckier one, in each comparison with this setting.
         comparisons = 2 * (len(self.points) - 1)
         alone = first_of_each(self.cost_clusters)
-        own = self.sample_costs[at] * self.setting_variance.factor(TAIL / comparisons)
-        p_values = tail_p_values(own[alone], self.sample_costs[higher][:, alone], PERCENT[self.of.statistic])
+        factors = np.broadcast_to(self.replication.factors(at, TAIL / comparisons), len(self.points))[higher]
+        others = self.sample_costs[higher][:, alone] / factors[:, None]
+        p_values = tail_p_values(self.sample_costs[at][alone], others, PERCENT[self.of.statistic])
         found[higher] = np.minimum(comparisons * p_values, 1.0)
         return found
 
@@ -208,9 +201,10 @@ class Objectives:
             alone = self.sample_costs[:, first_of_each(self.cost_clusters)]
             return [tail_interval(row, PERCENT[self.of.statistic]) for row in alone]
         means, errors, degrees = means_and_errors(self.sample_costs, self.cost_clusters)
-        if degrees < 1 or not self.setting_variance.is_known:
+        if degrees < 1 or self.replication.undecided is not None:
             return [None] * len(means)
-        half = stats.t.isf(TAIL, degrees) * np.hypot(errors, means * math.sqrt(self.setting_variance.variance))
+        own = np.sqrt(self.replication.variances_alone(len(means)))
+        half = stats.t.isf(TAIL, min(degrees, self.replication.degrees)) * np.hypot(errors, means * own)
         return list(zip((means - half).tolist(), (means + half).tolist(), strict=True))
 
     def accuracy_intervals(self) -> list[tuple[float, float]]:
@@ -257,11 +251,10 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
     cost_draws = _over_draws(costs[:, paid], counts[:, paid], of.statistic)
     with np.errstate(divide="ignore"):
         logarithms = grid.log_times[kept] if of.quantity == "total_ms" else np.log(costs)
-    variance = grid.setting_variance if of.quantity == "total_ms" else NO_VARIANCE
-    if variance.is_known and variance.variance > 0:
-        # What may be so of one setting's times, in each draw.
-        noise = np.random.default_rng(seed).normal(0.0, math.sqrt(variance.variance), cost_draws.shape)
-        cost_draws = cost_draws * np.exp(noise)
+    replication = {"total_ms": grid.times, "energy_j": grid.energies}.get(of.quantity, COUNTED).at(kept)
+    if replication.components:
+        # What may be so of one setting's costs, in each draw.
+        cost_draws = cost_draws * np.exp(replication.draw(np.random.default_rng(seed), len(cost_draws), len(kept)))
     num_cost_pictures = len({picture for picture, has in zip(grid.pictures, paid, strict=True) if has})
     return Objectives(
         task=grid.task,
@@ -279,7 +272,7 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
         accuracy_draws=accuracy_draws,
         cost_draws=cost_draws,
         unseen_accuracy=_unseen(scores[:, scored], counts[:, scored]),
-        setting_variance=variance,
+        replication=replication,
         scores=scores[:, scored],
         clusters=np.unique(np.asarray(grid.pictures, dtype=str)[scored], return_inverse=True)[1],
         sample_costs=costs[:, paid],

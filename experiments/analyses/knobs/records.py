@@ -54,17 +54,16 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[A
     """Caveats that a reader has to know before the figures, from the data themselves."""
     caveat = AnalysisCaveat.of
     found = [caveat("random_weights")] * random_weights
-    if any(point.sweep for analysis in analyses for point in analysis.grid.points):
-        found.append(caveat("sweeps_one_after_the_other"))
     versions = sorted({version for analysis in analyses for version in analysis.grid.protocol_versions})
     if len(versions) > 1:
         found.append(caveat("protocols_differ", versions=versions))
     for analysis in analyses:
-        task, variance = analysis.grid.task, analysis.grid.setting_variance
-        if variance.source == "unknown":
+        task, times = analysis.grid.task, analysis.grid.times
+        if times.source == "unknown":
             found.append(caveat("blocked_order_unknown", task=task))
-        elif variance.is_known and variance.source != "rounds":
-            found.append(caveat("blocked_order", task=task, fraction=math.expm1(math.sqrt(variance.variance))))
+        for each in times.components:
+            kind = "runs_differ" if each.level == "run" else "blocked_order"
+            found.append(caveat(kind, task=task, fraction=math.expm1(each.deviation)))
         found += _left_out_of_many(analysis)
         for each in present(analysis):
             of, n, pictures = each.found.of, each.found.num_cost_samples, each.found.num_cost_pictures
@@ -245,7 +244,8 @@ def _front_fields(each: FrontAnalysis | NoObjectives) -> dict[str, Any]:
         "num_dropped_samples": found.num_dropped_samples,
         "num_cost_pictures": found.num_cost_pictures,
         "no_verdict": found.no_verdict,
-        "setting_variance": found.setting_variance.fields(),
+        "setting_variance": found.replication.fields(),
+        "replication": found.replication.level_fields(),
         "reference_point": {"accuracy": 0.0, "cost": front.reference_cost},
         "hypervolume": asdict(front.hypervolume),
         "ties": front.ties,

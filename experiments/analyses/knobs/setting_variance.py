@@ -7,6 +7,8 @@ enough settings are left to estimate from, else without. It contains what the mo
 error of a setting's mean, so that it is rather too large. With fewer settings it is that of the readings of the run's
 control setting. With none of these it is not known, and nothing is said of a latency.
 
+Of settings that were measured in several runs a run's speed varies, too, by what is stated of two runs of one thing.
+
 Nor is it known of requests that arrived at a rate (`--request_rate`): they wait for each other, so that one delay makes
 many times of a setting longer, and samples taken for independent called equal settings different in 16 % of simulated
 pairs where the server was busy 40 % of the time, and in 54 % at 80 %.
@@ -14,65 +16,35 @@ pairs where the server was busy 40 % of the time, and in 54 % at 80 %.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-from scipy import stats
 
 from experiment_core_utils.knobs.interface import Level
+from experiment_core_utils.primitives.replication import UNKNOWN, Replication, one_after_another
+from experiment_core_utils.records.setting_result import SettingResult
+from experiments.fitting.run_ratios import BESIDE_LOAD, BETWEEN_RUNS, ON_A_CPU
 
 # A variance of fewer degrees of freedom is no estimate.
 FEWEST_DEGREES = 4
 
 
-@dataclass(frozen=True)
-class SettingVariance:
-    """The variance of the logarithm of a disturbance that all times of a setting share, and how it is known."""
-
-    variance: float  #: nan where it is not known
-    degrees: float  #: of freedom
-    #: `rounds`, `settings` (residuals of a model), `control` (readings of a control setting), `unknown` or `open_loop`
-    source: str
-
-    @property
-    def is_known(self) -> bool:
-        """Whether latencies can be compared."""
-        return math.isfinite(self.variance)
-
-    @property
-    def is_open_loop(self) -> bool:
-        """Whether requests arrived at a rate and waited for each other."""
-        return self.source == OPEN_LOOP.source
-
-    def fields(self) -> dict[str, float | str | None]:
-        """Its fields in JSON: the standard deviation, null where it is not known, degrees of freedom, source."""
-        std = math.sqrt(self.variance) if self.is_known else None
-        return {"std": std, "degrees": self.degrees if math.isfinite(self.degrees) else None, "source": self.source}
-
-    def factor(self, tail: float) -> float:
-        """What a ratio of two settings' times is above by chance with probability `tail`, at least 1."""
-        if self.variance == 0:
-            return 1.0
-        return math.exp(float(stats.t.isf(tail, self.degrees)) * math.sqrt(2 * self.variance))
-
-
-NO_VARIANCE = SettingVariance(0.0, math.inf, "rounds")
-UNKNOWN = SettingVariance(math.nan, 1, "unknown")
-OPEN_LOOP = SettingVariance(math.nan, 1, "open_loop")
-
-
 def setting_variance(
-    log_times: np.ndarray, levels: Mapping[str, Sequence[Level]], readings: Sequence[float] = ()
-) -> SettingVariance:
-    """The variance between S settings that were measured one after another.
+    log_times: np.ndarray,
+    levels: Mapping[str, Sequence[Level]],
+    readings: Sequence[float] = (),
+    inside: Sequence[int] | None = None,
+) -> Replication:
+    """What is known of the variance between S settings that were measured one after another.
 
     Args:
         log_times: [S, N], nan where a sample has none; the samples that all settings have count.
-        levels: knob -> its value at each setting.
+        levels: knob -> its value at each setting that it is estimated from.
         readings: times of the control setting over its first.
+        inside: these settings, in order; None for all.
     """
-    shared = log_times[:, np.isfinite(log_times).all(axis=0)]
+    own = log_times if inside is None else log_times[list(inside)]
+    shared = own[:, np.isfinite(own).all(axis=0)]
     moving = [values for values in levels.values() if len(set(values)) > 1]
     if shared.shape[1] and moving:
         means = shared.mean(axis=1)
@@ -81,12 +53,26 @@ def setting_variance(
             fit, _, rank, _ = np.linalg.lstsq(design, means, rcond=1e-9)
             degrees = len(means) - int(rank)
             if degrees >= FEWEST_DEGREES:
-                return SettingVariance(float(((means - design @ fit) ** 2).sum()) / degrees, degrees, "settings")
+                squares = float(((means - design @ fit) ** 2).sum())
+                return one_after_another(squares / degrees, degrees, "settings", len(log_times))
     # A reading is after one setting and before the next; the first, which the others are relative to, is 1.
     later = [math.log(ratio) for ratio in set(readings) - {1.0}]
     if later:
-        return SettingVariance(float(np.mean(np.square(later))), len(later), "control")
+        return one_after_another(float(np.mean(np.square(later))), len(later), "control", len(log_times))
     return UNKNOWN
+
+
+def stated_run_deviation(results: Sequence[SettingResult]) -> float:
+    """Standard deviation of the log of a run's speed where no run was repeated: larger on a CPU, and beside load."""
+    on_cpu = any(each.provenance.hardware.device is not None and each.provenance.hardware.gpu_name is None
+                 for each in results)  # fmt: skip
+    return max(ON_A_CPU if on_cpu else BETWEEN_RUNS, BESIDE_LOAD * other_load(results))
+
+
+def other_load(results: Sequence[SettingResult]) -> float:
+    """The largest fraction of the CPUs that other processes used in any run on a CPU; 0 where none was read."""
+    on_cpu = (each for each in results if each.provenance.hardware.gpu_name is None)
+    return max((reading.foreign_cpu_share or 0.0 for each in on_cpu for reading in each.conditions), default=0.0)
 
 
 def is_in_rounds(how: str | None) -> bool:

@@ -22,7 +22,7 @@ OF_SINGLE_SETTINGS = {
 # What a caveat may weaken, and the kinds that weaken it; others are about accuracy.
 GROUPS = ("times", "accuracy", "energy")
 _OF_TIMES = {
-    *OF_SINGLE_SETTINGS, "shared_cores", "runs_discarded", "sweeps_one_after_the_other", "protocols_differ",
+    *OF_SINGLE_SETTINGS, "shared_cores", "runs_discarded", "runs_differ", "protocols_differ",
     "blocked_order", "blocked_order_unknown", "few_for_percentile", "no_verdict", "few_pictures", "mixed_executions",
 }  # fmt: skip
 # Caveats of answers that no column of the settings tells.

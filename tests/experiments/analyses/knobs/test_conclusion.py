@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.primitives.replication import IN_ROUNDS, OPEN_LOOP, UNKNOWN, Replication, one_after_another
 from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.conclusion import conclude, front_words
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, LATENCY_P95
 from experiments.analyses.knobs.records import TaskAnalysis, contents_of, present, tables_of
-from experiments.analyses.knobs.setting_variance import OPEN_LOOP, UNKNOWN, SettingVariance
 from tests.experiments.hand_made_grid import grid, point, reference
 
 POINTS = [point(vision, top_k) for vision in ("low", "high") for top_k in (1, 2)]
@@ -121,7 +121,9 @@ def test_a_change_has_a_word_unless_it_is_sure(milliseconds: tuple[float, ...], 
     points = [KnobPoint(key := f"own_blocks{20 + 4 * at}", Setting.named(key)) for at in range(len(milliseconds))]
     scores = np.array([np.arange(20) < 10] * len(points), dtype=float)
     times = np.outer(milliseconds, np.linspace(0.95, 1.05, 20))
-    found = conclude(analysed(grid(points, scores, times, variance=SettingVariance(std**2, 20, "settings"))))
+    found = conclude(
+        analysed(grid(points, scores, times, variance=one_after_another(std**2, 20, "settings", len(points))))
+    )
     assert found.lines[1] == f"knobs: {text}, accuracy +0.0 points (can't tell)"
 
 
@@ -137,12 +139,12 @@ def test_a_knob_whose_ends_are_alike_changes_nothing_surely_between_them() -> No
 @pytest.mark.parametrize(
     ("num_samples", "variance", "reason"),
     [
-        (5, SettingVariance(0.0, np.inf, "rounds"), "needs 6 pictures"),
+        (5, IN_ROUNDS, "needs 6 pictures"),
         (40, UNKNOWN, "measured one after another"),
         (40, OPEN_LOOP, "requests that came at a rate and waited for each other"),
     ],
 )
-def test_without_a_verdict_nothing_is_called_faster(num_samples: int, variance: SettingVariance, reason: str) -> None:
+def test_without_a_verdict_nothing_is_called_faster(num_samples: int, variance: Replication, reason: str) -> None:
     times = np.outer((100.0, 110.0, 200.0, 210.0), np.linspace(0.95, 1.05, num_samples))
     (line,) = conclude(analysed(grid(POINTS, np.ones(times.shape), times, variance=variance))).lines
     assert line.startswith("conclusion: no setting is named: ") and reason in line

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from experiment_core_utils.primitives.replication import IN_ROUNDS, Replication, one_after_another
 from experiments.analyses.knobs.coupling import couplings, fixed_values, moving_knobs, single_knobs
 from experiments.analyses.knobs.objectives import Objectives
-from experiments.analyses.knobs.setting_variance import NO_VARIANCE, SettingVariance
 from tests.experiments.hand_made_grid import grid, measured, point
 
 NUM = 40
@@ -14,7 +14,7 @@ NUM = 40
 def sweep(
     accuracy: dict[tuple[str, int], float],
     ms: dict[tuple[str, int], float],
-    variance: SettingVariance = NO_VARIANCE,
+    variance: Replication = IN_ROUNDS,
 ) -> Objectives:
     """Vision and top-k at their keys; each setting right on the first samples, times spread by 5 % either way."""
     scores = [[1.0] * round(NUM * share) + [0.0] * (NUM - round(NUM * share)) for share in accuracy.values()]
@@ -51,7 +51,7 @@ def test_the_loss_is_the_area_between_the_fronts() -> None:
 @pytest.mark.parametrize(("std", "beyond"), [(0.0, True), (0.02, True), (0.2, False)])
 def test_a_loss_that_may_be_the_machine_is_noise(std: float, beyond: bool) -> None:
     keys = [("low", 1), ("low", 8)]
-    variance = SettingVariance(std**2, 20, "settings")
+    variance = one_after_another(std**2, 20, "settings", 2)
     rows = fixed_values(sweep(dict.fromkeys(keys, 0.5), dict(zip(keys, (10, 11), strict=True)), variance))
     held_at_8 = next(row for row in rows if row.value == 8)
     # Up to 12.1: 0.5 x 2.1 jointly, 0.5 x 1.1 with top-k 8.

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.primitives.replication import one_after_another
 from experiment_core_utils.primitives.statistics import bounded_mean_interval, on_front
 from experiment_core_utils.sweep.front_search import Survivor, front_of
 from experiments.analyses.knobs.fronts import (
@@ -20,7 +21,6 @@ from experiments.analyses.knobs.fronts import (
     scored_area,
 )
 from experiments.analyses.knobs.objectives import LATENCY_P95
-from experiments.analyses.knobs.setting_variance import SettingVariance
 from experiments.analyses.recorded_table import read_table
 from tests.experiments.hand_made_grid import grid, measured, point
 
@@ -99,7 +99,7 @@ def test_a_setting_that_is_often_on_the_front_is_possible() -> None:
 def test_a_latency_that_may_be_the_machine_dominates_nothing(std: float, status: str) -> None:
     # The same answers, 10 and 12 ms, of settings that were measured one after another.
     same = [1.0] * 15 + [0.0] * 15
-    variance = SettingVariance(std**2, 20, "settings")
+    variance = one_after_another(std**2, 20, "settings", 2)
     found = front(measured(grid(POINTS[:2], [same, same], times(10, 12), variance=variance)))
     assert found.points[1].status == status and (found.points[1].probability > 0.05) == (status == "possible")
     assert found.ties == (((POINTS[0].key,), (POINTS[1].key,)) if std == 0.01 else ((POINTS[0].key, POINTS[1].key),))

@@ -9,6 +9,7 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.primitives.replication import IN_ROUNDS, OPEN_LOOP
 from experiment_core_utils.records.sample_result import RunTimes, SampleResult
 from experiments.analyses.knobs.grid import (
     TaskGrid,
@@ -19,7 +20,6 @@ from experiments.analyses.knobs.grid import (
     mean_log_time,
 )
 from experiments.analyses.knobs.records import TaskAnalysis, caveats_of
-from experiments.analyses.knobs.setting_variance import NO_VARIANCE, OPEN_LOOP, SettingVariance
 from experiments.analyses.sweeps import load_sweep
 from tests.experiments.hand_made_grid import point
 from tests.experiments.hand_made_sweep import ARRIVED, FLOPS, PROVENANCE, result, setting, write
@@ -45,7 +45,7 @@ def test_a_grid_has_every_sample_at_every_setting_or_nan(tmp_path: Path) -> None
     assert np.isnan(found.energy_j).all()
     np.testing.assert_allclose(found.log_times[0], np.log([1000.0, np.nan, 1500.0]))
     # Measured one after another; two settings leave nothing to estimate from, and the control took 1.25 times as long.
-    assert found.setting_variance == SettingVariance(pytest.approx(np.log(1.25) ** 2), 1, "control")
+    assert found.times.fields() == {"std": pytest.approx(np.log(1.25)), "degrees": 1, "source": "control"}
 
 
 def test_settings_of_rounds_have_no_variance_between_them(tmp_path: Path) -> None:
@@ -54,17 +54,17 @@ def test_settings_of_rounds_have_no_variance_between_them(tmp_path: Path) -> Non
         [result(setting(vision)) | {"setting_order": order | {"how": how}} for vision in ("low", "high")]
         for how in ("rounds", "shuffled")
     )
-    assert grids_of(load_sweep(write(tmp_path / "rounds", *rounds)))[0].setting_variance == NO_VARIANCE
-    assert grids_of(load_sweep(write(tmp_path / "one", rounds[0], blocked[1])))[0].setting_variance != NO_VARIANCE
+    assert grids_of(load_sweep(write(tmp_path / "rounds", *rounds)))[0].times == IN_ROUNDS
+    assert grids_of(load_sweep(write(tmp_path / "one", rounds[0], blocked[1])))[0].times != IN_ROUNDS
     # One was added by a later run: it shared no round with the other.
     later = rounds[1] | {"provenance": rounds[1]["provenance"] | {"experiment_ids": ["0009"]}}
-    assert grids_of(load_sweep(write(tmp_path / "later", rounds[0], later)))[0].setting_variance != NO_VARIANCE
+    assert grids_of(load_sweep(write(tmp_path / "later", rounds[0], later)))[0].times.source == "runs"
 
 
 def test_of_requests_that_arrived_at_a_rate_the_variance_is_not_known(tmp_path: Path) -> None:
     order = {"setting_order": {"how": "rounds", "seed": 1, "position": 0, "num_settings": 2}}
     folder = write(tmp_path, *(result(setting(vision)) | order | ARRIVED for vision in ("low", "high")))
-    assert grids_of(load_sweep(folder))[0].setting_variance == OPEN_LOOP
+    assert grids_of(load_sweep(folder))[0].times == OPEN_LOOP
 
 
 def test_the_logarithm_of_a_samples_time_is_the_mean_over_its_runs() -> None:

@@ -3,6 +3,14 @@
 import numpy as np
 import pytest
 
+from experiment_core_utils.primitives.replication import (
+    COUNTED,
+    IN_ROUNDS,
+    OPEN_LOOP,
+    UNKNOWN,
+    Replication,
+    one_after_another,
+)
 from experiments.analyses.charts.knob_charts import fronts_chart
 from experiments.analyses.knobs.analysis import FrontAnalysis, analyse_knobs
 from experiments.analyses.knobs.coupling import fixed_values
@@ -15,7 +23,6 @@ from experiments.analyses.knobs.objectives import (
     NoObjectives,
     objectives,
 )
-from experiments.analyses.knobs.setting_variance import NO_VARIANCE, OPEN_LOOP, UNKNOWN, SettingVariance
 from experiments.fitting.intervals import interval
 from tests.experiments.hand_made_grid import grid, measured, point
 
@@ -23,9 +30,9 @@ NAN = float("nan")
 POINTS = [point("low"), point("high")]
 
 
-def variance(std: float) -> SettingVariance:
+def variance(std: float) -> Replication:
     """That of settings measured one after another, of 20 degrees of freedom."""
-    return SettingVariance(std**2, 20, "settings")
+    return one_after_another(std**2, 20, "settings", 2)
 
 
 def test_settings_are_compared_on_the_samples_that_all_have() -> None:
@@ -88,7 +95,7 @@ def test_a_latency_of_blocked_settings_is_lower_only_by_more_than_what_may_be_th
     ms = [[10.0] * 20, [12.0] * 20]
     rounds, little, much, unknown = (
         grid(POINTS, np.ones((2, 20)), ms, energy_j=ms, variance=each)
-        for each in (NO_VARIANCE, variance(0.02), variance(0.2), UNKNOWN)
+        for each in (IN_ROUNDS, variance(0.02), variance(0.2), UNKNOWN)
     )
     assert [measured(made).cheaper(0)[1] for made in (rounds, little, much, unknown)] == [True, True, False, False]
     assert measured(unknown).no_verdict == (
@@ -102,12 +109,12 @@ def test_a_latency_of_blocked_settings_is_lower_only_by_more_than_what_may_be_th
     assert measured(much).cost_draws[:, 0].std() == pytest.approx(2.0, rel=0.2)
     # Operations and energy do not drift.
     for of in (FLOPS, ENERGY):
-        assert measured(much, of).cheaper(0)[1] and measured(much, of).setting_variance == NO_VARIANCE
+        assert measured(much, of).cheaper(0)[1] and measured(much, of).replication == COUNTED
 
 
 def test_a_percentile_of_blocked_settings_needs_as_much() -> None:
     ms = np.outer([10.0, 12.0], np.linspace(0.95, 1.05, 120))
-    made = [grid(POINTS, np.ones((2, 120)), ms, variance=each) for each in (NO_VARIANCE, variance(0.02), variance(0.2))]
+    made = [grid(POINTS, np.ones((2, 120)), ms, variance=each) for each in (IN_ROUNDS, variance(0.02), variance(0.2))]
     assert [measured(each, LATENCY_P95).cheaper(0)[1] for each in made] == [True, True, False]
 
 
