@@ -91,7 +91,9 @@ class ComparedResults:
 
     def _repr_html_(self) -> str:
         """As a notebook shows it: the sentence, the lines of all settings together, then each setting's."""
-        lines = sorted(self._lines, key=lambda each: not each.is_pooled)
+        shown = set(map(id, self.comparison.shown))
+        kept = [line for line, own in zip(self._lines, self.comparison.lines, strict=True) if id(own) in shown]
+        lines = sorted(kept, key=lambda each: not each.is_pooled)
         has_tasks, has_runs = (len({getattr(each, name) for each in lines}) > 1 for name in ("task", "run"))
         names = {"run": has_runs, "task": has_tasks, "setting": True, "quantity": True}
         texts = [name for name, is_shown in names.items() if is_shown]

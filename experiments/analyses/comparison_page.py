@@ -33,7 +33,8 @@ COLUMNS: tuple[Quantity, ...] = ("accuracy", "latency", "P95 latency", "energy",
 GOOD, BAD = {"FASTER", "LESS", "BETTER"}, {"SLOWER", "MORE", "WORSE"}
 LEGEND = (
     'FASTER, LESS or BETTER, and SLOWER, MORE or WORSE: the interval excludes "no change"',
-    "SAME: the whole interval is within the margin, the band in the picture",
+    "SAME: the whole interval is within the margin, the band in the picture; not to be had where runs vary by more",
+    "IDENTICAL: every answer is the same text with the same score on these samples, which says nothing of others",
     "CANNOT TELL: neither, since runs or samples vary too much",
 )
 ROW_PX, LEAST_PX = 28, 240
@@ -120,6 +121,9 @@ def _chart(found: RunComparison, lines: Sequence[RunDifference]) -> Chart:
 def _with_band(panel: Panel, quantity: Quantity, found: RunComparison) -> Panel:
     """A panel with its band; as it is where settings' scores have other scales than 0 to 1."""
     ends = 1 / (1 + found.margin), 1 + found.margin
+    own = [each for each in found.lines if each.quantity == quantity]
+    if all(each.can_be_same is False for each in own):
+        return panel
     if quantity == "accuracy":
         if any(setting.result.metric_best != 1 for side in found.sides for run in side for setting in run.settings):
             return panel
@@ -137,7 +141,8 @@ def picture_of(found: RunComparison) -> Panel | None:
         return None
     (panel,) = _chart(found, lines).panels
     better = "left of 1 is faster" if timed else "right of 0 is better"
-    note = f"{better}; bars are 95 % intervals of all settings together; the band is what counts as SAME"
+    note = f"{better}; bars are 95 % intervals of all settings together"
+    note += "; the band is what counts as SAME" * any(isinstance(mark, Band) for mark in panel.marks)
     height_px = max(LEAST_PX, 110 + ROW_PX * len(panel.y.ticks or ()))
     return replace(panel, note=note, width="full", height_px=height_px)
 

@@ -144,23 +144,22 @@ class SharedSamples:
         return sum(float(np.mean(np.log(each) ** 2)) for each in readings if each)
 
     @property
-    def is_on_cpu(self) -> bool:
-        """Whether any run was measured on a CPU, or by a server; not of older files, which do not say it."""
-        found = (result.provenance.hardware for run in self.runs for result in run)
-        return any(each.device is not None and each.gpu_name is None for each in found)
+    def results(self) -> list[SettingResult]:
+        """The shared settings' results of all runs."""
+        return [result for run in self.runs for result in run]
 
-    @property
-    def other_load(self) -> float:
-        """The largest fraction of the CPUs that other processes used in any run on a CPU; 0 where none was read."""
-        return max(
-            (
-                each.foreign_cpu_share or 0.0
-                for run in self.runs
-                for result in run
-                if result.provenance.hardware.gpu_name is None
-                for each in result.conditions
-            ),
-            default=0.0,
+    def passes_of(self, number: int) -> list[list[float]]:
+        """Of a setting the energy of a request in each pass, of each run; none where a run has fewer than two."""
+        energies = [run[number].energy for run in self.runs]
+        found = [[] if each is None or each.passes is None else each.passes.j_per_request_by_pass for each in energies]
+        return found if all(len(own) > 1 for own in found) else []
+
+    def has_one_answer(self, number: int) -> bool:
+        """Whether every shared sample of a setting has one answer and one score in all runs."""
+        return all(
+            (each.pred, each.answer, each.accuracy) == (row[0].pred, row[0].answer, row[0].accuracy)
+            for row in self._samples[number]
+            for each in row[1:]
         )
 
     def cells(self, read: Callable[[SampleResult], float | None]) -> Cells | None:

@@ -18,24 +18,18 @@ from scipy import stats
 
 from experiment_core_utils.knobs.variant import reference_meaning
 from experiment_core_utils.primitives.contrasts import ScoreContrasts
+from experiment_core_utils.primitives.replication import Component, Level
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.saved_results.rescoring import other_conditions
 from experiments.analyses.knobs.conclusion import voiding_caveats
+from experiments.analyses.knobs.setting_variance import other_load, stated_run_deviation
 from experiments.analyses.shared_samples import Cells, SharedSamples, with_common_samples
 from experiments.analyses.sweeps import Sweep, load_sweep
-from experiments.fitting.run_ratios import (
-    BESIDE_LOAD,
-    BETWEEN_RUNS,
-    ON_A_CPU,
-    POWER,
-    chance_of_same,
-    log_ratio,
-    runs_for_same,
-)
+from experiments.fitting.run_ratios import POWER, chance_of_same, log_ratio, runs_for_same
 from experiments.fitting.verdicts import TAIL, fewest_for, first_of_each, tail_interval
 
-Verdict = Literal["FASTER", "SLOWER", "LESS", "MORE", "BETTER", "WORSE", "SAME", "CANNOT TELL"]
+Verdict = Literal["FASTER", "SLOWER", "LESS", "MORE", "BETTER", "WORSE", "SAME", "IDENTICAL", "CANNOT TELL"]
 Quantity = Literal["latency", "P95 latency", "energy", "memory", "accuracy"]
 
 # What a side does by its change of a quantity.
@@ -88,11 +82,18 @@ class RunDifference:
     change: float  #: `other` / `one`; of accuracy `other` - `one`
     #: of `change`; of memory its range over runs; None where there are too few pictures, of memory other samples
     interval: tuple[float, float] | None
-    verdict: Verdict  #: `SAME` where the interval is within the margin; a direction where it does not hold "no change"
+    #: `SAME` where the interval is within the margin; a direction where it does not hold "no change"; `IDENTICAL` where
+    #: every answer is the same text with the same score, which says nothing of other samples
+    verdict: Verdict
     #: `interval` as if runs of one side were equally fast; None of P95, memory and accuracy
     interval_of_samples: tuple[float, float] | None = None
     run_deviation: float | None = None  #: standard deviation of the log of a run's speed; None as above
     chance_of_same: float | None = None  #: that so precise a comparison of equal sides says `SAME`; None as above
+    #: whether `SAME` can be said with enough samples: what else varies, such as runs, leaves less than the margin; None
+    #: as above
+    can_be_same: bool | None = None
+    num_samples: int | None = None  #: samples, each once for all settings, of `IDENTICAL`; None of other verdicts
+    levels: tuple[Level, ...] = ("sample", "picture")  #: that the verdict rests on
     run: str = ""  #: label of the second side where there are several
 
     @property
@@ -102,6 +103,12 @@ class RunDifference:
         # Not minus zero.
         change, *ends = (f"{each + 0.0:{form}}" for each in (self.change, *(self.interval or ())))
         return f"{change} [{', '.join(ends)}]" if ends and self.quantity != "memory" else change
+
+    def sentence(self, *, is_void: bool) -> str:
+        """What the second side does by it, with the verdict where no side is INVALID."""
+        if self.verdict == "IDENTICAL":
+            return f"answers are identical on these {counted(self.num_samples or 0, 'sample')}"
+        return SAYS[self.quantity].format(self.change_text) + ("" if is_void else f": {self.verdict}")
 
 
 @dataclass(frozen=True)
@@ -146,13 +153,16 @@ class RunComparison:
         for run in dict.fromkeys(line.run for line in self.lines):
             pooled = [each for each in self.lines if each.run == run and each.is_pooled]
             if pooled:
-                says = [
-                    SAYS[each.quantity].format(each.change_text) + ("" if is_void else f": {each.verdict}")
-                    for each in pooled
-                ]
+                says = [each.sentence(is_void=is_void) for each in pooled]
                 void = "INVALID: " if is_void else ""
                 found.append(f"{void}{run or 'B'} {'; '.join(says)} ({pooled[0].setting})")
         return found or ["nothing is compared: no sample has a time or a score in all runs"]
+
+    @property
+    def shown(self) -> list[RunDifference]:
+        """The lines that are printed: of answers that are identical in all settings that of all together alone."""
+        whole = {(each.run, each.quantity) for each in self.lines if each.is_pooled and each.verdict == "IDENTICAL"}
+        return [each for each in self.lines if each.is_pooled or (each.run, each.quantity) not in whole]
 
     def content(self) -> dict[str, Any]:
         """The content of `comparison.json`."""
@@ -164,7 +174,7 @@ class RunComparison:
 
     def sentences(self) -> list[str]:
         """What is printed below the lines: counts of verdicts, names of the sides, what each pooled line rests on."""
-        counts = Counter(each.verdict for each in self.lines if not each.is_pooled).most_common()
+        counts = Counter(each.verdict for each in self.shown if not each.is_pooled).most_common()
         by_setting = ", ".join(f"{count} {verdict}" for verdict, count in counts)
         found = [f"by setting: {by_setting}"] if counts else []
         found.append(f"A: {self.labels[0]}" + (f"; B: {self.labels[1]}" if len(self.sides) == 2 else ""))
@@ -181,7 +191,10 @@ class RunComparison:
         deviation = line.run_deviation or 0.0
         if line.interval_of_samples[0] > 1 or line.interval_of_samples[1] < 1:
             found += f" on these samples, which cannot be told from a change between two runs ({deviation:.1%} each)"
-        found += f", CANNOT TELL: of two equal sides it would say SAME in {line.chance_of_same or 0.0:.0%} of cases"
+        if line.can_be_same is False:
+            found += f", CANNOT TELL, and SAME is out of reach: +-{widths[0] / 2:.1%} is more than {self.margin:.1%}"
+        else:
+            found += f", CANNOT TELL: of two equal sides it would say SAME in {line.chance_of_same or 0.0:.0%} of cases"
         # What adds the more to the variance: runs, or samples.
         if widths[0] ** 2 < 2 * widths[1] ** 2:
             return f"{found}, in more with more samples"
@@ -223,7 +236,7 @@ def compare_runs(
     notes: list[str] = []
     for label, other in zip(labels[1:], others, strict=True):
         shared = SharedSamples(first, other)
-        usual = max(ON_A_CPU if shared.is_on_cpu else BETWEEN_RUNS, BESIDE_LOAD * shared.other_load)
+        usual = stated_run_deviation(shared.results)
         stated = 0.0 if shared.is_identical else usual if between_runs is None else between_runs
         pair = _Pair(shared, margin, accuracy_margin, stated, TAIL / len(others), is_paired)
         # Of two sides alone it is clear which one is meant.
@@ -276,7 +289,9 @@ class _Pair:
         elif self.shared.is_one_run_a_side:
             found.append(
                 f"one run a side: its speed is taken to vary by {self.between_runs:.1%} (--between_runs), with other "
-                f"processes on {self.shared.other_load:.0%} of the CPUs; knobprof compare --run measures how much"
+                f"processes on {other_load(self.shared.results):.0%} of the CPUs, so that "
+                f"{'SAME can' if self._can_be_same else 'SAME cannot'} be said of times and energies within "
+                f"{self.margin:.1%}; knobprof compare --run measures how much"
             )
         if self._has_no_times:
             found.append(
@@ -287,6 +302,12 @@ class _Pair:
             need = fewest_for(95, self.tail / len(self.shared.places) / 2)
             found.append(f"P95 is left out: it needs one run a side, and {need} pictures in every setting")
         return found
+
+    @property
+    def _can_be_same(self) -> bool:
+        """Whether what is stated of runs leaves less than the margin."""
+        half = float(stats.norm.isf(self.tail)) * math.sqrt(2) * self.between_runs
+        return half < math.log1p(self.margin)
 
     @property
     def _has_no_times(self) -> bool:
@@ -308,23 +329,27 @@ class _Pair:
         cells = self.shared.cells(LOGS[quantity])
         if cells is None:
             return []
-        (apart, degrees), lines = self._between_settings(cells), []
+        lines = []
         for part in self._parts(cells):
             own = part.cells
+            more, degrees = self._of_settings(quantity, cells, own.numbers)
             found = log_ratio(
                 own.one,
                 own.other,
                 own.pictures,
                 is_paired=self.is_paired,
                 between=self.between_runs,
-                more=apart / len(own.numbers),
+                more=more,
                 more_degrees=degrees,
             )
             found = None if quantity == "latency" and self._has_no_times else found
             line = self._line(part, quantity, None if found is None else found.interval(part.tail))
             if found is not None:
+                is_of_runs = not self.shared.is_one_run_a_side
                 line = replace(
                     line,
+                    can_be_same=found.half_width_of_runs(part.tail) < math.log1p(self.margin),
+                    levels=("sample", "picture", "run") if is_of_runs else ("sample", "picture"),
                     interval_of_samples=found.interval_within_runs(part.tail),
                     run_deviation=found.run_deviation,
                     chance_of_same=chance_of_same(found, self.margin, part.tail),
@@ -342,19 +367,26 @@ class _Pair:
             other / one, ends, verdict_of(ends, same, 1.0, WORDS[quantity]),
         )  # fmt: skip
 
-    def _between_settings(self, cells: Cells) -> tuple[float, float]:
-        """The variance of a setting's log ratio that blocked order gives each, and its degrees of freedom.
+    def _of_settings(self, quantity: Quantity, cells: Cells, numbers: Sequence[int]) -> tuple[float, float]:
+        """The variance of the mean log ratio of these settings by what each has alone, and its degrees of freedom.
 
-        It is 0 for rounds, and for several runs, which show it. Settings that were measured one after another differ by
-        what the machine did meanwhile. How much, their own log ratios say from FEWEST_SETTINGS on, real differences
-        between settings among it; else the readings of the control setting.
+        It is 0 for several runs, which show it, and for times in rounds. Settings that were measured one after another
+        differ by what the machine did meanwhile. How much, their own log ratios say from FEWEST_SETTINGS on, real
+        differences between settings among it; else the readings of the control setting. Energies are of windows, whose
+        spread over passes is known.
         """
-        if self.shared.is_identical or not self.shared.is_one_run_a_side or not self.shared.is_blocked:
+        shared, size = self.shared, len(numbers)
+        if shared.is_identical or not shared.is_one_run_a_side:
+            return 0.0, math.inf
+        if quantity == "energy" and (passes := [shared.passes_of(number) for number in numbers]) and all(passes):
+            variances = [Component.of_passes(np.log([own])).deviation ** 2 for sides in passes for own in sides]
+            return sum(variances) / size**2, sum(len(own) - 1.0 for own in passes[0]) / 2 * size
+        if not shared.is_blocked:
             return 0.0, math.inf
         if len(cells.numbers) < FEWEST_SETTINGS:
-            return self.shared.drift_variance, math.inf
+            return shared.drift_variance / size, math.inf
         changes = [cells.at(number).change.mean() for number in cells.numbers]
-        return float(np.var(changes, ddof=1)), len(changes) - 1.0
+        return float(np.var(changes, ddof=1)) / size, len(changes) - 1.0
 
     def _tails(self) -> list[RunDifference]:
         """P95 of the first run of each sample: each end from those of both sides, each failing with half the tail."""
@@ -417,11 +449,14 @@ class _Pair:
     def _accuracy(self, part: _Part, best: float, ends: tuple[float, float] | None) -> RunDifference:
         own, margin = part.cells, self.accuracy_margin * best
         one, other = float(own.one.mean()), float(own.other.mean())
-        ends = (0.0, 0.0) if self.shared.is_identical else ends
-        return RunDifference(
+        line = RunDifference(
             part.task, part.setting, "accuracy", part.is_pooled, own.one.shape[1], own.num_pictures, one, other,
             other - one, ends, verdict_of(ends, (-margin, margin), 0.0, WORDS["accuracy"]),
         )  # fmt: skip
+        if not all(map(self.shared.has_one_answer, own.numbers)):
+            return line
+        samples = {(self.shared.places[at][0], sample) for at, sample in zip(own.places, own.samples, strict=True)}
+        return replace(line, verdict="IDENTICAL", num_samples=len(samples))
 
 
 def _score_intervals(

@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.report is not None:
         require_plotly()
     found = compared(given, shared)
-    print("\n".join([*found.headlines, *found.voided_by, table(found.lines), *found.sentences()]))
+    print("\n".join([*found.headlines, *found.voided_by, table(found.shown), *found.sentences()]))
     if given.output is not None:
         write_text_atomically(json_text(found.content()), given.output)
     if given.report is not None:

@@ -43,6 +43,10 @@ class LogRatio:
         """The same as if two runs of one thing had one speed."""
         return self._ends(self.samples_variance, self.degrees, tail)
 
+    def half_width_of_runs(self, tail: float) -> float:
+        """Half of the interval of the log, were there no spread of samples."""
+        return float(stats.t.isf(tail, self.degrees)) * math.sqrt(max(self.variance - self.samples_variance, 0.0))
+
     def _ends(self, variance: float, degrees: float, tail: float) -> tuple[float, float]:
         half = float(stats.t.isf(tail, degrees)) * math.sqrt(variance)
         return math.exp(self.mean - half), math.exp(self.mean + half)

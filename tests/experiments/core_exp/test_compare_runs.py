@@ -196,7 +196,8 @@ def test_equal_sides_are_found_the_same(tmp_path: Path) -> None:
 
 def test_the_same_folder_twice_is_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of(tmp_path / "a", 1.0)
-    assert {each["verdict"] for each in lines_of(tmp_path, run, run).values()} == {"SAME"}
+    verdicts = {(quantity, each["verdict"]) for (_, quantity), each in lines_of(tmp_path, run, run).items()}
+    assert verdicts == {("latency", "SAME"), ("accuracy", "IDENTICAL")}
     assert "A and B are the same measurement: every sample is equal" in capsys.readouterr().out
 
 
