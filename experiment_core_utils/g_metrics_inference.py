@@ -17,7 +17,8 @@ from experiment_core_utils.primitives.statistics import (
     rate,
 )
 from experiment_core_utils.records.caveats import Caveat, caveat
-from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, TypeScores
+from experiment_core_utils.records.sample_result import with_absent_parts
+from experiment_core_utils.records.setting_result import TIME_NAMES, AccuracyPart, CountsPart, TypeScores
 from experiment_core_utils.records.settings import MeasuredSample, SettingSummary
 from experiment_core_utils.records.text import InferenceMetrics, InferenceResults
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
@@ -191,14 +192,14 @@ def answer_caveats(accuracy: AccuracyPart, num_answers: int, share_one_token: fl
 def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
     """The spread of every quantity that at least one sample has; intervals of means are over pictures.
 
-    Those of `RUN_QUANTITIES` are over all measured runs; a sample's runs together count as one sample.
+    Those of `RUN_QUANTITIES` are over all measured runs; a sample's runs together count as one sample. A run without
+    a stage that others have spent no time on it, so that the means of the stages add up to that of the total.
     """
-    of_runs = {
-        name: [[quantity(each, place) for place in range(len(each.runs))] for each in samples]
-        for name, quantity in RUN_QUANTITIES.items()
+    of_samples = {
+        name: [[value] for value in with_absent_parts(name, [quantity(each) for each in samples])]
+        for name, quantity in SAMPLE_QUANTITIES.items()
     }
-    of_samples = {name: [[quantity(each)] for each in samples] for name, quantity in SAMPLE_QUANTITIES.items()}
-    found = _spreads(samples, of_runs | of_samples)
+    found = _spreads(samples, _of_runs(samples, [range(len(each.runs)) for each in samples]) | of_samples)
     # Of a model that does not think it would say nothing.
     if "thinking_tokens" in found and found["thinking_tokens"].max == 0:
         del found["thinking_tokens"]
@@ -206,13 +207,22 @@ def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
 
 
 def typical_distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
-    """The spread of `RUN_QUANTITIES` over samples, each with its published run alone, so without its slow runs."""
-    published = [[] if each.run_place is None else [each.run_place] for each in samples]
-    values = {
-        name: [[quantity(each, place) for place in places] for each, places in zip(samples, published, strict=True)]
-        for name, quantity in RUN_QUANTITIES.items()
-    }
-    return _spreads(samples, values)
+    """The spread of `RUN_QUANTITIES` over the median run of each sample, so without its slow runs; of an even number of
+    runs the mean of the two in the middle."""
+    found = _of_runs(samples, [each.median_places for each in samples])
+    return _spreads(samples, {name: [[mean_of(own)] for own in values] for name, values in found.items()})
+
+
+def _of_runs(
+    samples: Sequence[MeasuredSample], places: Sequence[Sequence[int]]
+) -> dict[str, list[list[float | None]]]:
+    """`RUN_QUANTITIES` of the runs at these places of each sample."""
+    found = {}
+    for name, quantity in RUN_QUANTITIES.items():
+        own = [[quantity(each, place) for place in at] for each, at in zip(samples, places, strict=True)]
+        values = iter(with_absent_parts(TIME_NAMES[name], list(chain(*own))))
+        found[name] = [[next(values) for _ in each] for each in own]
+    return found
 
 
 def _spreads(

@@ -4,7 +4,7 @@ Operations follow from formulas where the architecture is known, because they mu
 other model is counted by running it once.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -47,7 +47,7 @@ from experiment_core_utils.records.compute import (
     memory_timeline,
     utilisation_of,
 )
-from experiment_core_utils.records.requests import MemoryReading, TokenisedPrompts
+from experiment_core_utils.records.requests import MemoryReading, StageFlops, TokenisedPrompts
 from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingLoad
 from experiment_core_utils.records.text import (
     BatchRecord,
@@ -144,33 +144,45 @@ def _steps(batch: BatchRecord) -> int:
     return batch["computed_output_tokens"] // len(batch["prompt_indices"]) - 1
 
 
+def _decode_steps(sample: MeasuredSample) -> int:
+    """Steps of the first run, which the operations are of."""
+    return len(sample.runs[0].inter_token_s)
+
+
 def setting_utilisation(
     samples: Sequence[MeasuredSample], model: ModelBytes | None, peaks: Peaks
 ) -> HardwareUtilisation:
     """Utilisation in a setting of the knobs: means over the samples that were measured and have the stage."""
-    measured = [
-        (sample.shape.prompt_tokens, len(sample.run.inter_token_s), sample.run, sample.flops)
-        for sample in samples
-        if sample.run is not None and sample.flops is not None
-    ]
+    measured = [(sample, sample.flops) for sample in samples if sample.runs and sample.flops is not None]
     silent = "the model's number of bytes is unknown" if model is None else None
     if not measured:
         silent = "no sample with known operations was measured"
 
-    def mean_mfu(parts: Iterable[tuple[float | None, float | None]]) -> float | None:
-        return mean_of([fraction_of_peak(flops, seconds, peaks.flops_per_s) for flops, seconds in parts])
+    def seconds(sample: MeasuredSample, stage: str) -> float | None:
+        return mean_of([getattr(run, stage) for run in sample.runs])
 
-    decode = [(flops.decode_flops_per_token, steps, run.decode_s) for _, steps, run, flops in measured]
+    def mean_mfu(stage: str, flops_of: Callable[[StageFlops, int], float | None]) -> float | None:
+        return mean_of(
+            [
+                fraction_of_peak(flops_of(flops, _decode_steps(sample)), seconds(sample, stage), peaks.flops_per_s)
+                for sample, flops in measured
+            ]
+        )
+
+    def decode_flops(flops: StageFlops, steps: int) -> float | None:
+        return None if flops.decode_flops_per_token is None else flops.decode_flops_per_token * steps
+
+    def step_bytes(sample: MeasuredSample) -> float | None:
+        return None if model is None else model.step_bytes(sample.shape.prompt_tokens, _decode_steps(sample))
+
     return HardwareUtilisation.model_construct(
-        mfu_vision=mean_mfu((flops.vision_flops, run.vision_s) for _, _, run, flops in measured),
-        mfu_prefill=mean_mfu((flops.prefill_flops, run.prefill_s) for _, _, run, flops in measured),
-        mfu_decode=mean_mfu((None if each is None else each * steps, seconds) for each, steps, seconds in decode),
+        mfu_vision=mean_mfu("vision_s", lambda flops, _: flops.vision_flops),
+        mfu_prefill=mean_mfu("prefill_s", lambda flops, _: flops.prefill_flops),
+        mfu_decode=mean_mfu("decode_s", decode_flops),
         mbu_decode=mean_of(
             [
-                fraction_of_peak(
-                    None if model is None else model.step_bytes(prompt, steps), run.decode_s, peaks.bytes_per_s
-                )
-                for prompt, steps, run, _ in measured
+                fraction_of_peak(step_bytes(sample), seconds(sample, "decode_s"), peaks.bytes_per_s)
+                for sample, _ in measured
             ]
         ),
         peak_flops_per_s=peaks.flops_per_s,

@@ -39,8 +39,8 @@ from experiment_core_utils.records.sample_result import (
     SampleRequest,
     SampleResult,
     SampleScore,
-    StageTimes,
     TheoreticalGeometry,
+    times_over_runs,
 )
 from experiment_core_utils.records.setting_result import (
     PROTOCOL_VERSION,
@@ -185,44 +185,32 @@ def score_part(score: Score) -> SampleScore:
     )
 
 
-def times_part(run: StagedRun | None) -> StageTimes:
-    """The published stage times of one run, in milliseconds; all None without a run."""
-    return StageTimes.model_construct(
-        T_vision_total=milliseconds(run.vision_s) if run else None,
-        T_LLM_prefill=milliseconds(run.prefill_s) if run else None,
-        T_LLM_decode=milliseconds(run.decode_s) if run else None,
-        T_total=milliseconds(run.total_s) if run else None,
-        T_decode_per_token=milliseconds(run.tpot_s) if run else None,
-    )
-
-
 def sample_result(
     sample: MeasuredSample, score: Score, setting: Setting, outlier_runs: Sequence[int] | None = None
 ) -> SampleResult:
-    """One sample of a result; the times are those of the run with the median total, None without runs.
+    """One sample of a result; its times are the means of its runs, as `times_over_runs` takes them.
 
     Args:
         outlier_runs: indices of runs that stand out; None where they were not checked.
     """
-    run, answer, flops = sample.run, sample.answer, sample.flops
+    answer, flops = sample.answer, sample.flops
     places = sample.round_places or (None,) * len(sample.runs)
+    runs = [_run_times(each, place) for each, place in zip(sample.runs, places, strict=True)]
     return SampleResult.of(
         request_part(sample, setting),
         theoretical_part(sample.shape.theoretical),
         score_part(score),
-        times_part(run),
         sample_energy(sample),
+        **times_over_runs(runs, sample.thinking_tokens),
         output_tokens=sample.output_tokens,
         output_ended=sample.ended,
         pred=sample.prediction,
         answer=sample.scored_answer,
         thinking_tokens=sample.thinking_tokens,
-        T_thinking=milliseconds(sample.thinking_s),
         question_type=sample.question_type,
         metadata=sample_metadata(sample),
         data_sha256=sample.data_sha256,
         picture_sha256=sample.picture_sha256,
-        T_first_token=milliseconds(run.ttft_s) if run else None,
         T_preprocess=milliseconds(sample.shape.preprocess_s),
         T_transfer=milliseconds(sample.transfer_s),
         vision_flops=flops.vision_flops if flops else None,
@@ -234,13 +222,21 @@ def sample_result(
         accuracy_batch_limit=answer.batch_limit if answer else None,
         num_discarded_runs=None if answer else sample.num_discarded_runs,
         disturbances=None if answer else list(sample.disturbances),
-        runs=[_run_times(each, place) for each, place in zip(sample.runs, places, strict=True)],
+        runs=runs,
     )
 
 
 def _run_times(run: StagedRun, place: int | None) -> RunTimes:
-    gaps = [milliseconds(gap) for gap in run.inter_token_s]
-    return RunTimes.of(times_part(run), T_inter_token=gaps, place_in_round=place)
+    """The published times of one run, in milliseconds."""
+    return RunTimes.model_construct(
+        T_vision_total=milliseconds(run.vision_s),
+        T_LLM_prefill=milliseconds(run.prefill_s),
+        T_LLM_decode=milliseconds(run.decode_s),
+        T_total=milliseconds(run.total_s),
+        T_decode_per_token=milliseconds(run.tpot_s),
+        T_inter_token=[milliseconds(gap) for gap in run.inter_token_s],
+        place_in_round=place,
+    )
 
 
 def sample_metadata(sample: MeasuredSample) -> Metadata:

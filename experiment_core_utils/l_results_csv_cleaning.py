@@ -168,7 +168,7 @@ STAT_COLUMNS = (
     "thinking_tokens_mean",
     "T_thinking_mean",
 )
-# Of the samples' published runs, beside those of all runs.
+# Of the samples' median runs, beside those of all runs.
 TYPICAL_COLUMNS = ("T_total_mean_typical", "T_total_p95_typical", "T_total_p99_typical")
 # At the end of a row, so that the columns before them keep their places.
 SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")

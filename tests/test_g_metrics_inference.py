@@ -44,15 +44,16 @@ def test_spread_of_the_stage_times() -> None:
 
 
 def test_intervals_of_times_are_over_the_pictures_of_the_samples_that_have_them() -> None:
-    """Totals of 1 s, 1 s and 2 s; only the first two have a decode time, both of one picture."""
+    """Totals of 1 s, 1 s and 2 s; only the first two have a time per token, both of one picture."""
     runs = [staged_run(), staged_run(), staged_run(vision_s=1.75, inter_token_s=())]
     samples = [measured_sample(i, run, image_id="aab"[i]) for i, run in enumerate(runs)]
     found = distributions(samples)
-    total, decode = found["e2e_s"], found["decode_s"]
+    total, token = found["e2e_s"], found["tpot_s"]
     # Sums 2 and 2 of pictures with 2 and 1: mean 4 / 3; 2 / 1 * ((2 - 8 / 3)^2 + (2 - 4 / 3)^2) / 3^2 = 16 / 81.
-    assert total.ci_low == pytest.approx(4 / 3 - 12.706205 * 4 / 9)
-    assert total.ci_high == pytest.approx(4 / 3 + 12.706205 * 4 / 9)
-    assert (decode.n, decode.std, decode.ci_low, decode.ci_high) == (2, 0.0, None, None)
+    times = math.exp(12.706205 * 4 / 9 / (4 / 3))
+    assert total.ci_low == pytest.approx(4 / 3 / times)
+    assert total.ci_high == pytest.approx(4 / 3 * times)
+    assert (token.n, token.std, token.ci_low, token.ci_high) == (2, 0.0, None, None)
 
 
 def test_every_quantity_of_one_sample() -> None:
@@ -81,13 +82,31 @@ def test_every_quantity_of_one_sample() -> None:
 def test_a_sample_without_a_quantity_does_not_enter_it() -> None:
     one_token = measured_sample(1, staged_run(vision_s=None, inter_token_s=()), has_picture=False)
     found = distributions([measured_sample(0), one_token])
-    assert (found["decode_s"].n, found["tpot_s"].n, found["vision_s"].n, found["vision_tokens_diff"].n) == (1, 1, 1, 1)
-    assert found["decode_s"].mean == 0.25
-    assert found["e2e_s"].n == 2
+    assert (found["tpot_s"].n, found["vision_tokens_diff"].n, found["e2e_s"].n) == (1, 1, 2)
     assert found["e2e_s"].mean == (1.0 + 0.25) / 2
     assert found["vision_tokens"].mean == 384 / 2  # no picture is truly no vision token
     assert "vision_flops" not in found
     assert one_token.shape.vision_tokens_difference is None
+
+
+def test_a_sample_without_a_stage_spends_nothing_on_it_so_that_stages_add_up() -> None:
+    """0.5 + 0.25 + 0.25 s, one token without a picture in 0.75 s, and two runs of one and of three tokens."""
+    flops = StageFlops(vision_flops=700, prefill_flops=300, decode_flops_per_token=20.5)
+    of_text = staged_run(vision_s=None, prefill_s=0.75, inter_token_s=())
+    samples = [
+        measured_sample(0, flops=flops),
+        measured_sample(1, of_text, has_picture=False, flops=replace(flops, vision_flops=None)),
+        measured_sample(2, staged_run(inter_token_s=()), staged_run(), flops=flops),
+    ]
+    found = distributions(samples)
+    assert (found["vision_s"].mean, found["vision_s"].min) == (pytest.approx(1 / 3), 0.0)
+    assert (found["decode_s"].mean, found["decode_s"].n) == (pytest.approx((0.25 + 0.0 + 0.125) / 3), 4)
+    for own in (found, typical_distributions(samples)):
+        assert sum(own[name].mean for name in ("vision_s", "prefill_s", "decode_s")) == pytest.approx(own["e2e_s"].mean)
+    # As the time, so that the quotient is a speed.
+    assert found["vision_flops"].mean == pytest.approx(1400 / 3)
+    # What no sample has is no 0.
+    assert not {"vision_s", "decode_s", "vision_flops"} & distributions([samples[1]]).keys()
 
 
 def test_typical_times_are_those_of_the_run_with_the_median_total() -> None:
@@ -96,8 +115,10 @@ def test_typical_times_are_those_of_the_run_with_the_median_total() -> None:
     sample = measured_sample(0, *runs)  # totals 8.5, 2.0, 6.25
     found = typical_distributions([sample])
     assert (found["vision_s"].mean, found["prefill_s"].mean, found["e2e_s"].mean) == (2.0, 4.0, 6.25)
-    of_two = measured_sample(0, *runs[:2])
-    assert typical_distributions([of_two])["e2e_s"].mean == 2.0  # the lower one
+    for even in (runs[:2], [*runs[:2], staged_run(prefill_s=9.0), staged_run(prefill_s=0.0, vision_s=0.0)]):
+        # Of 8.5 and 2.0, and of these two between 9.75 and 0.25.
+        (of_even,) = {each.mean for each in [typical_distributions([measured_sample(0, *even)])["e2e_s"]]}
+        assert of_even == (8.5 + 2.0) / 2
     assert "output_tokens" not in found and typical_distributions([answered_sample(1)]) == {}
 
 
@@ -117,8 +138,8 @@ def test_five_percent_of_slow_runs_are_seen_by_the_95th_percentile() -> None:
     samples = [measured_sample(at, usual, slow if at < 5 else usual) for at in range(50)]
     found, typical = distributions(samples)["e2e_s"], typical_distributions(samples)["e2e_s"]
     assert (found.p95, found.p99) == (pytest.approx(1.05), 2.0)
-    # Of two runs the lower is published: nothing is left of them.
-    assert (typical.p95, typical.p99, typical.mean) == (1.0, 1.0, 1.0)
+    # The median of two is their mean.
+    assert (typical.p95, typical.p99, typical.mean) == (1.5, 1.5, found.mean)
 
 
 def test_a_sample_with_more_runs_weighs_as_much_as_one_with_one() -> None:
@@ -133,7 +154,8 @@ def test_a_sample_with_more_runs_weighs_as_much_as_one_with_one() -> None:
     # Squares 4 * 1/2 + 0 + 1 over the weights' sum, 2; times 3 / 2.
     assert found.std == pytest.approx(math.sqrt((2 + 0 + 1) / 2 * 3 / 2))
     # Clusters with sums 2 and 4 of one sample each: 2 / 1 * (1 + 1) / 2^2 = 1.
-    assert (found.ci_low, found.ci_high) == (pytest.approx(3 - 12.706205), pytest.approx(3 + 12.706205))
+    times = math.exp(12.706205 / 3)
+    assert (found.ci_low, found.ci_high) == (pytest.approx(3 / times), pytest.approx(3 * times))
 
 
 def test_means_of_stages_add_up_to_that_of_the_total() -> None:
@@ -449,7 +471,7 @@ def test_thinking_is_a_quantity_of_models_that_think() -> None:
     assert not any(name.startswith("thinking") for name in distributions([plain]))
     found = distributions([plain, thinking])
     # Of three tokens two are decode steps, of 125 ms each.
-    assert (found["thinking_tokens"].mean, found["thinking_s"].mean, found["thinking_s"].n) == (1.5, 0.25, 1)
+    assert (found["thinking_tokens"].mean, found["thinking_s"].mean, found["thinking_s"].n) == (1.5, 0.125, 2)
 
 
 STATS = {"T_first_token_mean": 100.0, "T_decode_per_token_mean": 5.0, "T_total_mean": 250.0}

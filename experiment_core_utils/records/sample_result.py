@@ -1,7 +1,8 @@
 """One sample of a setting's result: its request, answer, score, times and energy, or how it failed."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from experiment_core_utils.primitives.errors import LibraryFault, SampleError
 from experiment_core_utils.primitives.statistics import mean_of
@@ -108,6 +109,45 @@ class RunTimes(StageTimes):
     #: how many settings ran this sample before in the same round; None if measured outside rounds
     place_in_round: Count | None = None
 
+    @property
+    def first_token_ms(self) -> float:
+        """Time to the first token: of vision and prefill, at a server what decode leaves of the total."""
+        if self.T_LLM_prefill is None:
+            return self.T_total - (self.T_LLM_decode or 0.0)
+        return (self.T_vision_total or 0.0) + self.T_LLM_prefill
+
+    def thinking_ms(self, tokens: int) -> float | None:
+        """Decode time of so many thinking tokens after the first; None without such tokens."""
+        return sum(self.T_inter_token[: tokens - 1]) if tokens > 1 and self.T_inter_token else None
+
+
+# What requests may be without, and then spend nothing on, while it is a part of what others spend.
+OPTIONAL_PARTS = ("T_vision_total", "T_LLM_decode", "T_thinking", "vision_flops")
+
+
+def times_over_runs(runs: Sequence[RunTimes], thinking_tokens: int | None) -> dict[str, float | None]:
+    """The times of a sample by key: the mean of its runs, each of which weighs 1/n, so that the stages add up.
+
+    A stage that no run has is None, and so is everything without runs. A run without a stage that others have counts as
+    0 there; `T_decode_per_token` is the mean of the runs with a decode.
+
+    Args:
+        thinking_tokens: output tokens up to the end of thinking; None as 0.
+    """
+    found: dict[str, Sequence[float | None]] = {
+        name: [getattr(run, name) for run in runs] for name in StageTimes.model_fields
+    }
+    found["T_first_token"] = [run.first_token_ms for run in runs]
+    found["T_thinking"] = [run.thinking_ms(thinking_tokens or 0) for run in runs]
+    return {name: mean_of(with_absent_parts(name, values)) for name, values in found.items()}
+
+
+def with_absent_parts(name: str, values: Sequence[float | None]) -> Sequence[float | None]:
+    """The values of a quantity with 0 for each that is absent, if it is one of `OPTIONAL_PARTS` and others have it."""
+    if name not in OPTIONAL_PARTS or all(value is None for value in values):
+        return values
+    return [value or 0.0 for value in values]
+
 
 class SampleEnergy(Record):
     """The energy of a sample's request."""
@@ -186,6 +226,11 @@ class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, S
     def mean_total(self) -> float | None:
         """Mean of `run_totals`; `T_total_mean` is its mean over samples. None where answered in a batch."""
         return mean_of(self.run_totals)
+
+    @property
+    def over_runs(self) -> Self:
+        """This sample with the times of `times_over_runs`; files from before they were published have one run's."""
+        return self.with_keys(**times_over_runs(self.runs, self.thinking_tokens)) if self.runs else self
 
     @property
     def request_flops(self) -> float | None:

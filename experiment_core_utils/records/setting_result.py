@@ -4,6 +4,7 @@ The tables of docs/results_schema.md are made from the `#:` comments. Keys that 
 have a default, and keys that are not known are kept.
 """
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +23,13 @@ from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, Knob, Number, Ratio, Record, Share, Time
 from experiment_core_utils.records.provenance import Provenance, Variables
 from experiment_core_utils.records.result_files import read_versioned_object
-from experiment_core_utils.records.sample_result import DecoderKnobs, FailedSample, SampleResult, TheoreticalGeometry
+from experiment_core_utils.records.sample_result import (
+    OPTIONAL_PARTS,
+    DecoderKnobs,
+    FailedSample,
+    SampleResult,
+    TheoreticalGeometry,
+)
 
 SCHEMA_VERSION = 1
 # 1: setting after setting, beside a control setting; 2: in rounds (or blocked, on request), and figures over all runs.
@@ -41,7 +48,7 @@ TIME_NAMES = {
     "thinking_s": "T_thinking",
 }
 # The work may be none; a request takes time.
-_MAY_BE_ZERO = ("T_vision_total", "T_preprocess", "T_transfer", "T_thinking")
+_MAY_BE_ZERO = (*OPTIONAL_PARTS, "T_preprocess", "T_transfer")
 _ABOVE_ZERO = re.compile(
     rf"(?:{'|'.join(name for name in TIME_NAMES.values() if name not in _MAY_BE_ZERO)})"
     "_(?:mean|p50|p95|p99|min|max)(?:_typical)?"
@@ -316,7 +323,7 @@ class ResultOrigin(Record):
 
     schema_version: Literal[1]  #: 1; see the end of this page
     #: 2: settings in rounds, or in blocks by request, and `aggregate_stats` of all runs; 1, also where it is absent:
-    #: settings in blocks, and `aggregate_stats` of the samples' median runs
+    #: settings in blocks, and `aggregate_stats` and the samples' times of their median runs
     protocol_version: Literal[1, 2] = 1
     #: digest of everything but the knobs that makes results comparable; see
     #: [profiling.md](profiling.md#stopping-and-resuming)
@@ -348,8 +355,9 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     #: time of an answer of fixed length, [below](#fixed-length); None if no decode step was measured, or in older files
     T_fixed_length: FixedLengthTime | None = None
     #: spread of every quantity, [below](#aggregate-stats), may be `{}`: of energy and the model's times over all runs,
-    #: where the n runs of a sample weigh 1/n each, so that means of stages add up to that of `T_total`; of others over
-    #: samples. With `protocol_version` 1 all are over samples, each with its median run
+    #: where the n runs of a sample weigh 1/n each, and one without a stage that others have counts as 0 there, so that
+    #: means of stages add up to that of `T_total`; of others over samples. With `protocol_version` 1 all are over
+    #: samples, each with its median run
     aggregate_stats: dict[str, Number | None]
     per_sample_results: list[SampleResult]  #: a list, in order of `sample_id`
     failed_samples: list[FailedSample]  #: a list, in order of `sample_id`
@@ -389,7 +397,10 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
         fault = next(_contradictions(result), None)
         if fault is not None:
             raise ResultsRefused(f"{where} {fault}; {advice}")
-        return result
+        if result.protocol_version == 1:
+            # Its means are of the samples' median runs, too.
+            return result
+        return result.with_keys(per_sample_results=[each.over_runs for each in result.per_sample_results])
 
 
 class Rescoring(Record):
@@ -430,7 +441,9 @@ def _contradictions(result: SettingResult) -> Iterator[str]:
     if twice:
         yield f"is broken: per_sample_results contains sample_id {twice[0]} more than once"
     for place, sample in enumerate(samples):
-        if sample.runs and all(run.T_total != sample.T_total for run in sample.runs):
+        # In older files it is one run's.
+        totals = {*sample.run_totals, sample.mean_total}
+        if sample.runs and not any(math.isclose(each or 0.0, sample.T_total or 0.0) for each in totals):
             yield f"lacks a run of T_total {sample.T_total} in per_sample_results[{place}].runs"
         problem = _sample_fault(sample, result.metric_best)
         if problem is not None:
@@ -444,7 +457,7 @@ def _sample_fault(sample: SampleResult, best: float) -> str | None:
     for name in ("T_first_token", *(["T_LLM_prefill"] if sample.num_active_blocks is not None else [])):
         if sample.runs and getattr(sample, name) is None:
             return f"{name} is None in a sample that was measured"
-    if sample.T_LLM_decode is not None and sample.output_tokens < 2:
+    if sample.T_LLM_decode is not None and sample.output_tokens < 2 and sample.outputs_identical is not False:
         return f"output_tokens is {sample.output_tokens}, too few for a decode time"
     metadata = sample.metadata
     index, options = metadata.answer_index, metadata.options
@@ -472,7 +485,10 @@ def reference_of(results: Iterable[SettingResult]) -> SettingResult | None:
 
 
 def share_of_reference(result: SettingResult, reference: SettingResult) -> float | None:
-    """The total time of a setting over that of the reference, on the samples with times at both; None without any."""
+    """The mean total time of a setting over that of the reference, on the samples with times at both; None without any.
+
+    Where both have the same samples it is the quotient of their `T_total_mean`.
+    """
     own, other = (
         {sample.sample_id: sample.T_total for sample in each.per_sample_results if sample.T_total is not None}
         for each in (result, reference)

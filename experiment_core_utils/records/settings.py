@@ -60,18 +60,10 @@ class MeasuredSample:
     round_places: tuple[int, ...] | None = None  #: place of each run in its round, from 0; None outside rounds
 
     @property
-    def run_place(self) -> int | None:
-        """Place among the runs of the one with the median total time (the lower one of two in the middle)."""
-        if not self.runs:
-            return None
+    def median_places(self) -> tuple[int, ...]:
+        """Places among the runs of the one with the median total time, of an even number of the two in the middle."""
         by_time = sorted(range(len(self.runs)), key=lambda place: self.runs[place].total_s)
-        return by_time[(len(self.runs) - 1) // 2]
-
-    @property
-    def run(self) -> StagedRun | None:
-        """The run at `run_place`; its times are the sample's published ones, so that they add up. None without runs."""
-        place = self.run_place
-        return None if place is None else self.runs[place]
+        return tuple(by_time[(len(by_time) - 1) // 2 : len(by_time) // 2 + 1])
 
     @property
     def mean_total_s(self) -> float | None:
@@ -85,10 +77,8 @@ class MeasuredSample:
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens of `run`, or of the answer in a batch."""
-        answer = self.run or self.answer
-        assert answer is not None
-        return len(answer.token_ids)
+        """Output tokens of the first run, or of the answer in a batch."""
+        return len(self._answer.token_ids)
 
     def thinking_s_of(self, place: int) -> float | None:
         """Decode time of the thinking tokens after the first in the run at `place`; None without such tokens."""
@@ -96,16 +86,16 @@ class MeasuredSample:
         return sum(gaps[: self.thinking_tokens - 1]) if self.thinking_tokens > 1 and gaps else None
 
     @property
-    def thinking_s(self) -> float | None:
-        """`thinking_s_of` of `run`; None without runs."""
-        return None if self.run_place is None else self.thinking_s_of(self.run_place)
-
-    @property
     def ended(self) -> bool:
         """Whether its end came before the limit, in the first run or in the answer in a batch."""
+        return self._answer.ended
+
+    @property
+    def _answer(self) -> StagedRun | BatchedAnswer:
+        """What the prediction is the text of."""
         answer = self.runs[0] if self.runs else self.answer
         assert answer is not None
-        return answer.ended
+        return answer
 
 
 @dataclass(frozen=True)
@@ -331,6 +321,6 @@ class SettingSummary:
     counts: CountsPart
     #: by quantity: stage times in seconds, over all runs; token counts as they are, over samples
     distributions: Mapping[str, Distribution]
-    typical: Mapping[str, Distribution]  #: of quantities of runs, over samples, each with its published run alone
+    typical: Mapping[str, Distribution]  #: of quantities of runs, over each sample's median run alone
     #: for each sample the indices of its runs that stand out, None where it has too few runs for that
     outlier_runs: tuple[tuple[int, ...] | None, ...]

@@ -103,9 +103,10 @@ class Shard:
         """Whether the samples in front of this place are enough."""
         if self._goal is None:
             return False
-        timed = [self.finished[each].measured for each in self.sample_ids[:place] if each in self.finished]
-        runs = [(each.run.total_s, each.image_id) for each in timed if each is not None and each.run is not None]
-        return self._goal.is_reached([total_s for total_s, _ in runs], [picture for _, picture in runs])
+        done = [self.finished[each].measured for each in self.sample_ids[:place] if each in self.finished]
+        means = [(each.mean_total_s, each.image_id) for each in done if each is not None]
+        timed = [(total_s, picture) for total_s, picture in means if total_s is not None]
+        return self._goal.is_reached([total_s for total_s, _ in timed], [picture for _, picture in timed])
 
     @property
     def has_times(self) -> bool:

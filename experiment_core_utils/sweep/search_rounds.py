@@ -236,18 +236,18 @@ def only(part: MeasuredSetting, sample_ids: set[int]) -> MeasuredSetting:
 
 
 def observations(merged: MeasuredSetting, metric: Metric, sample_ids: set[int]) -> dict[int, Observation]:
-    """Observations of the samples that ran: their score, the published run's total, and all runs together as cost."""
+    """Observations of the samples that ran: their score, their runs' mean total, and all runs together as cost."""
     samples = [sample for sample in merged.samples if sample.sample_id in sample_ids]
     scores = scores_of([answer_of(sample) for sample in samples], metric) if samples else ()
     return {
         sample.sample_id: Observation(
             score=score.value,
-            seconds=sample.run.total_s,
+            seconds=sample.mean_total_s,
             cost_s=sum(run.total_s for run in sample.runs),
             picture=sample.image_id,
         )
         for sample, score in zip(samples, scores, strict=True)
-        if sample.run is not None
+        if sample.mean_total_s is not None
     }
 
 

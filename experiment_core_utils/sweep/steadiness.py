@@ -142,7 +142,8 @@ def precision_of(
 ) -> Precision:
     """How well the mean total time is known, and why no more samples were requested."""
     of_samples = "precision" if merged.num_stopped_early else "num_samples"
-    timed = [(sample.run.total_s, sample.image_id) for sample in merged.samples if sample.run is not None]
+    means = [(sample.mean_total_s, sample.image_id) for sample in merged.samples]
+    timed = [(total_s, picture) for total_s, picture in means if total_s is not None]
     return Precision.model_construct(
         asked=until_precision,
         reached=relative_half_width([total for total, _ in timed], [picture for _, picture in timed]),

@@ -1,11 +1,16 @@
-"""The published name of a setting's file."""
+"""The published name of a setting's file, and the times of the samples in it."""
+
+from typing import Any
+
+import pytest
 
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import token_target
+from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.records.requests import VisionGeometry
-from experiment_core_utils.records.setting_result import setting_file_name
-from tests.hand_made_records import measured_sample, part, result_of
+from experiment_core_utils.records.setting_result import SettingResult, setting_file_name
+from tests.hand_made_records import measured_sample, part, result_of, staged_run
 
 THREE_BY_ONE = VisionGeometry(3, (3, 1), (784, 336), 576)
 
@@ -29,3 +34,23 @@ def test_a_setting_without_pictures_has_no_crops() -> None:
     text = measured_sample(0, has_picture=False)
     assert "_crops0_" in setting_file_name(result_of(part(text)))
     assert "_crops0_" in setting_file_name(result_of(part()))
+
+
+def content_with(total: float, **changes: Any) -> dict[str, Any]:
+    """A result with a sample of two runs of 1 s and 2 s, whose own total is given in ms."""
+    content = result_of(part(measured_sample(0, staged_run(), staged_run(vision_s=1.5)))).content()
+    content["per_sample_results"] = [each | {"T_total": total} for each in content["per_sample_results"]]
+    return content | changes
+
+
+def test_times_of_a_sample_are_read_as_the_means_of_its_runs() -> None:
+    written = result_of(part(measured_sample(0, staged_run(), staged_run(vision_s=1.5))))
+    for total in (1500.0, 1000.0):  # in older files that of the faster one
+        found = SettingResult.from_content(content_with(total), "a.json")
+        assert found.per_sample_results == written.per_sample_results
+        assert found.per_sample_results[0].T_total == found.aggregate_stats["T_total_mean"] == 1500.0
+    # The means of files of the first protocol are of that run, too.
+    first = SettingResult.from_content(content_with(1000.0, protocol_version=1), "a.json")
+    assert first.per_sample_results[0].T_total == 1000.0
+    with pytest.raises(ResultsRefused, match=r"^a\.json lacks a run of T_total 1600\.0 in per_sample_results\[0\]\.runs"):
+        SettingResult.from_content(content_with(1600.0), "a.json")

@@ -1,5 +1,7 @@
 """The closing table against the reference: its row, the fractions of its time, and runs without it."""
 
+import pytest
+
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
@@ -42,6 +44,21 @@ def test_times_are_in_percent_of_the_references_on_the_same_samples() -> None:
         "of reference: total time in percent of that of own_topk2_blocks2, the model as it is, on the same samples"
     ]
     assert share_of_reference(results[3], reference) is None
+
+
+def test_the_fraction_of_the_reference_is_that_of_the_means_beside_it() -> None:
+    """Two runs a sample: a mean of 1.05 s against 1 s is slower, though the faster run of each sample is not."""
+    low, own = tier_target("low"), own_target()
+    runs = {own: ((0.9, 1.1), (0.7, 1.3)), low: ((0.8, 1.4), (0.6, 1.4))}
+    results = []
+    for vision, totals in runs.items():
+        samples = [measured_sample(at, *(staged_run(each - 0.5) for each in own)) for at, own in enumerate(totals)]
+        setting = Setting.of(vision=vision, top_k=2, num_active_blocks=RunningBlocks.of((0, 1)))
+        results.append(result_of(part(*samples), setting).with_keys(is_reference=vision is own))
+    table = closing_table(results)
+    assert column(table, "total ms") == ["1000.0", "1050.0"]
+    assert column(table, "of reference") == ["reference", "105 %"]
+    assert share_of_reference(results[1], results[0]) == pytest.approx(1.05)
 
 
 def test_without_the_reference_there_is_no_such_column() -> None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import pandas as pd
 
 from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.models.interface import STAGES
-from experiment_core_utils.primitives.errors import ResultsRefused
+from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_text
 from experiment_core_utils.records.sample_result import SampleResult
@@ -32,28 +33,24 @@ NO_PICTURE = "no picture"
 
 
 def generations_of(sweep: Sweep) -> list[Generation]:
-    """The published run of every sample that was measured; samples answered in batches have no times and are left out,
-    as are those of a server, which shows no stages.
-
-    Raises:
-        ResultsRefused: a file without the runs of its samples; it is named.
+    """Every sample that was measured; samples answered in batches have no times and are left out, as are those of a
+    server, which shows no stages.
     """
     found = []
     columns = knob_columns([each.setting for each in sweep.settings])
     for at, setting in enumerate(sweep.settings):
         levels = {name: level for name, column in columns.items() if (level := column[at]) is not None}
         for sample in setting.result.per_sample_results:
-            try:
-                if sample.runs and sample.T_LLM_prefill is not None:
-                    found.append(_generation(setting, levels, sample))
-            except (KeyError, TypeError, StopIteration) as error:
-                raise ResultsRefused(f"{setting.path} lacks {error} in a sample; measure the setting again") from error
+            if sample.runs and sample.T_LLM_prefill is not None:
+                found.append(_generation(setting, levels, sample, sample.T_LLM_prefill))
     return found
 
 
-def _generation(setting: StoredSetting, levels: Mapping[str, Level], sample: SampleResult) -> Generation:
-    published = next(run for run in sample.runs if run.T_total == sample.T_total)
-    assert published.T_LLM_prefill is not None and sample.prompt_tokens is not None
+def _generation(
+    setting: StoredSetting, levels: Mapping[str, Level], sample: SampleResult, prefill_ms: float
+) -> Generation:
+    assert sample.prompt_tokens is not None
+    gaps = zip_longest(*(run.T_inter_token for run in sample.runs), fillvalue=0.0)
     return Generation(
         task=setting.task,
         setting=setting.key,
@@ -62,9 +59,10 @@ def _generation(setting: StoredSetting, levels: Mapping[str, Level], sample: Sam
         picture=(setting.task, sample.metadata.image_id),
         image_features=sample.pooled_image_features,
         prompt_tokens=sample.prompt_tokens,
-        vision_ms=published.T_vision_total,
-        prefill_ms=published.T_LLM_prefill,
-        inter_token_ms=tuple(published.T_inter_token),
+        sample_id=sample.sample_id,
+        vision_ms=sample.T_vision_total,
+        prefill_ms=prefill_ms,
+        inter_token_ms=tuple(sum(each) / len(each) for each in gaps),
     )
 
 
@@ -87,11 +85,20 @@ class StageAnalysis:
     references: Mapping[str, str]
 
     def share_of_reference(self, regime: Regime) -> float | None:
-        """The mean time of a regime over that of the reference; None where there is none, or for part of an answer."""
+        """The time of a regime over that of the reference, of the samples that it has; None where there is none, or for
+        part of an answer."""
         if regime.output_tokens is not None or regime.task not in self.references:
             return None
-        key = regime.task, self.references[regime.task]
-        return regime.total_ms / next(each.total_ms for each in self.by_setting if (each.task, each.setting) == key)
+        of_task = [each for each in self.generations if each.task == regime.task]
+        key = self.references[regime.task]
+        reference = {each.sample_id: each.total_ms for each in of_task if each.setting == key}
+        both = [
+            (each.total_ms, reference[each.sample_id])
+            for each in of_task
+            if each.sample_id in reference
+            and (each.vision == regime.vision if regime.setting is None else each.setting == regime.setting)
+        ]
+        return fraction_of(sum(total for total, _ in both), sum(other for _, other in both))
 
 
 def analyse_stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | None:

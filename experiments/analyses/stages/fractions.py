@@ -21,7 +21,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Generation:
-    """The published run of one sample."""
+    """One sample, its times the means of its runs."""
 
     #: task, setting: whose
     task: str
@@ -33,7 +33,14 @@ class Generation:
     prompt_tokens: int
     vision_ms: float | None  #: None without a picture
     prefill_ms: float
-    inter_token_ms: tuple[float, ...]  #: time of each decode step
+    #: mean time of each decode step; one that some runs lack counts as 0 there, so that steps add up
+    inter_token_ms: tuple[float, ...]
+    sample_id: int = 0  #: in its task
+
+    @property
+    def total_ms(self) -> float:
+        """Of all stages."""
+        return sum(self.stages_ms(self.output_tokens))
 
     @property
     def output_tokens(self) -> int:

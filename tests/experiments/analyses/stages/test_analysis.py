@@ -45,6 +45,17 @@ def test_times_are_compared_with_the_reference_which_is_a_group_of_its_own(tmp_p
     assert next(iter((panel.y.ticks or {}).values())).startswith("own_topk4_blocks4, reference")
 
 
+def test_the_fraction_of_the_reference_is_of_the_same_samples(tmp_path: Path) -> None:
+    """A sample of 9 s that the reference lacks is in no fraction; the other takes 1 s in both, in two runs here."""
+    runs = [staged_run(vision_s=each) for each in (0.25, 0.75)]
+    samples = [measured_sample(4, staged_run(vision_s=8.5), has_picture=False), measured_sample(2, *runs)]
+    sweep = load_sweep(write(tmp_path, result(setting(), samples), reference([measured_sample(2)])))
+    found = analyse_stages(sweep, samples_frame(sweep))
+    assert found is not None
+    low = next(each for each in found.by_setting if each.setting == "tier-low_topk2_blocks3")
+    assert low.total_ms == 5000.0 and found.share_of_reference(low) == pytest.approx(1.0)
+
+
 def test_a_sweep_without_times_has_no_e1(tmp_path: Path) -> None:
     sweep = load_sweep(write(tmp_path, result(setting(), [answered_sample(0)])))
     assert analyse_stages(sweep, samples_frame(sweep)) is None
