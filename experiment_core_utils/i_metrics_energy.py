@@ -20,7 +20,15 @@ from experiment_core_utils.meters.energy_statistics import (
 )
 from experiment_core_utils.meters.power import allocated_to_query, energies_beside
 from experiment_core_utils.primitives.csv_tables import Cell
-from experiment_core_utils.primitives.statistics import correlation_of_means, describe, mean_of, rate, ratio_interval
+from experiment_core_utils.primitives.statistics import (
+    correlation_of_means,
+    describe,
+    half_of_interval,
+    mean_of,
+    positive_interval,
+    rate,
+    ratio_interval,
+)
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.energy import (
@@ -477,8 +485,9 @@ def _half_width_of(figure: StageFigure) -> float | None:
     """Half of the 95 % interval of a figure, with the bound of ticks in it; None where its uncertainty is not known."""
     if figure.uncertainty_j is None or figure.gross_j is None:
         return None
-    assert figure.gross_j_ci95_high is not None and figure.num_windows is not None
-    of_spread = figure.gross_j_ci95_high - figure.gross_j
+    low, high = figure.gross_j_ci95_low, figure.gross_j_ci95_high
+    assert low is not None and high is not None and figure.num_windows is not None
+    of_spread = half_of_interval(figure.gross_j, low, high)
     return expanded_interval(figure.gross_j, of_spread, figure.num_windows, figure.uncertainty_j)[1] - figure.gross_j
 
 
@@ -490,12 +499,12 @@ def _passes_with_correct_answers(
     scored = [(each.score, each.picture) for each in answered if each.score is not None]
     pictures = [picture for _, picture in measured]
     spread, of_passes = describe([joules for joules, _ in measured], pictures), _half_width_of(whole)
-    if spread is None or spread.ci_high is None:
+    if spread is None or spread.ci_low is None or spread.ci_high is None:
         why = "the energies of requests are known for fewer than 2 pictures"
         return _with_correct_answers(passes, gross, None, why, accuracy)
     if of_passes is None:
         return _with_correct_answers(passes, gross, None, "the uncertainty of the energy is not known", accuracy)
-    of_pictures = spread.ci_high - spread.mean
+    of_pictures = half_of_interval(spread.mean, spread.ci_low, spread.ci_high)
     half = math.hypot(of_pictures, of_passes)
     correlation = 0.0
     if half > 0 and scored:
@@ -544,7 +553,7 @@ def _per_correct_answer(
     if half_width is None or accuracy.accuracy_ci95 is None:
         return (gross / fraction, None, None), why_unknown or "the interval of the accuracy is not known"
     least, most = accuracy.accuracy_ci95
-    energy = (gross - half_width, gross + half_width)
+    energy = positive_interval(gross, half_width)
     low, high = ratio_interval(gross, energy, fraction, (least, most), correlation)
     return (gross / fraction, low, high), None if high is not None else "the accuracy may be 0: there is no upper end"
 
@@ -610,9 +619,9 @@ def _passes_caveats(passes: PassesEnergy, gross: float) -> list[Caveat]:
     """What is open of the joules of a request, where it is more than the goal."""
     whole = next(each for each in passes.figures if _origin_of(each) == _origin_of(passes))
     caveats = _missed_goal({"passes": whole}, passes.error_goal)
-    high, goal = passes.j_per_request_ci95_high, passes.error_goal
-    if goal is not None and (high is None or high - gross > goal * gross):
-        fraction = None if high is None else (high - gross) / gross
+    (low, high), goal = (passes.j_per_request_ci95_low, passes.j_per_request_ci95_high), passes.error_goal
+    fraction = None if low is None or high is None else half_of_interval(gross, low, high) / gross
+    if goal is not None and (fraction is None or fraction > goal):
         caveats.append(caveat("energy_passes_differ", num_passes=passes.num_passes, fraction=fraction, goal=goal))
     return caveats
 

@@ -25,7 +25,7 @@ from experiment_core_utils.models.interface import Stages, devices_of
 from experiment_core_utils.primitives.device import NoMarks, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.statistics import Distribution, describe
+from experiment_core_utils.primitives.statistics import Distribution, describe, half_of_interval
 from experiment_core_utils.records.energy import (
     END_TO_END,
     PREFERRED_SOURCES,
@@ -111,7 +111,10 @@ def are_narrow(rounds: Iterable[Sequence[Windows]], relative: float) -> bool:
         rounds: the windows of each act, each by every source and device.
     """
     return all(
-        spread is not None and spread.ci_high is not None and spread.ci_high - spread.mean <= relative * spread.mean
+        spread is not None
+        and spread.ci_low is not None
+        and spread.ci_high is not None
+        and half_of_interval(spread.mean, spread.ci_low, spread.ci_high) <= relative * spread.mean
         for windows in rounds
         for spread in _spreads(windows)
     )

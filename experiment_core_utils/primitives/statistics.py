@@ -23,7 +23,8 @@ LOG_OF_NEVER = -700.0
 
 @dataclass(frozen=True)
 class Distribution:
-    """Spread of n numbers in their own unit; `ci_low` and `ci_high` bound the mean with 95 % confidence.
+    """Spread of n numbers in their own unit; `ci_low` and `ci_high` bound the mean with 95 % confidence, above 0 where
+    no number is below it.
 
     `std` is None for a single number, and the interval for a single cluster: one value says nothing about spread.
     """
@@ -57,7 +58,8 @@ def describe(
     """Spread of `values`; None where there are none.
 
     The standard deviation is the sample's (n - 1), whatever the clusters. The interval is Student's t for the mean
-    over clusters, as in `relative_half_width`.
+    over clusters, as in `relative_half_width`; of values of which none is below 0 for the logarithm of that mean, as in
+    `positive_interval`.
 
     Args:
         clusters: the cluster of each value; None where each value is one of its own.
@@ -77,10 +79,32 @@ def describe(
     variance = float(np.average((numbers - mean) ** 2, weights=shares))
     std = math.sqrt(variance * len(numbers) / (len(numbers) - 1)) if len(numbers) > 1 else None
     half = _half_width(*cluster_totals(numbers, clusters, shares), mean)
-    ci_low, ci_high = (None, None) if half is None else (mean - half, mean + half)
-    return Distribution(
-        len(numbers), mean, std, p50, p95, p99, float(numbers.min()), float(numbers.max()), ci_low, ci_high
-    )
+    least, most = float(numbers.min()), float(numbers.max())
+    ends: tuple[float | None, float | None] = (None, None)
+    if half is not None:
+        ends = positive_interval(mean, half) if least >= 0 else (mean - half, mean + half)
+    return Distribution(len(numbers), mean, std, p50, p95, p99, least, most, *ends)
+
+
+def positive_interval(mean: float, half: float) -> tuple[float, float]:
+    """The interval mean * exp(-/+ half / mean) of a quantity that is not below 0; 0 alone where the mean is 0.
+
+    It is that of the logarithm of the mean, whose standard error is the mean's over the mean (delta method). In 20,000
+    draws each of 2 to 52 values it contains the mean in 95 % of normal ones with a deviation of a tenth (as mean -/+
+    half does), in 93 to 95 % of exponential ones (88 to 94 %) and in 92 to 95 % of lognormal ones with a deviation of
+    0.7 (88 to 93 %): means of skewed values are missed above. Of 2 values, most of them 0, it does in 83 % (88 %).
+
+    Args:
+        half: of the symmetric interval of the mean.
+    """
+    if mean == 0:
+        return 0.0, 0.0
+    return mean * math.exp(-half / mean), mean * math.exp(half / mean)
+
+
+def half_of_interval(mean: float, low: float, high: float) -> float:
+    """`half` of a `positive_interval`, or of a symmetric one that ends below 0, as older files have them."""
+    return mean * math.log(high / low) / 2 if low > 0 else high - mean
 
 
 def percentiles(values: np.ndarray, percents: Sequence[float], weights: np.ndarray) -> list[float]:
@@ -335,7 +359,7 @@ def relative_half_width(values: Sequence[float], clusters: Sequence[Hashable] | 
 
     Student's t over values, or, where values share a cluster (samples that share a picture), over clusters: the
     variance of the mean is G / (G - 1) * sum over clusters of (sum - mean * count)^2 / n^2, with G - 1 degrees of
-    freedom (W. Cochran, "Sampling Techniques", 3rd ed. 1977, 9A). It is the interval of `describe`.
+    freedom (W. Cochran, "Sampling Techniques", 3rd ed. 1977, 9A). The interval of `describe` is by it.
     """
     sums, counts = cluster_totals(values, clusters)
     mean = float(sums.sum() / counts.sum()) if len(sums) else 0.0

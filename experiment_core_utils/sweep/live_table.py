@@ -61,4 +61,4 @@ def _time(samples: Sequence[MeasuredSample]) -> str:
         return ABSENT
     if spread.ci_low is None or spread.ci_high is None:
         return f"{spread.mean:.1f}"
-    return f"{spread.mean:.1f} [{max(spread.ci_low, 0.0):.1f}, {spread.ci_high:.1f}]"
+    return f"{spread.mean:.1f} [{spread.ci_low:.1f}, {spread.ci_high:.1f}]"

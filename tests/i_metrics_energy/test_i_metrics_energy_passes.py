@@ -52,8 +52,8 @@ def test_a_request_takes_the_window_over_its_requests() -> None:
     assert (found.j_per_request, found.num_passes, found.num_requests) == (100.0, 2, 8)
     assert (found.window_s, found.request_s) == (4.0, 0.5)
     # Student's t of one degree of freedom at 97.5 % is 12.7062; s = sqrt(200), over sqrt(2).
-    assert found.j_per_request_ci95_high == pytest.approx(100.0 + 12.7062 * 10.0, rel=1e-5)
-    assert found.j_per_request_ci95_low == pytest.approx(100.0 - 12.7062 * 10.0, rel=1e-4)
+    assert found.j_per_request_ci95_high == pytest.approx(100.0 * math.exp(1.27062), rel=1e-5)
+    assert found.j_per_request_ci95_low == pytest.approx(100.0 * math.exp(-1.27062), rel=1e-5)
     # s^2 / n = 100, and the window's bound of 2 J over two requests.
     assert found.j_per_request_uncertainty == pytest.approx(math.sqrt(101.0))
     # Idle readings of 70, 70 and 72 W.
@@ -114,12 +114,15 @@ def answered(
     return found.passes
 
 
-def fieller(half_e: float, half_a: float, correlation: float) -> tuple[float, float]:
-    """Roots R of (100 - 0.5 R)^2 = half_e^2 + R^2 half_a^2 - 2 r R half_e half_a."""
-    a, c = 0.25 - half_a**2, 100.0**2 - half_e**2
-    b = 50.0 - correlation * half_e * half_a
-    root = math.sqrt(b**2 - a * c)
-    return (b - root) / a, (b + root) / a
+def mover(half_e: float, half_a: float, correlation: float) -> tuple[float, float]:
+    """Roots R of (100 - 0.5 R)^2 = e^2 + R^2 half_a^2 - 2 r R e half_a, where e is how far the interval of the energy,
+    100 * exp(-/+ half_e / 100), goes to each side."""
+
+    def root(e: float, sign: int) -> float:
+        a, b, c = 0.25 - half_a**2, 50.0 - correlation * e * half_a, 100.0**2 - e**2
+        return (b + sign * math.sqrt(b**2 - a * c)) / a
+
+    return root(100 - 100 * math.exp(-half_e / 100), -1), root(100 * math.exp(half_e / 100) - 100, 1)
 
 
 def test_joules_per_correct_answer_vary_with_the_pictures() -> None:
@@ -128,13 +131,13 @@ def test_joules_per_correct_answer_vary_with_the_pictures() -> None:
     # What an answer is worth has nothing to do with its joules.
     found = answered((80.0, 80.0, 120.0, 120.0), (0.0, 1.0, 0.0, 1.0))
     assert (found.j_per_correct_answer, found.j_per_correct_answer_reason) == (200.0, None)
-    low, high = fieller(half, 0.2, 0.0)
+    low, high = mover(half, 0.2, 0.0)
     assert (found.j_per_correct_answer_ci95_low, found.j_per_correct_answer_ci95_high) == (
         pytest.approx(low, rel=1e-5), pytest.approx(high, rel=1e-5),
     )  # fmt: skip
     # Pictures that take more are those that are answered: more of them cost more and give more.
     found = answered((80.0, 80.0, 120.0, 120.0), (0.0, 0.0, 1.0, 1.0))
-    low, high = fieller(half, 0.2, 1.0)
+    low, high = mover(half, 0.2, 1.0)
     assert (found.j_per_correct_answer_ci95_low, found.j_per_correct_answer_ci95_high) == (
         pytest.approx(low, rel=1e-5), pytest.approx(high, rel=1e-5),
     )  # fmt: skip
@@ -173,4 +176,5 @@ def test_a_stored_energy_is_scored_anew() -> None:
     )
     assert found is not None and found.passes is not None and found.passes.j_per_correct_answer == 100.0
     # 400 = sum of squares: 3.182446 * sqrt(4 / 3 * 400 / 16).
-    assert found.passes.j_per_correct_answer_ci95_high == pytest.approx(100 + 3.182446 * math.sqrt(100 / 3), rel=1e-6)
+    high = 100 * math.exp(3.182446 * math.sqrt(100 / 3) / 100)
+    assert found.passes.j_per_correct_answer_ci95_high == pytest.approx(high, rel=1e-6)

@@ -94,16 +94,17 @@ def per_correct_answer(entry: Energy | None, **accuracy: Any) -> tuple[Any, ...]
 
 def test_a_correct_answer_costs_what_a_request_does_over_the_accuracy() -> None:
     entry = energy_of(setting(stages_of(origin("instant_power"), origin())))
-    # 20 J over 0.5. Both windows are equal, so that the energy's interval is 20 -+ 1.959964 * 0.5: 0.24 R^2 - 20 R +
-    # 399.039635 = 0, R = (20 -+ 4.113630) / 0.48.
+    # 20 J over 0.5. Both windows are equal, so that half of the energy's interval is 1.959964 * 0.5 and its ends are
+    # 20 * exp(-+ 0.0489991), 0.956358 below and 1.004387 above: 0.24 R^2 - 20 R + 400 - 0.914621 = 0 for the lower end,
+    # R = (20 - 4.108286) / 0.48, and with 400 - 1.008793 for the upper one, (20 + 4.119274) / 0.48.
     joules, low, high, reason = per_correct_answer(entry)
     assert (joules, reason) == (40.0, None)
-    assert (low, high) == (pytest.approx(33.09660, rel=1e-5), pytest.approx(50.23673, rel=1e-5))
+    assert (low, high) == (pytest.approx(33.10773, rel=1e-5), pytest.approx(50.24849, rel=1e-5))
     # Scored anew, it is made anew.
     again = with_correct_answers(entry, accuracy_of(accuracy=1.0, accuracy_ci95=[1, 1]))
     assert per_correct_answer(again) == (joules, low, high, None)
     assert again is not None and again.summary is not None and again.summary.j_per_correct_answer == 20.0
-    assert again.summary.j_per_correct_answer_ci95_high == pytest.approx(20.979982)
+    assert again.summary.j_per_correct_answer_ci95_high == pytest.approx(21.004387)
 
 
 def test_without_a_correct_answer_there_are_no_joules_for_one() -> None:

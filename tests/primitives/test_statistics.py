@@ -14,6 +14,7 @@ from experiment_core_utils.primitives.statistics import (
     describe,
     fraction_above,
     fraction_of,
+    half_of_interval,
     highest_of,
     mean_of,
     percentiles,
@@ -38,8 +39,22 @@ def test_four_numbers_by_hand() -> None:
     assert spread.p99 == pytest.approx(5.91)
     # Student's t with 3 degrees of freedom, 97.5 %: 3.182446.
     half = 3.182446 * math.sqrt(14 / 3) / 2
-    assert spread.ci_low == pytest.approx(3 - half, rel=1e-6)
-    assert spread.ci_high == pytest.approx(3 + half, rel=1e-6)
+    assert spread.ci_low == pytest.approx(3 * math.exp(-half / 3), rel=1e-6)
+    assert spread.ci_high == pytest.approx(3 * math.exp(half / 3), rel=1e-6)
+    assert half_of_interval(3.0, spread.ci_low, spread.ci_high) == pytest.approx(half, rel=1e-6)
+    # One below 0 makes the interval symmetric, as is that of an older file.
+    signed = describe([1.0, 2.0, -6.0, 3.0])
+    assert signed is not None and signed.ci_low is not None and signed.ci_high is not None
+    assert signed.mean == 0.0 and signed.ci_low == -signed.ci_high < 0.0
+    assert half_of_interval(3.0, -1.0, 7.0) == 4.0
+
+
+@pytest.mark.parametrize("values", [[0.12, 0.9], [1.0, 0.0, 0.0], [3e-9, 8.0, 9.0, 1e4], [0.0, 0.0]])
+def test_the_interval_of_what_is_not_below_0_is_not_below_0(values: list[float]) -> None:
+    spread = describe(values)
+    assert spread is not None and spread.ci_low is not None and spread.ci_high is not None
+    assert spread.ci_low > 0.0 or spread.max == 0.0
+    assert spread.ci_low <= spread.mean <= spread.ci_high
 
 
 def test_weighted_percentiles_are_numpys_where_weights_are_equal() -> None:
@@ -65,7 +80,8 @@ def test_values_of_one_cluster_are_one_for_the_interval_alone() -> None:
     spread, alone = describe([1.0, 2.0, 6.0, 3.0], ["a", "a", "b", "a"]), describe([1.0, 2.0, 6.0, 3.0])
     assert spread is not None and alone is not None
     # Student's t with 1 degree of freedom, 97.5 %: 12.706205.
-    assert (spread.ci_low, spread.ci_high) == (pytest.approx(3 - 12.706205 * 1.5), pytest.approx(3 + 12.706205 * 1.5))
+    times = math.exp(12.706205 * 1.5 / 3)
+    assert (spread.ci_low, spread.ci_high) == (pytest.approx(3 / times), pytest.approx(3 * times))
     assert replace(spread, ci_low=alone.ci_low, ci_high=alone.ci_high) == alone
     assert describe([1.0, 2.0, 6.0, 3.0], range(4)) == alone
     of_one = describe([1.0, 2.0, 3.0], "aaa")

@@ -32,9 +32,9 @@ def test_a_line_has_what_the_samples_so_far_show() -> None:
     assert line.split()[1:] == ["1/4", "1.000", "[0.03,", "1.00]", "1500.0"]
     finish(each, answered_sample(1, prediction="stop"))
     assert table.lines()[1].split()[1:3] == ["2/4", "1.000"]
-    # 3.0 s beside 1.5 s: 2.25 s and 12.7 x 0.75 s to each side, not below 0.
+    # 3.0 s beside 1.5 s: 2.25 s, and exp(12.7062 x 0.75 / 2.25) = 69.1 times as much or as little.
     finish(each, measured_sample(2, staged_run(vision_s=2.5), prediction="7"))
-    assert table.lines()[1].split()[1:] == ["3/4", "0.667", "[0.09,", "0.99]", "2250.0", "[0.0,", "11779.7]"]
+    assert table.lines()[1].split()[1:] == ["3/4", "0.667", "[0.09,", "0.99]", "2250.0", "[32.6,", "155451.2]"]
 
 
 def test_a_metric_that_looks_at_all_answers_together_says_nothing_so_far() -> None:

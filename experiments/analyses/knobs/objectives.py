@@ -21,7 +21,7 @@ from scipy import stats
 
 from experiment_core_utils.primitives.contrasts import PairedContrasts, ScoreContrasts
 from experiment_core_utils.primitives.replication import COUNTED, Replication
-from experiment_core_utils.primitives.statistics import CONFIDENCE, bounded_mean_intervals
+from experiment_core_utils.primitives.statistics import CONFIDENCE, bounded_mean_intervals, positive_interval
 from experiment_core_utils.primitives.texts import all_of
 from experiments.analyses.files import draws_for
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
@@ -192,8 +192,8 @@ class Objectives:
         return np.asarray(is_cheaper | is_cheaper.T)
 
     def cost_intervals(self) -> list[tuple[float, float] | None]:
-        """95 % interval of each setting's cost: of a mean by Student's t over pictures, of a percentile by order
-        statistics of one sample of each picture; None where there are too few pictures, or samples waited for others.
+        """95 % interval of each setting's cost, above 0: of a mean by Student's t over pictures, of a percentile by
+        order statistics of one sample of each picture; None where there are too few pictures, or samples waited.
         """
         if self.have_waited:
             return [None] * len(self.points)
@@ -205,7 +205,7 @@ class Objectives:
             return [None] * len(means)
         own = np.sqrt(self.replication.variances_alone(len(means)))
         half = stats.t.isf(TAIL, min(degrees, self.replication.degrees)) * np.hypot(errors, means * own)
-        return list(zip((means - half).tolist(), (means + half).tolist(), strict=True))
+        return [positive_interval(*each) for each in zip(means.tolist(), half.tolist(), strict=True)]
 
     def accuracy_intervals(self) -> list[tuple[float, float]]:
         """95 % interval of each setting's accuracy, by the function that every accuracy's is by."""

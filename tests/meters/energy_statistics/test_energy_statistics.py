@@ -71,7 +71,7 @@ def test_a_figure_is_gross_idle_and_net_with_their_uncertainties() -> None:
     assert figure.gross_j is not None
     assert (figure.gross_j.mean, figure.num_windows, figure.count, figure.window_s) == (100.0, 5, 50.0, 25.0)
     # s^2 = (1 + 1) / 4 = 0.5; over 5 windows 0.1; t(4) = 2.7764.
-    assert figure.gross_j.ci_high == pytest.approx(100 + 2.7764451 * math.sqrt(0.1))
+    assert figure.gross_j.ci_high == pytest.approx(100 * math.exp(2.7764451 * math.sqrt(0.1) / 100))
     assert figure.uncertainty_j == pytest.approx(math.sqrt(0.1 + 0.09))
     # Idle: 72 W over 0.5 s. Drift 2 W and bound 1.5 W are 2.5 W, 1.25 J.
     assert (figure.idle_w, figure.idle_j, figure.net_j) == (72.0, 36.0, 64.0)
