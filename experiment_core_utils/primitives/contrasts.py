@@ -253,14 +253,17 @@ class ScoreContrasts(_Contrasts):
         *,
         best: float = 1.0,
         reference: int | None = None,
+        change: float = 1.0,
     ) -> Self:
         """The contrasts of S settings, of all pairs, or of the pairs with `reference` only.
 
         Args:
             scores: [S, N], from 0 to `best`; nan where a setting has none.
             pictures: [N], the picture of each sample.
+            change: how much a score changes by an answer that changes, as a fraction of `best`; less than 1 where
+                scores are means over several settings.
         """
-        made = cls._of(scores, pictures, reference, added_squares=2 * ADDED_ANSWERS * best**2)
+        made = cls._of(scores, pictures, reference, added_squares=2 * ADDED_ANSWERS * (change * best) ** 2)
         return made if best == 1.0 else cls(**{**vars(made), "best": best})
 
     def difference(self, one: int, other: int) -> float:

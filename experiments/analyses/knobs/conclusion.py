@@ -233,11 +233,20 @@ def _changes_by_type(grid: TaskGrid, found: Effects, knobs: Sequence[str]) -> di
 
     def change(knob: str, name: str) -> TypeChange:
         columns = known & (types == name)
-        values = [grid.points[at].value(knob) for at in inside]
-        ends_of = [
-            scores[[value == end.value for value in values]][:, columns].mean(axis=0) for end in ends(found, knob)
-        ]
-        contrasts = ScoreContrasts.of(np.stack(ends_of), pictures[columns], best=grid.best)
+        # Settings with the first value of the knob, and in the same order those with its last and the same others.
+        others = [other for other in knobs if other != knob]
+        order = sorted(range(len(inside)), key=lambda at: [str(grid.points[inside[at]].value(each)) for each in others])
+        values = [grid.points[inside[at]].value(knob) for at in order]
+        first, last = (
+            scores[[at for at, value in zip(order, values, strict=True) if value == end.value]][:, columns]
+            for end in ends(found, knob)
+        )
+        contrasts = ScoreContrasts.of(
+            np.stack([first.mean(axis=0), last.mean(axis=0)]),
+            pictures[columns],
+            best=grid.best,
+            change=_changing_together(last - first),
+        )
         chance = min(contrasts.p_value(0, 1), contrasts.p_value(1, 0))
         return TypeChange(
             question_type=str(name),
@@ -248,6 +257,18 @@ def _changes_by_type(grid: TaskGrid, found: Effects, knobs: Sequence[str]) -> di
         )
 
     return {knob: tuple(change(knob, name) for name in names) for knob in knobs}
+
+
+def _changing_together(changes: np.ndarray) -> float:
+    """In which fraction of K pairs of settings the score of a sample changes at a time, from its [K, n] changes.
+
+    It is the variance over samples of the mean over pairs, over the mean of the pairs' variances: 1 / K where each pair
+    changes by itself, and 1 where all change together, or no sample changes otherwise than the others.
+    """
+    own = changes - changes.mean(axis=1, keepdims=True)
+    apart = float((own**2).sum())
+    together = float((own.sum(axis=0) ** 2).sum())
+    return 1.0 if apart < 1e-12 else min(max(together / apart, 1.0) / len(changes), 1.0)
 
 
 def ends(found: Effects, knob: str) -> tuple[LevelMean, LevelMean]:

@@ -206,9 +206,33 @@ def test_accuracy_changes_are_also_by_type_and_hold_together_for_all() -> None:
     assert top_k.most_in is not None and top_k.most_in.question_type == "facts"
     assert top_k.most_in.accuracy == pytest.approx(0.75)
     low, high = top_k.most_in.accuracy_ci95 or (0.0, 0.0)
+    # Samples change at both tiers together, so that an answer changes a mean by 1:
     # (30 x 0.25^2 + 10 x 0.75^2 + 4)^(1/2) / 40 x (40 / 39)^(1/2) = 0.086, and Student's t of 0.05 / 12 above: 2.78.
     assert 0.75 - low == pytest.approx(high - 0.75, abs=1e-9) or high == 1.0
     assert 2.78 * 0.086 < 0.75 - low < 3.5 * 0.086
+
+
+def test_an_answer_changes_a_mean_over_settings_by_its_part() -> None:
+    """Two tiers and four numbers of blocks, unsorted. Of 32 samples of one type 16 change with the tier, each at one
+    number of blocks, so by 1 / 4 of the mean; at 4 blocks others are right at both tiers, which is no change."""
+    orders = {"low": (4, 12, 8, 6), "high": (6, 12, 4, 8)}
+    points = [point(tier, 1, blocks) for tier, order in orders.items() for blocks in order]
+    apart = np.zeros((8, 32))
+    for sample in range(16):
+        apart[4 + sample % 4, sample] = 1.0
+    apart[np.ix_([0, 6], range(16, 32))] = 1.0
+    types = ("apart",) * 32 + ("same",) * 32
+    made = grid(points, np.hstack([apart, np.ones((8, 32))]), np.outer(range(10, 18), np.linspace(0.9, 1.1, 64)))
+    vision = conclude(analysed(replace(made, question_types=types))).changes[0]
+    (found, same) = vision.by_type
+    assert (found.accuracy, same.accuracy) == (pytest.approx(0.125), 0.0)
+    # 32 x 0.125^2 + 4 x 0.25^2 = 0.75: (0.75 / 32^2 x 32 / 31)^(1/2) = 0.0275. Two types and two knobs: Student's t of
+    # 0.05 / 8 above is 2.65; a whole answer each would be (0.5 + 4)^(1/2) instead of 0.75^(1/2), 2.4 times as wide.
+    low, high = found.accuracy_ci95 or (0.0, 0.0)
+    assert 2.65 * 0.0275 < (high - low) / 2 < 3.4 * 0.0275
+    # Where none changes, nothing says that pairs change apart: 4 answers, (4 / 32^2 x 32 / 31)^(1/2) = 0.0635.
+    low, high = same.accuracy_ci95 or (0.0, 0.0)
+    assert 2.65 * 0.0635 < (high - low) / 2 < 3.4 * 0.0635
 
 
 def test_too_few_samples_of_a_type_and_an_incomplete_grid_show_nothing_by_type() -> None:
