@@ -79,6 +79,11 @@ class OwnPrompts:
     #: input_ids, attention_mask: [N, T] on the host, padded on the left
     input_ids: torch.Tensor
     attention_mask: torch.Tensor
+    names: Sequence[int] | None = None  #: what messages call each of all prompts; None for its place
+
+    def name(self, place: int) -> int:
+        """What messages call the prompt at this place among those of the process."""
+        return self.indices[place] if self.names is None else self.names[self.indices[place]]
 
     @cached_property
     def lengths(self) -> list[int]:
@@ -163,12 +168,12 @@ class TextShard:
 
     def _refuse_not_finite(self, batch: PlannedBatch, generated: GeneratedBatch) -> None:
         if generated.rows_not_finite:
-            prompt = self.prompts.indices[batch.places[generated.rows_not_finite[0]]]
+            prompt = self.prompts.name(batch.places[generated.rows_not_finite[0]])
             advice = remedy(computing_dtype(self.generator.model), "fp_precision ")
             raise GenerationFailed(f"logits are not finite at prompt {prompt} ({advice})")
 
     def _too_large(self, batch: PlannedBatch, longest: int, out_of_memory_hint: str) -> str:
-        first, last = (self.prompts.indices[batch.places[end]] for end in (0, -1))
+        first, last = (self.prompts.name(batch.places[end]) for end in (0, -1))
         if len(batch.places) == 1:
             return f"prompt {first} of {longest} tokens does not fit even alone: {out_of_memory_hint}"
         return (
@@ -329,11 +334,13 @@ def prepare_gen_inference(
     experiment_config: Any,
     accelerator: Accelerator,
     clock: Clock | None = None,
+    names: Sequence[int] | None = None,
 ) -> TextShard:
     """Validate and warm up everything that `run_gen_inference` runs, so that a meter may open its window.
 
     Args:
         clock: of the batches' windows; None takes the host's.
+        names: what messages call the prompts; None for their places.
     """
 
     def warmed_up() -> TextShard:
@@ -346,7 +353,7 @@ def prepare_gen_inference(
         values = generation_values(config, own, tokeniser, preferences)
         ends = text_ends(config, own, tokeniser, preferences)[0]
         generator = TextGenerator(own, values, config.random_seed, ends, clock or HostClock(), preferences)
-        prompts = OwnPrompts(places, ids[list(places)], mask[list(places)])
+        prompts = OwnPrompts(places, ids[list(places)], mask[list(places)], names)
         shard = TextShard(generator, prompts, config, accelerator.process_index, accelerator.num_processes)
         shard.warm_up()
         return shard

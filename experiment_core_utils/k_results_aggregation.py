@@ -27,7 +27,14 @@ from experiment_core_utils.records.settings import (
     SettingLoad,
     WarmUp,
 )
-from experiment_core_utils.records.text import EnergyFigures, InferenceResults, PooledEnergy, SavedEnergy
+from experiment_core_utils.records.text import (
+    BatchRecord,
+    EnergyFigures,
+    InferenceResults,
+    PooledEnergy,
+    QueryRecord,
+    SavedEnergy,
+)
 
 T = TypeVar("T")
 _POLL_S = 0.05
@@ -357,6 +364,19 @@ def pool_inference_results(results: Sequence[InferenceResults]) -> InferenceResu
         )
     batches = [batch for result in results for batch in result["batches"]]
     return results_of_records(queries, batches, first["decoding"], None, first["num_processes"])
+
+
+def with_indices_of_source(pooled: InferenceResults, indices: Sequence[int]) -> InferenceResults:
+    """Pooled results, in their order, with the indices that the prompts have in their source.
+
+    Args:
+        indices: the index of each prompt in its source, in the order in which the prompts were given to the run.
+    """
+    queries: list[QueryRecord] = [{**each, "prompt_index": indices[each["prompt_index"]]} for each in pooled["queries"]]
+    batches: list[BatchRecord] = [
+        {**each, "prompt_indices": [indices[place] for place in each["prompt_indices"]]} for each in pooled["batches"]
+    ]
+    return {**pooled, "queries": queries, "batches": batches}
 
 
 def load_and_aggregate_per_process_energy_results(

@@ -44,6 +44,7 @@ from experiment_core_utils.j_results_saving import (
 from experiment_core_utils.k_results_aggregation import (
     load_and_aggregate_per_process_energy_results,
     pool_inference_results,
+    with_indices_of_source,
 )
 from experiment_core_utils.l_results_csv_cleaning import write_experiments_table
 from experiment_core_utils.meters.load import LoadSampler, load_sampler
@@ -223,7 +224,8 @@ def measure_experiment(
         "model_architecture": get_model_architecture_info(model),
     }
     caveats = shared_cores_caveats(device, processes_on_this_machine(accelerator))
-    shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.clock)
+    indices = due.chosen.indices
+    shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.clock, indices)
     sampler = load_sampler()
     with MemoryWindow(device):
         generated, power = energy.measured(lambda: _sampled(shard, accelerator, sampler, stop), experiment_id, folder)
@@ -232,7 +234,7 @@ def measure_experiment(
     all_or_raise(stop.raise_if_requested, accelerator)
     save(energy_metrics(experiment_id, accelerator, folder, energy.reason), result_type="local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
-    pooled = pool_inference_results(all_gather(own, accelerator))
+    pooled = with_indices_of_source(pool_inference_results(all_gather(own, accelerator)), indices)
     memories = all_gather(compute["memory"], accelerator)
     name = f"experiment_{experiment_id}"
     if not accelerator.is_main_process:
@@ -278,10 +280,12 @@ def _saved(
         save(allocated_energy(pooled), result_type="apportioned_energy")
     custom = run_custom_metrics(due.custom_metrics, pooled, parts["inference_metrics"])
     if due.config.save_outputs:
-        shown, queries = due.chosen.texts, pooled["queries"]
+        queries = pooled["queries"]
+        indices = [query["prompt_index"] for query in queries]
         texts = [
             {
-                "prompt": shown[query["prompt_index"]],
+                "prompt_index": query["prompt_index"],
+                "prompt": due.prompts.texts[query["prompt_index"]],
                 "output": query["output_text"],
                 "answer": query["answer_text"],
                 "thinking_tokens": query["thinking_tokens"],
@@ -289,7 +293,8 @@ def _saved(
             for query in queries
         ]
         save({"outputs": texts}, result_type="text_output")
-        save({"output_token_ids": [each["output_token_ids"] for each in queries]}, result_type="token_output")
+        token_ids = [each["output_token_ids"] for each in queries]
+        save({"prompt_indices": indices, "output_token_ids": token_ids}, result_type="token_output")
     prompts = {
         **due.prompts.source,
         "num_prompts": len(due.chosen.texts),

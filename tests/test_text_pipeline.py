@@ -182,6 +182,8 @@ def test_a_grid_leaves_every_file_under_its_published_name(
         assert outputs == plain_answers(checkpoint, in_order, tokens=6)
         texts = json.loads((raw / f"{experiment_id}_8_text_output.json").read_text())["outputs"]
         assert [each["prompt"] for each in texts] == in_order
+        # Places in the file, not in this order.
+        assert [PROMPTS[each["prompt_index"]] for each in texts] == in_order
     saved = json.loads((folder / "text_generation_results.json").read_text())
     assert list(saved) == list(report.results) == [f"experiment_{each}" for each in ids_of(report)]
     first, second = saved.values()
@@ -542,6 +544,12 @@ def test_batches_and_queries_have_their_energy_and_the_run_two_sources(values: d
         # The device is synchronised and the marks are read within the window.
         assert 100 * batch["inference_time_s"] <= batch["energy_j"] <= 100 * batch["inference_time_s"] + 5.0
         assert batch["energy_method"] == "apportioned" and batch["energy_source"] == "simulated"
+    # Batches are of the prompts by length, each by its place in the file.
+    lengths = prompt_lengths(values)
+    assert [each["input_tokens"] for each in found["queries"]] == sorted(lengths) != lengths
+    assert [lengths[each["prompt_index"]] for each in found["queries"]] == sorted(lengths)
+    own = [index for batch in found["batches"] for index in batch["prompt_indices"]]
+    assert own == [each["prompt_index"] for each in found["queries"]]
     total = sum(batch["energy_j"] for batch in found["batches"])
     assert sum(query["energy_j"] for query in found["queries"]) == pytest.approx(total)
     metrics = result["inference_metrics"]

@@ -50,7 +50,9 @@ class PartEnergy(TypedDict):
 class QueryRecord(TypedDict):
     """One prompt of a text run."""
 
-    prompt_index: int  #: its place among all prompts, over all processes
+    #: its place among all prompts, over all processes; in files of a text run that in the source of the prompts, where
+    #: those that were too long count
+    prompt_index: int
     process_index: int  #: which process ran it
     batch_index: int  #: of the process's own batches
     input_tokens: int  #: true tokens, without padding
@@ -71,7 +73,7 @@ class BatchRecord(PartEnergy):
 
     process_index: int  #: which process made it
     batch_index: int  #: of the process's own batches, in the order in which they ran
-    prompt_indices: list[int]  #: which prompts ran together, over all processes
+    prompt_indices: list[int]  #: which prompts ran together, each by its `prompt_index`
     inference_time_s: float  #: prompts on the device -> last token on the host
     #: -> first token, the same for every prompt of the batch; None for a model whose own `generate()` does not
     #: report each token

@@ -1,6 +1,7 @@
 """The plan of a text run: which combinations and prompts are due, before a model is loaded."""
 
 import os
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -42,6 +43,7 @@ class SelectedPrompts:
     """The prompts that run, in the order in which they do."""
 
     texts: tuple[str, ...]
+    indices: tuple[int, ...]  #: the place of each in its source, from 0, those that are left out counted
     tokenised: TokenisedPrompts  #: the same, in the chat template where one is applied
     num_too_long: int  #: left out because they have more than `max_input_tokens` tokens, the template's counted
     #: `chat_template`: `applied`, `none` or `off`; `system_prompt`, if given; `final_prompt`: `text` and `token_ids` of
@@ -60,7 +62,9 @@ def choose_prompts(
     """
     chat = chat_form_of(config.prompts, tokenizer, config.model_name)
     finals = [chat.final(prompt) for prompt in prompts]
-    given = dict(zip(finals, prompts, strict=True))
+    places: dict[str, deque[int]] = defaultdict(deque)
+    for place, text in enumerate(finals):
+        places[text].append(place)
     options = {"add_special_tokens": chat.adds_special_tokens}
     short = filter_prompts_by_length(finals, tokenizer, config.max_input_tokens, **options)
     wanted = config.num_input_prompts or len(short)
@@ -78,7 +82,10 @@ def choose_prompts(
     first_ids = tokenised["input_ids"][0][tokenised["attention_mask"][0].bool()].tolist()
     final = FinalPrompt.of_ids(0, texts[0], first_ids)
     form = {**chat.fields, "final_prompt": {"text": final.text, "token_ids": final.token_ids}}
-    return SelectedPrompts(tuple(given[text] for text in texts), tokenised, len(prompts) - len(short), form)
+    # Of equal ones the first is taken first, and stays in front.
+    indices = tuple(places[text].popleft() for text in texts)
+    chosen = tuple(prompts[place] for place in indices)
+    return SelectedPrompts(chosen, indices, tokenised, len(prompts) - len(short), form)
 
 
 def _check_vocabulary(model_name: str, tokenised: TokenisedPrompts, model_config: PreTrainedConfig) -> None:

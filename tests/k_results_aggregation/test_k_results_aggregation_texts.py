@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiment_core_utils.k_results_aggregation import pool_inference_results
+from experiment_core_utils.k_results_aggregation import pool_inference_results, with_indices_of_source
 from experiment_core_utils.models.common.text_generation import results_of_records
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
@@ -65,6 +65,15 @@ def test_one_process_is_the_sum_of_its_batches() -> None:
     assert first["queries_per_second"] == 3 / 0.75
     assert first["latency_per_query_s"] == 0.75 / 3
     assert first["output_tokens"].tolist() == [[5, 6, 8], [5, 8, 8], [5, 6, 7]]
+
+
+def test_prompts_have_the_indices_of_their_source_in_the_order_of_the_run() -> None:
+    """Five of seven prompts, sorted by their length."""
+    pooled = pool_inference_results(two_processes())
+    found = with_indices_of_source(pooled, (6, 0, 3, 5, 2))
+    assert [each["prompt_index"] for each in found["queries"]] == [6, 0, 3, 5, 2]
+    assert [each["prompt_indices"] for each in found["batches"]] == [[6, 3], [2], [0, 5]]
+    assert found["output_text"] == [each["output_text"] for each in pooled["queries"]]
 
 
 def test_processes_are_pooled_first_and_rates_computed_after() -> None:

@@ -46,6 +46,14 @@ def test_the_first_are_taken_before_they_are_sorted() -> None:
     assert (found.texts, found.num_too_long) == ((ONE, FIVE), 1)
 
 
+def test_the_index_of_a_prompt_is_its_place_in_its_source() -> None:
+    prompts = [FIVE, SEVEN, ONE, "b", FIVE, THREE, ONE]
+    found = choose_prompts(config_of(num_input_prompts=5), prompts, TOKENIZER, OlmoeConfig())
+    # Of 5, 7, 1, 1, 5, 3 and 1 tokens the first five that are short enough; equal ones keep their order.
+    assert found.indices == (2, 3, 5, 0, 4)
+    assert found.texts == tuple(prompts[index] for index in found.indices)
+
+
 def test_more_than_are_short_enough_are_refused() -> None:
     assert len(chosen(num_input_prompts=3).texts) == 3
     with pytest.raises(ConfigurationError, match="4 prompts of at most 5 tokens are requested, and 3 of 4 are that"):
