@@ -21,7 +21,12 @@ from scipy import stats
 
 from experiment_core_utils.primitives.contrasts import PairedContrasts, ScoreContrasts
 from experiment_core_utils.primitives.replication import COUNTED, Replication
-from experiment_core_utils.primitives.statistics import CONFIDENCE, bounded_mean_intervals, positive_interval
+from experiment_core_utils.primitives.statistics import (
+    CONFIDENCE,
+    bounded_mean_intervals,
+    percentiles_over_runs,
+    positive_interval,
+)
 from experiment_core_utils.primitives.texts import all_of
 from experiments.analyses.files import draws_for
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
@@ -94,7 +99,7 @@ class Objectives:
     replication: Replication  #: the levels that differences of costs rest on
     scores: np.ndarray  #: [S, n], of the samples on which all have one
     clusters: np.ndarray  #: [n], the number of each of these samples' picture
-    sample_costs: np.ndarray  #: [S, m], of the samples on which all have one
+    sample_costs: np.ndarray  #: [S, m], of the samples on which all have one; of a percentile that of the first run
     log_costs: np.ndarray  #: [S, m], of these samples the mean over runs of the logarithm
     cost_clusters: np.ndarray  #: [m], the number of each of these samples' picture
 
@@ -199,7 +204,12 @@ class Objectives:
             return [None] * len(self.points)
         if self.of.statistic != "mean":
             alone = self.sample_costs[:, first_of_each(self.cost_clusters)]
-            return [tail_interval(row, PERCENT[self.of.statistic]) for row in alone]
+            found = [tail_interval(row, PERCENT[self.of.statistic]) for row in alone]
+            # The cost is of all runs, of which these are some.
+            return [
+                None if ends is None else (min(ends[0], cost), max(ends[1], cost))
+                for ends, cost in zip(found, self.cost.tolist(), strict=True)
+            ]
         means, errors, degrees = means_and_errors(self.sample_costs, self.cost_clusters)
         if degrees < 1 or self.replication.undecided is not None:
             return [None] * len(means)
@@ -247,8 +257,10 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
         everywhere = f"at {all_of(len(kept), 'setting')}"
         return NoObjectives(grid.task, of, f"no sample has {what} {everywhere}, so none can be paired")
     counts = draw_counts(grid.pictures, scored + 2 * paid, draws_for(len(kept), num_draws), seed)
-    accuracy_draws = _over_draws(scores[:, scored], counts[:, scored], "mean")
-    cost_draws = _over_draws(costs[:, paid], counts[:, paid], of.statistic)
+    accuracy_draws = counts[:, scored] @ scores[:, scored].T / counts[:, scored].sum(axis=1, keepdims=True)
+    has_runs = of.quantity == "total_ms" and of.statistic != "mean" and grid.runs_ms is not None
+    runs = grid.runs_ms[:, kept][:, :, paid] if has_runs and grid.runs_ms is not None else costs[None][:, :, paid]
+    cost_draws = _over_draws(runs, counts[:, paid], of.statistic)
     with np.errstate(divide="ignore"):
         logarithms = grid.log_times[kept] if of.quantity == "total_ms" else np.log(costs)
     replication = {"total_ms": grid.times, "energy_j": grid.energies}.get(of.quantity, COUNTED).at(kept)
@@ -268,31 +280,35 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
         num_pictures=len({picture for picture, has in zip(grid.pictures, scored, strict=True) if has}),
         num_dropped_samples=int((np.isfinite(scores).any(axis=0) & ~scored).sum()),
         accuracy=scores[:, scored].mean(axis=1),
-        cost=_statistic(costs[:, paid], of.statistic),
+        cost=_statistic(runs, of.statistic),
         accuracy_draws=accuracy_draws,
         cost_draws=cost_draws,
         unseen_accuracy=_unseen(scores[:, scored], counts[:, scored]),
         replication=replication,
         scores=scores[:, scored],
         clusters=np.unique(np.asarray(grid.pictures, dtype=str)[scored], return_inverse=True)[1],
-        sample_costs=costs[:, paid],
+        sample_costs=runs[0],
         log_costs=logarithms[:, paid],
         cost_clusters=np.unique(np.asarray(grid.pictures, dtype=str)[paid], return_inverse=True)[1],
     )
 
 
-def _statistic(values: np.ndarray, statistic: Statistic) -> np.ndarray:
+def _statistic(runs: np.ndarray, statistic: Statistic) -> np.ndarray:
+    """The statistic [S] of values [R, S, n], of which the R runs of a sample together weigh as much as one; of a mean R
+    is 1."""
     if statistic == "mean":
-        return np.asarray(values.mean(axis=-1))
-    return np.asarray(np.percentile(values, PERCENT[statistic], axis=-1))
+        return np.asarray(runs[0].mean(axis=-1))
+    if np.isfinite(runs).all():
+        return np.asarray(np.percentile(runs, PERCENT[statistic], axis=(0, 2)))
+    return np.array([percentiles_over_runs(runs[:, at], [PERCENT[statistic]])[0] for at in range(runs.shape[1])])
 
 
-def _over_draws(values: np.ndarray, counts: np.ndarray, statistic: Statistic) -> np.ndarray:
-    """The statistic [B, S] of values [S, n] over draws."""
+def _over_draws(runs: np.ndarray, counts: np.ndarray, statistic: Statistic) -> np.ndarray:
+    """The statistic [B, S] of values [R, S, n] over draws."""
     if statistic == "mean":
-        return np.asarray(counts @ values.T / counts.sum(axis=1, keepdims=True))
-    places = np.arange(values.shape[1])
-    return np.stack([_statistic(values[:, np.repeat(places, row)], statistic) for row in counts])
+        return np.asarray(counts @ runs[0].T / counts.sum(axis=1, keepdims=True))
+    places = np.arange(runs.shape[2])
+    return np.stack([_statistic(runs[:, :, np.repeat(places, row)], statistic) for row in counts])
 
 
 def _unseen(scores: np.ndarray, counts: np.ndarray) -> np.ndarray:

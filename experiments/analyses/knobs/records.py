@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.primitives.csv_tables import Cell
+from experiment_core_utils.primitives.statistics import percentiles_over_runs
 from experiment_core_utils.records.caveats import caveat_fields
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES, split_intervals
@@ -264,7 +265,7 @@ def _setting_entries(grid: TaskGrid) -> list[dict[str, Any]]:
     """The settings' own figures, on all samples that each has; they are not paired."""
     entries = []
     knobs = knob_columns([point.setting for point in grid.points])
-    for at, (p95, p99) in enumerate(_tails(grid.total_ms)):
+    for at, (p95, p99) in enumerate(_tails(grid.total_ms[None] if grid.runs_ms is None else grid.runs_ms)):
         scores, times, energies, flops = (
             row[np.isfinite(row)] for row in (grid.scores[at], grid.total_ms[at], grid.energy_j[at], grid.flops[at])
         )
@@ -290,10 +291,7 @@ def _setting_entries(grid: TaskGrid) -> list[dict[str, Any]]:
     return entries
 
 
-def _tails(times: np.ndarray) -> list[list[float | None]]:
-    """P95 and P99 of each row of [S, N]; nan does not count, and a row of nan alone has none."""
-    if not np.isfinite(times).all():
-        rows = [row[np.isfinite(row)] for row in times]
-        return [np.percentile(row, (95, 99)).tolist() if len(row) else [None, None] for row in rows]
-    tails: list[list[float | None]] = np.percentile(times, (95, 99), axis=1).T.tolist()
-    return tails
+def _tails(runs: np.ndarray) -> list[list[float | None]]:
+    """P95 and P99 of each setting of [R, S, N] over all runs, those of a sample together as one; none of nan alone."""
+    rows = [runs[:, at] for at in range(runs.shape[1])]
+    return [[*percentiles_over_runs(row, (95, 99))] if np.isfinite(row).any() else [None, None] for row in rows]
