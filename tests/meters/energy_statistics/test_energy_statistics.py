@@ -11,6 +11,7 @@ from experiment_core_utils.meters.energy_statistics import (
     combined_uncertainty,
     energy_figure,
     expanded_interval,
+    mean_idle,
     quantisation_bound_j,
     summed_act,
     summed_reading,
@@ -76,6 +77,17 @@ def test_a_figure_is_gross_idle_and_net_with_their_uncertainties() -> None:
     # Idle: 72 W over 0.5 s. Drift 2 W and bound 1.5 W are 2.5 W, 1.25 J.
     assert (figure.idle_w, figure.idle_j, figure.net_j) == (72.0, 36.0, 64.0)
     assert figure.net_uncertainty_j == pytest.approx(math.sqrt(0.1 + 0.09 + 1.25**2))
+
+
+def test_idle_power_of_which_a_bound_is_unknown_has_no_uncertainty() -> None:
+    """The mean of the readings that there are, whichever of them lacks its bound; without a reading nothing."""
+    assert mean_idle([idle(70.0, 1.0), idle(74.0, None), None]) == (72.0, None)
+    assert mean_idle([idle(70.0, None), idle(74.0, 1.5)]) == (72.0, None)
+    assert mean_idle([idle(70.0, 1.0), idle(None, None)]) == (70.0, 1.0)
+    assert mean_idle([None, idle(None, 1.0)]) == (None, None)
+    figure = energy_figure([act(99.0), act(101.0)], idle(70.0, 1.0), idle(74.0, None))
+    assert (figure.idle_j, figure.net_j, figure.net_uncertainty_j) == (36.0, 64.0, None)
+    assert figure.uncertainty_j == pytest.approx(1.0)
 
 
 def test_net_energy_is_not_clamped() -> None:
