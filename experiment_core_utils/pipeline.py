@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_unique_id, setup_distributed
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import meters_of
+from experiment_core_utils.f_experiment_info import crowded_cores_caveats
 from experiment_core_utils.g_metrics_inference import (
     answer_caveats,
     cut_caveats,
@@ -245,6 +246,8 @@ def loaded_run(
     provenance = provenance_of_run(
         requested, accelerator, model.device, processes_here, experiment_id, model.describe(), first
     ).with_keys(run_uid=run_uid)
+    num_processes = config.model.tensor_parallel or processes_here
+    provenance = provenance.with_caveats(crowded_cores_caveats(model.device, num_processes, context.other_pids))
     return ProfilingRun(requested, context, bench, provenance, required or find_meters())
 
 

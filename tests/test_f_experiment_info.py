@@ -21,6 +21,7 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.config.text import TextConfig, published_form
 from experiment_core_utils.f_experiment_info import (
     caveats_of,
+    crowded_cores_caveats,
     describe_hardware,
     gather_experiment_info,
     gather_experimental_variables,
@@ -148,3 +149,15 @@ def test_variables_hold_every_parameter_under_its_name() -> None:
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     adaptive = published_form(batching_options={"adaptive_batching": True})
     assert gather_experimental_variables(adaptive)["batch_size"] is None
+
+
+def test_more_threads_than_cores_are_a_caveat_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    assert crowded_cores_caveats(CPU, 8, None) == []
+    assert crowded_cores_caveats(torch.device("cuda"), 9, None) == []
+    (found,) = crowded_cores_caveats(CPU, 9, None)
+    assert found.sentence == (
+        "cores: the run's own 18 threads share 16 CPU cores and slow each other: times are those of a shared machine; "
+        "use fewer processes, or fewer threads in each (--num_threads)"
+    )

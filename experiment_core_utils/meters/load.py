@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,12 +43,19 @@ def own_cpu_s(pids: Sequence[int] = ()) -> float:
 
 
 def with_descendants(pids: Iterable[int]) -> dict[int, psutil.Process]:
-    """These processes by their ids, each with its descendants behind it, without those that are gone."""
-    found: dict[int, psutil.Process] = {}
-    for pid in pids:
+    """These processes by their ids, each before its descendants, without those that are gone."""
+    # One look at the table of processes, however many they are.
+    there, children = dict[int, psutil.Process](), defaultdict[int, list[int]](list)
+    for each in psutil.process_iter():
         with suppress(psutil.Error):
-            own = psutil.Process(pid)
-            found |= {each.pid: each for each in [own, *own.children(recursive=True)]}
+            children[each.ppid()].append(each.pid)
+            there[each.pid] = each
+    found, left = dict[int, psutil.Process](), list(pids)[::-1]
+    while left:
+        pid = left.pop()
+        if pid in there and pid not in found:
+            found[pid] = there[pid]
+            left += children[pid]
     return found
 
 
@@ -61,14 +69,16 @@ def _with_ended_children_s(process: psutil.Process) -> float:
     return float(times.user + times.system + times.children_user + times.children_system)
 
 
-def cpu_now(pids: Sequence[int] = ()) -> CpuReading:
-    """The host's CPUs, and the own time of this process, its descendants and those that work for it (`own_cpu_s`)."""
+def cpu_now(pids: Sequence[int] | None = ()) -> CpuReading:
+    """The host's CPUs, and the own time of this process, its descendants and those that work for it (`own_cpu_s`); no
+    own time where it is not known which do.
+    """
     busy_s, total_s = cpu_times_s()
     frequency = psutil.cpu_freq()
     return CpuReading(
         busy_s=busy_s,
         total_s=total_s,
-        own_s=own_cpu_s(pids),
+        own_s=None if pids is None else own_cpu_s(pids),
         frequency_mhz=frequency.current if frequency is not None and frequency.current else None,
     )
 
@@ -112,14 +122,14 @@ class ConditionsMeter:
 
 
 def conditions_meter(
-    experiment_id: str, rank: int, device: torch.device, pids: Sequence[int] = ()
+    experiment_id: str, rank: int, device: torch.device, pids: Sequence[int] | None = ()
 ) -> ConditionsMeter:
     """The meter for work on `device`; without NVML it says so in its readings.
 
     Args:
-        pids: of processes whose load is the run's own, see `own_cpu_s`.
+        pids: of processes whose load is the run's own, see `own_cpu_s`; None where some cannot be seen.
     """
-    uuid, read_cpu = gpu_uuid(device), partial(cpu_now, tuple(pids))
+    uuid, read_cpu = gpu_uuid(device), partial(cpu_now, None if pids is None else tuple(pids))
     if uuid is None:
         return ConditionsMeter(experiment_id, rank, None, "no GPU is used", read_cpu)
     try:

@@ -1,5 +1,6 @@
 """Collective calls of the processes of a run: values, errors, and whether they see the same folder."""
 
+import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -92,6 +93,24 @@ def processes_on_this_machine(accelerator: Accelerator) -> int:
     A collective call: only where a run starts.
     """
     return all_gather(_machine_id(), accelerator).count(_machine_id())
+
+
+def other_pids(accelerator: Accelerator) -> tuple[int, ...] | None:
+    """Ids of the run's other processes under the same kernel; None where one is in another container, unseen from here.
+
+    A collective call: only where a run starts.
+    """
+    own = (_machine_id(), _pid_namespace(), os.getpid())
+    here = [each for each in all_gather(own, accelerator) if each[0] == own[0] and each != own]
+    return None if any(space != own[1] for _, space, _ in here) else tuple(pid for *_, pid in here)
+
+
+def _pid_namespace() -> int | None:
+    """What processes have in common that see each other's ids; None where the system has no such spaces."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None
 
 
 def local_group(places: Sequence[tuple[str, bool]], rank: int) -> list[int]:

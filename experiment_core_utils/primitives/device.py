@@ -4,7 +4,7 @@ import errno
 import os
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -145,6 +145,19 @@ def set_cpu_threads(requested: int | None, processes_here: int) -> None:
     if requested is None:
         requested = max(cores // processes_here, 1) if given is None else min(given, cores)
     torch.set_num_threads(requested)
+
+
+def usable_cores(pids: Collection[int] | None = ()) -> float:
+    """Cores that this process and these ones may use together, within the quota of the control group.
+
+    Args:
+        pids: None where it is not known which they are: they may use all.
+    """
+    given = [os.sched_getaffinity(pid) for pid in (0, *pids)] if pids is not None else []
+    cores = len(set.union(*given)) if given else os.cpu_count() or 1
+    file = CGROUP / "cpu.max"
+    quota, _, period = file.read_text().partition(" ") if file.is_file() else ("max", "", "")
+    return min(cores, int(quota) / int(period)) if quota.isdecimal() else cores
 
 
 def available_memory_bytes() -> int:

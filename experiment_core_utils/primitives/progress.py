@@ -216,12 +216,13 @@ class Progress:
         """As `announced`, among the bars: on a terminal the beginning is seen in the steps alone."""
         started_s = HostClock().now_s()
         if not self._watched:
-            self._say(f"{work} ...")
+            self.say(f"{work} ...")
         yield
         self._samples_can_start()
-        self._say(_took(work, started_s))
+        self.say(_took(work, started_s))
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Print a line now, above the bars of a terminal; nothing in processes that show nothing."""
         if self._run is not None and self._watched:
             tqdm.write(line, file=self._stream)
         elif self._run is not None:

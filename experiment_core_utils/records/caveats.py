@@ -28,6 +28,12 @@ def _of_runs(found: Mapping[str, Any]) -> str:
     return f"{found['num_runs']} of {counted(found['num_all'], 'run')}"
 
 
+def _unrepeated(found: Mapping[str, Any]) -> str:
+    # Files from before it was noted have none.
+    number = found.get("num_unrepeated", 0)
+    return f", {number} of them not repeated" if number else ""
+
+
 def _always(found: Mapping[str, Any]) -> bool:
     return True
 
@@ -98,6 +104,12 @@ Caveat.KINDS = {
     "shared_cores": CaveatKind(
         "note",
         "{num_processes} processes share the CPU cores: times are not those of one process alone".format_map,
+    ),
+    "crowded_cores": CaveatKind(
+        "warning",
+        "cores: the run's own {num_threads} threads share {num_cores:g} CPU cores and slow each other: times are those "
+        "of a shared machine".format_map,
+        "use fewer processes, or fewer threads in each (--num_threads)",
     ),
     "offloaded_weights": CaveatKind(
         "warning",
@@ -279,7 +291,7 @@ Caveat.KINDS = {
     "runs_discarded": CaveatKind(
         "note",
         lambda found: f"discarded and measured again: {counted(found['num_runs'], 'disturbed run')}; disturbed still: "
-        f"{counted(found['num_kept'], 'sample')}",
+        f"{counted(found['num_kept'], 'sample')}{_unrepeated(found)}",
         # Files from before the number of samples was noted have none: there one is too many.
         voids=lambda found: found["num_kept"] > MOST_DISTURBED * found.get("num_samples", 0),
     ),

@@ -169,7 +169,9 @@ class CpuReading:
 
     busy_s: float  #: seconds that its logical CPUs were busy, summed over them
     total_s: float  #: seconds that they were there
-    own_s: float  #: seconds that this process and its descendants, such as preparing ones, used of them
+    #: seconds that the run's processes on this machine and their descendants, such as preparing ones, used of them;
+    #: None where one of these processes cannot be seen
+    own_s: float | None
     frequency_mhz: float | None  #: mean over CPUs; None where the host does not report it
 
 

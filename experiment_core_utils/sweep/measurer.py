@@ -42,7 +42,7 @@ from experiment_core_utils.sweep.sample_runs import (
     load_noted,
     split_by,
 )
-from experiment_core_utils.sweep.steadiness import disturbances
+from experiment_core_utils.sweep.steadiness import Outlook, disturbances
 
 SAMPLE_EVERY_S = 0.5
 # Between a disturbed round and its repeat.
@@ -75,10 +75,10 @@ class ShardMeasurer:
     def __post_init__(self) -> None:
         config, context = self.config, self.context
         folder = context.ledger.output_dir
-        model, at_a_time, pids = self.bench.model, config.accuracy_batch_size, tuple[int, ...]()
+        model, at_a_time, pids = self.bench.model, config.accuracy_batch_size, context.other_pids
         self.request_rate: float | None = None
         if isinstance(model, Served):
-            pids = tuple(model.server_pids)
+            pids = None if pids is None else (*pids, *model.server_pids)
         if isinstance(model, Concurrent):
             at_a_time, self.request_rate = model.concurrency, model.request_rate
         self._answerer = BatchAnswerer(self.bench, at_a_time, config.sample_timeout, folder)
@@ -87,6 +87,8 @@ class ShardMeasurer:
         self._energy = None if self.energy is None else replace(self.energy, stop=context.stop)
         self._load = load_sampler(SAMPLE_EVERY_S)
         self._warm_layouts: set[object] = set()
+        num_samples = sum(map(len, context.shards.values()))
+        self._outlook = Outlook(len(self.bench.latency_ids), num_samples)
         self._goal: PrecisionGoal | None = None
         if config.until_precision is not None:
             self._goal = PrecisionGoal(config.until_precision).of_shard(context.num_processes)
@@ -110,7 +112,11 @@ class ShardMeasurer:
                 sum(len(each.shard.sample_ids) for each in at_work),
             )
             progress.show(LiveTable(at_work, self.bench.metric).lines)
-            runner = SampleRunner(self.config, self.context, self.bench, progress, self.profiles, self._warm_layouts)
+            at = self.config, self.context, self.bench, progress, self._outlook
+            runner = SampleRunner(*at, self.profiles, self._warm_layouts)
+            for each in at_work:
+                # What an earlier run left.
+                runner.look(each)
             self._measure_with_retries(at_work, runner)
             alive = [each for each in at_work if each.failure is None]
             if alive and self._energy is not None and self.context.rank == 0:
@@ -239,7 +245,7 @@ class ShardMeasurer:
 
     def disturbed_runs(self) -> "DisturbanceWatch":
         """A watch on what disturbs a round, from now on."""
-        return DisturbanceWatch(self._conditions, self.context.num_processes)
+        return DisturbanceWatch(self._conditions)
 
     def _announce(self, due: Sequence[SettingAtWork]) -> None:
         """Say which requests will be taken: samples in order, each with the crops of every setting that needs it; then
@@ -300,7 +306,6 @@ class DisturbanceWatch:
     """What disturbed the runs since it was made: throttling of the GPU, other load of the CPUs."""
 
     conditions: ConditionsMeter
-    num_processes: int
 
     def __post_init__(self) -> None:
         self._before = self.conditions.beside_runs()
@@ -310,7 +315,7 @@ class DisturbanceWatch:
         """See `disturbances`; `elapsed_s` is then the time since the beginning."""
         after = self.conditions.beside_runs()
         self.elapsed_s = after.monotonic_s - self._before.monotonic_s
-        return disturbances(self._before, after, self.num_processes)
+        return disturbances(self._before, after)
 
 
 @dataclass
@@ -385,7 +390,7 @@ class RoundsOfAttempt:
         return done
 
     def _round(self, number: int, at_work: dict[str, list[SampleAtWork]]) -> RoundTimes:
-        """One round, measured again where something disturbed it; seconds by setting and sample."""
+        """One round, measured again where something disturbed it and that may help; seconds by setting and sample."""
         config, repeats = self.measurer.config, 0
         while True:
             watch = self.measurer.disturbed_runs()
@@ -395,7 +400,8 @@ class RoundsOfAttempt:
             again_s = 1.5 * watch.elapsed_s / max(len(runs), 1) + REPEAT_AFTER_S
             limit_s = config.sample_timeout
             is_late = limit_s is not None and any(at.spent_s + again_s > limit_s for at, *_ in runs)
-            if not found or not runs or is_late or repeats == config.max_repeats:
+            is_in_vain = "disturbed" in self.runner.outlook.kinds
+            if not found or not runs or is_late or is_in_vain or repeats == config.max_repeats:
                 break
             repeats += 1
             for at, *_ in runs:

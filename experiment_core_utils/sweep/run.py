@@ -25,6 +25,7 @@ from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.tensor_parallel import END, LOAD, LeadingModel, follow
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise
 from experiment_core_utils.models.source import ModelSource
+from experiment_core_utils.primitives.collectives import other_pids
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, WorkerLost
 from experiment_core_utils.primitives.in_step import Crew, join_crew
@@ -96,10 +97,10 @@ def leading(crew: Crew | None) -> Iterator[None]:
 def context_of(
     requested: RequestedRun, accelerator: Accelerator, ledger: Ledger, experiment_id: str, run_uid: str | None = None
 ) -> RunContext:
-    """The place of this process in the run."""
-    shards = shards_of(requested.sample_ids, accelerator.num_processes)
+    """The place of this process in the run. A collective call."""
+    shards, pids = shards_of(requested.sample_ids, accelerator.num_processes), other_pids(accelerator)
     rank, journals = accelerator.process_index, requested.journals
-    return RunContext(experiment_id, rank, shards, ledger, journals, StopRequest(), run_uid)
+    return RunContext(experiment_id, rank, shards, ledger, journals, StopRequest(), pids, run_uid)
 
 
 def load_bench(

@@ -58,6 +58,7 @@ from experiment_core_utils.records.settings import (
 from experiment_core_utils.sweep.arrivals import arrivals_s, arrive, trace_of
 from experiment_core_utils.sweep.batches import Bench
 from experiment_core_utils.sweep.profiles import TorchProfiles
+from experiment_core_utils.sweep.steadiness import Outlook
 from experiment_core_utils.tasks.interface import Sample, check_scorable
 
 T = TypeVar("T")
@@ -148,6 +149,8 @@ class RunContext:
     ledger: Ledger
     journals: Path  #: folder of the journals of all processes
     stop: StopRequest  #: looked at before every sample
+    #: ids of the other processes on this machine; None where some cannot be seen
+    other_pids: tuple[int, ...] | None = ()
     run_uid: str | None = None  #: as in `Provenance`
 
     @property
@@ -261,6 +264,7 @@ class SampleRunner:
     context: RunContext
     bench: Bench
     progress: Progress
+    outlook: Outlook  #: of the run
     profiles: TorchProfiles | None = None  #: decides which samples are run once more under a profiler; None for none
     #: layouts of requests that this process has met
     warm_layouts: set[Hashable] = field(default_factory=set)
@@ -436,8 +440,18 @@ class SampleRunner:
             self._group.setdefault(each.key, []).append(finished)
             return
         each.journal.append(finished)
-        each.shard.add(finished)
+        self._add(each, finished)
         self.progress.advance()
+
+    def _add(self, each: SettingAtWork, finished: FinishedSample) -> None:
+        """Count a sample that is written down; one that failed or was disturbed may make the run INVALID."""
+        each.shard.add(finished)
+        if finished.measured is None or finished.measured.disturbances:
+            self.look(each)
+
+    def look(self, each: SettingAtWork) -> None:
+        """Say at once where the finished samples of a setting make the run INVALID."""
+        self.outlook.look(each.key, each.shard.finished.values(), self.progress.say)
 
     @contextmanager
     def written_together(self, settings: Sequence[SettingAtWork]) -> Iterator[None]:
@@ -460,7 +474,7 @@ class SampleRunner:
                 if done and each.error is None:
                     each.journal.append(ArrivedGroup(traces, tuple(done)))
                     for finished in done:
-                        each.shard.add(finished)
+                        self._add(each, finished)
                     self.progress.advance(len(done))
 
     def note_arrivals(self, each: SettingAtWork, trace: ArrivalsTrace) -> None:

@@ -1,14 +1,16 @@
 """The steadiness of a setting's measurement: order, warm-up, conditions and precision."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import TypeVar
 
 from experiment_core_utils.meters.nvml import THROTTLING
 from experiment_core_utils.primitives.statistics import highest_of, rate, relative_half_width
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import milliseconds
-from experiment_core_utils.records.caveats import Caveat, caveat
+from experiment_core_utils.records.caveats import MOST_DISTURBED, MOST_FAILED, Caveat, caveat
 from experiment_core_utils.records.setting_result import (
     CommonFactor,
     Conditions,
@@ -22,6 +24,7 @@ from experiment_core_utils.records.setting_result import (
 from experiment_core_utils.records.settings import (
     ArrivalsTrace,
     ConditionsReading,
+    FinishedSample,
     MeasuredSample,
     MeasuredSetting,
     MeasuringOrder,
@@ -198,8 +201,7 @@ def conditions_caveats(entries: Sequence[Conditions]) -> list[Caveat]:
         what = sorted({name for each in throttled for name in _throttling(each)})
         caveats.append(caveat("throttled", reasons=what))
     cpu = max((each.foreign_cpu_share for each in entries if each.foreign_cpu_share is not None), default=0.0)
-    # The load that one of several processes sees contains the others of the run.
-    if cpu > BACKGROUND_LOAD and len({each.rank for each in entries}) == 1:
+    if cpu > BACKGROUND_LOAD:
         caveats.append(caveat("foreign_load_cpu", cpu_fraction=cpu))
     loaded = [each for each in entries if (each.utilisation_percent_at_open or 0) > 100 * BACKGROUND_LOAD]
     if any(each.foreign_gpu_processes_max for each in loaded):
@@ -207,25 +209,62 @@ def conditions_caveats(entries: Sequence[Conditions]) -> list[Caveat]:
     return caveats
 
 
-def disturbances(before: ConditionsReading, after: ConditionsReading, num_processes: int) -> tuple[str, ...]:
+def disturbances(before: ConditionsReading, after: ConditionsReading) -> tuple[str, ...]:
     """What disturbed the runs between two readings: reasons of throttling, and `other load` of the CPUs.
 
-    Load is not known in less than SHORTEST_LOAD_S, nor where the run's own other processes are among the others.
+    Load is not known in less than SHORTEST_LOAD_S.
     """
     entry = process_conditions([before, after])
-    is_known = num_processes == 1 and entry.window_s >= SHORTEST_LOAD_S and entry.foreign_cpu_share is not None
-    is_loaded = is_known and (entry.foreign_cpu_share or 0.0) > BACKGROUND_LOAD
+    is_loaded = entry.window_s >= SHORTEST_LOAD_S and (entry.foreign_cpu_share or 0.0) > BACKGROUND_LOAD
     return (*_throttling(entry), *(("other load",) if is_loaded else ()))
 
 
 def discarded_caveats(samples: Sequence[MeasuredSample]) -> list[Caveat]:
-    """The caveat of runs that were discarded and measured again; none where none was."""
+    """The caveat of runs that were disturbed, whether they were measured again or not; none where none was."""
     discarded = sum(sample.num_discarded_runs for sample in samples)
-    if not discarded:
+    kept = [sample for sample in samples if sample.disturbances]
+    if not discarded and not kept:
         return []
-    kept = sum(bool(each.disturbances) for each in samples)
-    timed = sum(bool(each.runs) for each in samples)
-    return [caveat("runs_discarded", num_runs=discarded, num_kept=kept, num_samples=timed)]
+    timed, alone = sum(bool(each.runs) for each in samples), sum(not each.num_discarded_runs for each in kept)
+    figures = {"num_kept": len(kept), "num_unrepeated": alone, "num_samples": timed}
+    return [caveat("runs_discarded", num_runs=discarded, **figures)]
+
+
+@dataclass
+class Outlook:
+    """Whether a run is certain to be INVALID before it ends, by samples that cannot be undone; each kind is said once.
+
+    A fraction that is too large already cannot become smaller: of `num_timed` and `num_samples` there are at most so
+    many in the end. So rounds are repeated in vain for at most MOST_DISTURBED of the samples of a run.
+
+    Args:
+        num_timed: timed samples of a setting, of all processes.
+        num_samples: samples of a setting, of all processes.
+    """
+
+    num_timed: int
+    num_samples: int
+    kinds: set[str] = field(default_factory=set)  #: what makes it INVALID: `disturbed`, `failed`
+
+    def look(self, key: str, finished: Collection[FinishedSample], say: Callable[[str], None]) -> None:
+        """Look at the finished samples of a setting, and say a line about what has become certain by them."""
+        measured = [each.measured for each in finished if each.measured is not None]
+        disturbed = sum(bool(each.disturbances) for each in measured)
+        failed = len(finished) - len(measured)
+        if disturbed > MOST_DISTURBED * self.num_timed and "disturbed" not in self.kinds:
+            what = ", ".join(dict.fromkeys(name for each in measured for name in each.disturbances))
+            say(
+                f"this run will be INVALID: {disturbed} of {counted(self.num_timed, 'timed sample')} of {key} "
+                f"disturbed ({what}); rounds are no longer repeated; end what disturbs it, measure into a new folder"
+            )
+            self.kinds.add("disturbed")
+        if failed > MOST_FAILED * self.num_samples and "failed" not in self.kinds:
+            first = next(each.failed for each in finished if each.failed is not None)
+            say(
+                f"this run will be INVALID: {failed} of {counted(self.num_samples, 'sample')} of {key} failed, the "
+                f"first with: {first.reason}; repair them, or leave them out by --ids"
+            )
+            self.kinds.add("failed")
 
 
 def _throttling(entry: Conditions) -> list[str]:
@@ -238,9 +277,13 @@ def _throttling(entry: Conditions) -> list[str]:
 
 
 def _background_cpu_fraction(spans: Sequence[Span]) -> float | None:
-    """Busy time of the host's CPUs that was not this process's or its descendants', as a fraction of all."""
+    """Busy time of the host's CPUs that was not the run's own, as a fraction of all; None where it is not known."""
     total_s = sum(b.cpu.total_s - a.cpu.total_s for a, b in spans)
-    background_s = sum((b.cpu.busy_s - a.cpu.busy_s) - (b.cpu.own_s - a.cpu.own_s) for a, b in spans)
+    own = [(a.cpu.own_s, b.cpu.own_s) for a, b in spans]
+    known = [after - before for before, after in own if before is not None and after is not None]
+    if len(known) < len(own):
+        return None
+    background_s = sum(b.cpu.busy_s - a.cpu.busy_s for a, b in spans) - sum(known)
     return min(max(background_s / total_s, 0.0), 1.0) if total_s > 0 else None
 
 

@@ -15,6 +15,7 @@ from experiment_core_utils.primitives.collectives import (
     broadcast_from_main,
     local_gather,
     local_group,
+    other_pids,
     processes_on_this_machine,
 )
 from experiment_core_utils.primitives.errors import DeviceLost, ResultsError, UnforeseenError
@@ -31,6 +32,10 @@ def test_one_process_is_alone_on_this_machine(accelerator: Accelerator) -> None:
     assert processes_on_this_machine(accelerator) == 1
     assert all_gather("mine", accelerator) == ["mine"]
     assert broadcast_from_main(lambda: "mine", accelerator) == "mine"
+
+
+def test_one_process_has_no_others(accelerator: Accelerator) -> None:
+    assert other_pids(accelerator) == ()
 
 
 def test_processes_that_share_a_local_main_process() -> None:

@@ -178,3 +178,17 @@ def test_auto_is_float32_on_the_cpu_and_bfloat16_on_a_gpu() -> None:
     assert (choose_dtype("auto", cpu), choose_dtype("auto", gpu)) == (torch.float32, torch.bfloat16)
     assert (choose_dtype("float16", cpu), choose_dtype("float32", gpu)) == (torch.float16, torch.float32)
     assert choose_dtype("float8", gpu) == torch.bfloat16
+
+
+def test_cores_are_those_of_all_processes_within_the_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # This process is pinned beside the first of two others, and the second one stands alone.
+    pinned = {0: {4, 6}, 71: {6}, 80: {1}}
+    monkeypatch.setattr(device.os, "sched_getaffinity", pinned.__getitem__)
+    monkeypatch.setattr(device.os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(device, "CGROUP", tmp_path)
+    found = [device.usable_cores(), device.usable_cores((80, 71)), device.usable_cores(None)]
+    assert found == [2, 3, 16]
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert device.usable_cores((80, 71)) == 1.5
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert device.usable_cores((71,)) == 2

@@ -112,6 +112,17 @@ def test_a_quiet_machine_has_no_caveat() -> None:
     assert caveats(replace(GPU, power_throttled_s=5.1)) == []  # 0.1 of 10 s
 
 
+def test_of_several_processes_the_one_that_saw_most_load_of_others_counts() -> None:
+    # The own time is that of both processes. The first sees 3 of 40 s of others, the second 6, of which 10 % are 4.
+    of_both = [
+        [reading("open", 0, 0, 0, rank=rank), reading("close", 10, 18 + others_s, 18, rank=rank)]
+        for rank, others_s in ((1, 3.0), (0, 6.0))
+    ]
+    (load,) = conditions_caveats(conditions_of([each for own in of_both for each in own]))
+    assert load.figures == {"cpu_fraction": pytest.approx(0.15)} and load.voids
+    assert conditions_caveats(conditions_of(of_both[0])) == []
+
+
 def test_heat_power_and_others_are_caveats() -> None:
     (hot,) = caveats(replace(GPU, throttle_reasons=("gpu_idle", "hw_thermal_slowdown")))
     assert hot.kind == "throttled" and "(hw_thermal_slowdown)" in hot.sentence
