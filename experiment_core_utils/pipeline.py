@@ -425,7 +425,7 @@ def summarise_and_save(
         steadiness,
         provenance,
         is_reference=setting == reference_setting(requested.source.limits),
-        in_grid=setting != requested.beside,
+        in_grid=setting not in (requested.beside, requested.placebo),
     )
     name = setting_file_name(result)
     save_setting_result(result, config.machine.output_dir / name)

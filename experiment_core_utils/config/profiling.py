@@ -112,6 +112,19 @@ class ProfilingConfig(Part):
         return self
 
     @model_validator(mode="after")
+    def _check_placebo(self) -> Self:
+        alone = {
+            "no_reference": self.knobs.no_reference,
+            "pareto_search": self.search.pareto_search,
+            "order blocked": self.measuring.order == "blocked",
+        }
+        if self.knobs.placebo and (given := [f"--{name}" for name, is_given in alone.items() if is_given]):
+            raise ConfigurationError(
+                f"{given[0]} leaves --placebo nothing to be compared with: it takes turns with the reference; drop one"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_search(self) -> Self:
         for name in ("until_precision", "num_latency_samples"):
             if self.search.pareto_search and getattr(self.measuring, name) is not None:

@@ -40,6 +40,7 @@ class ExpertMass(Knob[float]):
     """
 
     name, title, plural, flags = "expert_mass", "expert mass", "expert masses", ExpertMassFlags
+    untouched_stages = ("T_vision_total",)
     neutral = 1.0
 
     def own(self, limits: KnobLimits) -> float | None:

@@ -95,6 +95,8 @@ class Knob(ABC, Generic[V]):
     is_sorted_in_plans: ClassVar[bool] = True  #: False: the plan of `balanced` keeps the order given
     #: whether it changes how many tokens enter the decoder: analyses of times know it by the tokens that were counted
     changes_tokens: ClassVar[bool] = False
+    #: stages by their columns, such as `T_vision_total`, whose time it cannot change: controls of a run in rounds
+    untouched_stages: ClassVar[tuple[str, ...]] = ()
 
     # --- values -------------------------------------------------------------------------------------------------------
 

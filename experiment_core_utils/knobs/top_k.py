@@ -33,6 +33,7 @@ class TopK(Knob[int]):
 
     meaning = "experts per token in the blocks after the first"
     name, title, plural, flags = "top_k", "top-k", "top-k", TopKFlags
+    untouched_stages = ("T_vision_total",)
     published = (name,)
 
     def own(self, limits: KnobLimits) -> int | None:

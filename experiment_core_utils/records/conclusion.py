@@ -9,6 +9,7 @@ from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.notebook_html import block, field_table, folded, listed, paragraph
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_change_text, time_text
+from experiment_core_utils.records.controls import Control, control_lines
 from experiment_core_utils.records.result_files import CONCLUSION_FILE
 
 WORDS: tuple[Word, ...] = ("yes", "likely", "can't tell", "no")
@@ -100,6 +101,8 @@ class Conclusion:
     #: samples that would decide about `nearest`; None if it is decided, or none would
     samples_needed: int | None = None
     metric_best: float = 1.0  #: highest score of the metric
+    #: ratios of times that are 1 if nothing but the knobs changed a time; empty if settings did not take turns
+    controls: tuple[Control, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -133,22 +136,23 @@ class Conclusion:
 
     @property
     def lines(self) -> list[str]:
-        """The sentence, and what each knob changes where that is known."""
+        """The sentence, what each knob changes and the run's controls where these are known."""
         changes = "; ".join(map(self._change, self.changes))
-        return [f"conclusion: {self.sentence}", *([f"knobs: {changes}"] if changes else [])]
+        more = [f"knobs: {changes}"] if changes else []
+        return [f"conclusion: {self.sentence}", *more, *control_lines(self.controls)]
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
 
     def _repr_html_(self) -> str:
         """As a notebook shows it: the sentence, what each knob changes, and the fields."""
-        hidden = ("changes", "nearest", "metric_best")
+        hidden = ("changes", "nearest", "metric_best", "controls")
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in hidden}
         if self.nearest is not None:
             own |= {f"nearest.{name}": each for name, each in asdict(self.nearest).items()}
         return block(
             paragraph(self.sentence, bold=f"{self.task}:"),
-            listed([self._change(each) for each in self.changes]),
+            listed([*map(self._change, self.changes), *control_lines(self.controls)]),
             folded("fields of the conclusion", field_table(own)),
         )
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
+from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.knobs.vision_tokens import TIERS
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
@@ -373,6 +374,11 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
         """As a notebook shows it: what it is of, and its figures."""
         names = {"task": self.provenance.task.name, "setting": setting_key(self)}
         return block(field_table(names | self._figures))
+
+    @property
+    def is_placebo(self) -> bool:
+        """Whether it is the reference measured a second time, as a control (`--placebo`)."""
+        return PLACEBO.name in self.knobs
 
     @property
     def _figures(self) -> dict[str, Any]:

@@ -164,10 +164,11 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
 
 
 def _reference_words(requested: RequestedRun) -> str:
+    again = ", which is measured again as a placebo" if requested.placebo is not None else ""
     if requested.beside is not None:
-        return f" and the reference {requested.beside.key}"
+        return f" and the reference {requested.beside.key}{again}"
     own = reference_setting(requested.source.limits).key
-    return f" with the reference {own} among them" if own in requested.keys else ""
+    return f" with the reference {own} among them{again}" if own in requested.keys else ""
 
 
 def prompt_lines(final: FinalPrompt | None, form: Mapping[str, Any]) -> list[str]:

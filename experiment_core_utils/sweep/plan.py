@@ -30,6 +30,7 @@ from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, block_choice_of, blocks_of, fewer_by_default
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.interface import KnobRequest, RequestedValues
+from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.registry import all_knobs, knob_named
 from experiment_core_utils.knobs.setting import Setting, check_label, reference_setting
 from experiment_core_utils.knobs.strategies import plan_settings
@@ -95,6 +96,12 @@ def reference_beside(config: ProfilingConfig, source: ModelSource, grid: Sequenc
     return None if in_grid or config.knobs.no_reference else reference
 
 
+def placebo_beside(config: ProfilingConfig, source: ModelSource) -> Setting | None:
+    """The reference setting again, as a control; None without `--placebo`."""
+    values = {**reference_setting(source.limits).values, PLACEBO.name: "again"}
+    return Setting(values) if config.knobs.placebo else None
+
+
 def requested_values(config: ProfilingConfig, source: ModelSource) -> dict[str, RequestedValues[Any]]:
     """The values of each knob by name, given or by default, as far as they are possible.
 
@@ -141,11 +148,12 @@ class RequestedRun:
     task: Task
     drawn: SampledDataset[Sample]  #: the task's samples, in the order in which every setting measures them
     beside: Setting | None = None  #: the reference setting, where it is measured beside the grid
+    placebo: Setting | None = None  #: the reference setting again, as a control; None without `--placebo`
 
     @property
     def settings(self) -> tuple[Setting, ...]:
-        """The settings of the whole plan: the grid, then the reference setting where it is beside it."""
-        return self.grid if self.beside is None else (*self.grid, self.beside)
+        """The settings of the whole plan: the grid, then the reference setting where it is beside it, and a placebo."""
+        return (*self.grid, *(each for each in (self.beside, self.placebo) if each is not None))
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
@@ -208,7 +216,8 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     else:
         takes_pictures = source.takes_pictures
         refuse_unfit_pictures(task, drawn.sample_ids, config.task, takes_pictures=takes_pictures, model=source.name)
-    return RequestedRun(config, source, grid, task, drawn, reference_beside(config, source, grid))
+    reference, placebo = reference_beside(config, source, grid), placebo_beside(config, source)
+    return RequestedRun(config, source, grid, task, drawn, reference, placebo)
 
 
 def block_caveats(requested: RequestedRun, settings: Sequence[Setting]) -> list[Caveat]:
@@ -297,7 +306,7 @@ def fill_in_places(requested: RequestedRun, ledger: Ledger) -> None:
             continue
         found = {
             "is_reference": setting == reference_setting(requested.source.limits),
-            "in_grid": setting != requested.beside or result.in_grid,
+            "in_grid": setting not in (requested.beside, requested.placebo) or result.in_grid,
         }
         if (result.is_reference, result.in_grid) != tuple(found.values()):
             path = ledger.result_path(setting.key)

@@ -70,6 +70,11 @@ class AnalysisCaveat(Caveat):
             "meanwhile".format_map,
             "no verdict on latencies; measure in rounds (--order rounds)",
         ),
+        "control_off": CaveatKind(
+            "warning",
+            "{task}: something beside the knobs changed times: {control}, where 1 is to be expected".format_map,
+            "do not read differences of its size as the knobs'",
+        ),
         "few_draws": CaveatKind(
             "note",
             "{task}: {num_settings} settings are more than {most}, so intervals are based on {num_draws} draws and no "

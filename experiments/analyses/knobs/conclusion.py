@@ -9,6 +9,7 @@ disturbed or failed samples, settings without a result, and settings that were e
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,8 +60,10 @@ def conclude(analysis: TaskAnalysis, settings: Sequence[StoredSetting] = ()) -> 
         why = next(found.reason for found in analysis.fronts if isinstance(found, NoObjectives))
     changes = () if each is None or voided else _changes(analysis, has_accuracy=why is None)
     if each is None or why is not None:
-        return Conclusion(grid.task, why, tuple(voided), changes, metric_best=grid.best)
-    return _concluded(each.found, changes, _num_rounds(each.found, [one.result for one in own]))
+        found = Conclusion(grid.task, why, tuple(voided), changes, metric_best=grid.best)
+    else:
+        found = _concluded(each.found, changes, _num_rounds(each.found, [one.result for one in own]))
+    return replace(found, controls=grid.controls)
 
 
 def _of_task(grid: TaskGrid, settings: Sequence[StoredSetting]) -> list[StoredSetting]:

@@ -16,10 +16,12 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.replication import IN_ROUNDS, OPEN_LOOP, Replication, across_runs, in_passes
 from experiment_core_utils.primitives.statistics import fraction_of, mean_of
 from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.records.controls import Control
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.tasks.answers import scored_text
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
+from experiments.analyses.knobs.controls import controls_of
 from experiments.analyses.knobs.setting_variance import is_in_rounds, setting_variance, stated_run_deviation
 from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
@@ -85,6 +87,7 @@ class TaskGrid:
     #: [S, N], of the setting: weights, KV cache and activations by formula; None where no setting has it
     memory_bytes: np.ndarray | None = None
     question_types: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
+    controls: tuple[Control, ...] = ()  #: of settings that took turns
 
 
 def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[Level, ...]:
@@ -115,6 +118,9 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
     """The grid of one task's settings; raises as `grids_of`."""
     metric, best = _only_metric(task, settings)
     _check_same_questions(task, settings)
+    controls = controls_of(settings) if _shared_rounds([each.result for each in settings]) else ()
+    # A placebo is a control, and no setting that anyone would choose.
+    settings = [each for each in settings if not each.result.is_placebo]
     rows: list[SamplesById] = [
         {sample.sample_id: sample for sample in setting.result.per_sample_results} for setting in settings
     ]
@@ -142,6 +148,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         protocol_versions=tuple(sorted({each.result.protocol_version for each in settings})),
         memory_bytes=_memory_bytes(settings, len(ids)),
         question_types=tuple(samples[sample_id].question_type for sample_id in ids),
+        controls=controls,
     )
 
 

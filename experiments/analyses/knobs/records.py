@@ -65,7 +65,8 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[A
         for each in times.components:
             kind = "runs_differ" if each.level == "run" else "blocked_order"
             found.append(caveat(kind, task=task, fraction=math.expm1(each.deviation)))
-        found += _left_out_of_many(analysis)
+        off = [caveat("control_off", task=task, control=str(each)) for each in analysis.grid.controls if each.is_off]
+        found += off + _left_out_of_many(analysis)
         for each in present(analysis):
             of, n, pictures = each.found.of, each.found.num_cost_samples, each.found.num_cost_pictures
             if n < FEWEST_FOR.get(of.statistic, 0):
