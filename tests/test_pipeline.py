@@ -19,6 +19,7 @@ from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.records.caveats import Caveat
+from experiment_core_utils.records.ledger import read_plan
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.saved_results.rescoring import rescore
 from experiment_core_utils.sweep.dry_run import describe_plan
@@ -215,6 +216,13 @@ def test_a_second_call_measures_nothing_again_and_a_lost_file_only_once(tiny_che
     lost.unlink()
     again = run_profiling(config.replaced(num_active_blocks_list=(4,)))
     assert [result.top_k for result in again.results] == [result.top_k for result in first.results]
+    # Both were measured by one run; the lost one then alone, by another.
+    (uid,), (own,) = (
+        {result.provenance.run_uid for result in report.results if result.top_k == 2} for report in (first, again)
+    )
+    assert uid != own and [result.provenance.run_uids for result in first.results] == [[uid]] * 2
+    assert [result.provenance.run_uids for result in again.results] == [[own], [uid]]
+    assert read_plan(tmp_path).run_uid == own
     for path, modified in written.items():
         assert (path.stat().st_mtime_ns == modified) == (path != lost)
 
@@ -462,6 +470,10 @@ def test_two_ranks_give_the_same_answers_as_one(tiny_checkpoint: Path, run_serve
         [json.loads(path.read_text()) for path in (tmp_path / name).glob("*blocks4.json")] for name in ("one", "two")
     )
     assert double["provenance"]["num_processes"] == 2
+    # One run of two processes; both runs are the first of their folder.
+    uids = [each["provenance"]["run_uid"] for each in (single, double)]
+    assert [each["provenance"]["run_uids"] for each in (single, double)] == [[uid] for uid in uids]
+    assert len(set(uids)) == 2 and read_plan(tmp_path / "two").run_uid == uids[1]
     shared, cut = lasting_caveats(double)
     assert shared == "2 processes share the CPU cores: times are not those of one process alone"
     assert cut.startswith("answers: 4 of 5 were cut at the limit of 3 tokens")

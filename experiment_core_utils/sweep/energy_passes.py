@@ -36,8 +36,9 @@ from experiment_core_utils.sweep.batches import Bench
 
 # Samples whose energy is measured, of those that are timed.
 ENERGY_SAMPLES = 32
-# Passes come in pairs, there and back. Two that agree by chance would end them, and leave an interval of one degree of
-# freedom that is too narrow.
+# Passes come in pairs, there and back.
+PAIR = 2
+# The goal ends them after as many: two that agree by chance would leave an interval that is too narrow.
 LEAST_PASSES = PASSES_THAT_DECIDE
 # No further pair is begun after windows of so many seconds for each setting.
 LIMIT_S = 20.0
@@ -165,9 +166,10 @@ class EnergyPasses:
 
     def _ended_by(self, index: int, found: Sequence[Sequence[EnergyPass]]) -> PassesEnd | None:
         """Why there is no pass of this index; None where there is one."""
-        if index % 2 or index < LEAST_PASSES:
+        if index % PAIR or index < PAIR:
             return None
-        if are_narrow(([each.windows for each in passes] for passes in found), self.how.goal.relative_error):
+        windows = ([each.windows for each in passes] for passes in found)
+        if index >= LEAST_PASSES and are_narrow(windows, self.how.goal.relative_error):
             return "error goal"
         taken_s = sum(each.windows[0].window_s or 0.0 for passes in found for each in passes)
         if taken_s >= self.limit_s * len(found):

@@ -170,6 +170,13 @@ def test_runs_that_finished_nothing_are_not_among_those_that_did(tmp_path: Path)
     assert content is not None and content.experiment_ids == ("0002",)
 
 
+def test_run_uids_are_those_of_the_runs_that_finished_samples_as_far_as_they_have_one(tmp_path: Path) -> None:
+    for number, uid in (("0001", None), ("0002", "b" * 32), ("0003", "a" * 32)):
+        path = written(tmp_path, MEASURED, header=replace(HEADER, experiment_id=number, run_uid=uid))
+    content = read_journal(path)
+    assert content is not None and content.run_uids == ("b" * 32, "a" * 32)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -120,6 +120,7 @@ def test_settings_are_measured_there_and_back_each_in_windows_of_whole_passes(tm
     # (0.1 + 0.2 + 0.3) s at 300 W are 180 J for three requests; windows are exact to 2 %.
     one, two = figures(found[ONE.key]), figures(found[TWO.key])
     assert (one.j_per_request, two.j_per_request) == (pytest.approx(60.0, rel=0.02), pytest.approx(120.0, rel=0.02))
+    assert one.j_per_request_by_pass == pytest.approx([60.0, 60.0], rel=0.02)
     assert (one.basis, one.num_passes, one.sample_ids, one.num_settings) == ("counter", 2, [*IDS], 2)
     # 5 s and more of whole passes of 0.6 s.
     assert one.num_requests is not None and one.num_requests % 6 == 0 and one.num_requests >= 2 * 3 * 9
@@ -170,7 +171,7 @@ def test_a_machine_that_draws_more_and_more_does_so_for_all_settings_alike(tmp_p
 @pytest.mark.parametrize(
     ("how", "model", "ended_by", "number"),
     [
-        ({"repeats": 6}, {}, "error goal", 2),
+        ({"repeats": 6}, {}, "error goal", 4),
         ({"repeats": 5, "limit_s": 60.0}, {"more_each_s": 0.01}, "number of passes", 6),
         # A window of some 5.4 s: 2 x 10.8 s are not 25 s yet, 4 windows are 21.6 s, 6 are 32.4 s.
         ({"repeats": 99, "limit_s": 25.0}, {"more_each_s": 0.01}, "time limit", 6),

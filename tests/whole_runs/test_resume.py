@@ -150,6 +150,10 @@ def test_on_a_full_disk_it_stops_with_a_line_and_resumes_when_there_is_room(swee
     assert any(".rank0.jsonl cannot be written (File too large)" in message for message in messages)
     assert any("_blocks2.json cannot be written (File too large)" in message for message in messages)
     assert contents(sweep.output_dir) == sweep.undisturbed
+    # It is one run from its first sample on.
+    results = [json.loads(path.read_text()) for path in sweep.output_dir.glob("*topk*.json")]
+    (uids,) = {tuple(each["provenance"]["run_uids"]) for each in results}
+    assert len(uids) == 1
 
 
 def test_a_dead_process_does_not_hold_up_the_other_and_both_go_on(sweep: Sweep) -> None:

@@ -390,3 +390,59 @@ def test_the_chart_of_runs_has_a_panel_for_each_quantity_and_a_series_for_each_r
     assert [(each.name, list(each.y), each.x_intervals) for each in series if isinstance(each, Dots)] == [
         ("b", [pytest.approx(-0.15)], [(1.1, 1.1)]), ("c", [pytest.approx(0.15)], [(1.1, 1.1)]),
     ]  # fmt: skip
+
+
+def test_identical_answers_are_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [run_of(tmp_path / name, factor, noise=0.01, seed=at) for at, (name, factor) in enumerate(TIMES.items())]
+    found = lines_of(tmp_path, *runs)
+    content = json.loads((tmp_path / "lines.json").read_text())
+    own = [each for (_, quantity), each in found.items() if quantity == "accuracy"]
+    assert [(each["verdict"], each["num_samples"]) for each in own] == [("IDENTICAL", 20)] * 3
+    printed = capsys.readouterr().out.splitlines()
+    assert [each.split()[-2:] for each in printed if " accuracy " in each] == [["40", "IDENTICAL"]]
+    assert "answers are identical on these 20 samples (all 2 settings)" in content["headlines"][0]
+    # One answer of one setting differs, with the same score: that setting is tested, the other is identical.
+    path = next(runs[1].glob("*topk4*.json"))
+    changed = json.loads(path.read_text())
+    changed["per_sample_results"][7]["pred"] += " "
+    path.write_text(json.dumps(changed))
+    found = lines_of(tmp_path, *runs)
+    verdicts = {name: each["verdict"] for (name, quantity), each in found.items() if quantity == "accuracy"}
+    assert list(verdicts.values()) == ["IDENTICAL", "CANNOT TELL", "CANNOT TELL"]
+
+
+TIMES = {"a": 1.0, "b": 1.03}
+
+
+@pytest.mark.parametrize(("between", "is_reachable"), [(None, False), ("0.02", False), ("0.005", True)])
+def test_same_is_not_offered_where_runs_vary_by_more_than_the_margin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], between: str | None, is_reachable: bool
+) -> None:
+    runs = [run_of(tmp_path / name, 1.0, noise=0.001, seed=at) for at, name in enumerate("ab")]
+    more = [] if between is None else ["--between_runs", between]
+    line = lines_of(tmp_path, *runs, *more)["all 2 settings", "latency"]
+    printed = capsys.readouterr().out
+    # Student's 1.96 of a stated deviation times sqrt 2: 5.5 and 1.4 % of a log against 1.98.
+    assert line["can_be_same"] is is_reachable and line["verdict"] == ("SAME" if is_reachable else "CANNOT TELL")
+    assert ("SAME is out of reach: +-5.5% is more than 2.0%" in printed) is not is_reachable
+    assert f"so that SAME {'can' if is_reachable else 'cannot'} be said of times and energies within 2.0%" in printed
+    assert line["levels"] == ["sample", "picture"]
+
+
+def test_the_spread_of_windows_is_in_an_energy_of_one_run_a_side(tmp_path: Path) -> None:
+    runs = []
+    for name, own in (("a", [1.0, 1.02, 0.98]), ("b", [1.0, 1.0, 1.0])):
+        energy = {"passes": {"j_per_request_by_pass": own}}
+        runs.append(run_of(tmp_path / name, TIMES[name], settings=TWO[:1], energy=energy))
+        for path in runs[-1].glob("*topk*.json"):
+            content = json.loads(path.read_text())
+            for sample in content["per_sample_results"]:
+                sample["energy_j"] = 2.0
+            path.write_text(json.dumps(content))
+    found = {
+        at: lines_of(tmp_path, *runs, "--between_runs", at)["tier-low_topk2_blocks3", "energy"] for at in ("0", "0.02")
+    }
+    # No spread of samples; logs of 1, 1.02 and 0.98 over three passes, and two degrees of freedom of each side.
+    variance = np.log([1.0, 1.02, 0.98]).var(ddof=1) / 3
+    assert np.log(found["0"]["interval"][1]) == pytest.approx(stats.t.isf(0.025, 2) * variance**0.5, rel=1e-6)
+    assert found["0.02"]["interval"][1] > found["0"]["interval"][1]

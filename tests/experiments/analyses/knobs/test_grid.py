@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.primitives.replication import IN_ROUNDS, OPEN_LOOP
 from experiment_core_utils.records.sample_result import RunTimes, SampleResult
+from experiments.analyses.knobs.analysis import analyse_knobs
+from experiments.analyses.knobs.effects import is_beyond_noise
 from experiments.analyses.knobs.grid import (
     TaskGrid,
     grids_of,
@@ -19,9 +22,10 @@ from experiments.analyses.knobs.grid import (
     load_study,
     mean_log_time,
 )
+from experiments.analyses.knobs.objectives import LATENCY_MEAN
 from experiments.analyses.knobs.records import TaskAnalysis, caveats_of
-from experiments.analyses.sweeps import load_sweep
-from tests.experiments.hand_made_grid import point
+from experiments.analyses.sweeps import load_sweep, load_sweeps
+from tests.experiments.hand_made_grid import measured, point
 from tests.experiments.hand_made_sweep import ARRIVED, FLOPS, PROVENANCE, result, setting, write
 from tests.hand_made_records import answered_sample, measured_sample, staged_run
 
@@ -207,3 +211,69 @@ def test_sweeps_of_other_questions_are_refused(tmp_path: Path) -> None:
     folders = [write(tmp_path / "one", result(setting())), write(tmp_path / "two", other)]
     with pytest.raises(ResultsError, match="sample 1 of signs is another question in .*two than in .*one; give sweeps"):
         load_study(folders)
+
+
+def days(tmp_path: Path, *uids: str | None, numbers: tuple[str, str] = ("0001", "0001")) -> TaskGrid:
+    """Eight settings in rounds, and the same folder again whose times are 3 % longer with a jitter of 1 % a sample."""
+    draws, folders = np.random.default_rng(5), []
+    order = {"how": "rounds", "seed": 1, "position": 0, "num_settings": 8}
+    base = {at: np.exp(0.05 * draws.normal(size=24)) for at in range(8)}
+    for name, factor, uid, number in zip(("monday", "tuesday"), (1.0, 1.03), uids, numbers, strict=True):
+        made = []
+        for at, (tier, top_k) in enumerate(product(("low", "high"), (1, 2, 4, 8))):
+            seconds = (1 + 0.2 * at) * base[at] * factor * np.exp(0.01 * draws.normal(size=24) * (factor > 1))
+            samples = [
+                measured_sample(number, staged_run(vision_s=float(each)), prediction=str(float(number % 2)))
+                for number, each in enumerate(seconds)
+            ]
+            one = result(setting(tier, top_k), samples) | {"setting_order": order, "drift": []}
+            runs = {"experiment_ids": [number], "run_uid": uid, "run_uids": None if uid is None else [uid]}
+            made.append(one | {"provenance": one["provenance"] | runs})
+        folders.append(write(tmp_path / name, *made))
+    (found,) = grids_of(*load_sweeps(*folders))
+    return found
+
+
+@pytest.mark.parametrize("numbers", [("0001", "0001"), ("0001", "0002")])
+@pytest.mark.parametrize("uids", [(None, None), ("a" * 32, "b" * 32), ("a" * 32, "a" * 32)])
+def test_two_days_3_percent_apart_are_not_told_apart(
+    tmp_path: Path, uids: tuple[str | None, ...], numbers: tuple[str, str]
+) -> None:
+    made = days(tmp_path, *uids, numbers=numbers)
+    is_monday = np.array([point.sweep == "monday" for point in made.points])
+    found = measured(made)
+    # The same setting on two days; settings of one day took turns, and differ by 9 % and more.
+    settings = [each.setting for each in made.points]
+    assert not any(found.told_apart()[at, settings.index(each)] for at, each in enumerate(settings))
+    assert found.told_apart()[np.ix_(is_monday, is_monday)].sum() == 8 * 7
+    assert found.replication.fields() == {"std": pytest.approx(0.02), "degrees": None, "source": "runs"}
+    (analysis,) = analyse_knobs([made], (LATENCY_MEAN,), 300).tasks
+    beyond = {term.knobs: is_beyond_noise(term) for term in analysis.effects[LATENCY_MEAN.name].terms}
+    assert not beyond["sweep",] and beyond["vision",] and not beyond["vision", "sweep"]
+    assert [each.kind for each in caveats_of([analysis], False)] == ["runs_differ"]
+
+
+def test_settings_of_one_run_in_two_folders_took_turns_and_older_ones_of_equal_numbers_did_not(tmp_path: Path) -> None:
+    order = {"how": "rounds", "seed": 1, "position": 0, "num_settings": 2}
+    for number, (uid, source) in enumerate([("a" * 32, "rounds"), (None, "runs")]):
+        folders = []
+        for vision in ("low", "high"):
+            one = result(setting(vision)) | {"setting_order": order}
+            runs = {"experiment_ids": ["0001"], "run_uids": None if uid is None else [uid]}
+            folders.append(write(tmp_path / f"{number}{vision}", one | {"provenance": one["provenance"] | runs}))
+        assert grids_of(load_sweep(*folders))[0].times.source == source
+
+
+def test_energies_rest_on_their_passes(tmp_path: Path) -> None:
+    passes = {"low": [1.0, 1.1, 1.0], "high": [2.0, 2.1, 2.1]}
+    made = [
+        result(setting(vision)) | {"energy": {"passes": {"j_per_request_by_pass": own}}}
+        for vision, own in passes.items()
+    ]
+    (found,) = grids_of(load_sweep(write(tmp_path, *made)))
+    # Differences of logs by pass: their variance over three.
+    apart = np.log(passes["low"]) - np.log(passes["high"])
+    assert found.energies.variances(0) == pytest.approx([0.0, apart.var(ddof=1) / 3])
+    assert found.energies.levels == ("sample", "picture", "pass")
+    older = result(setting("low"))
+    assert "no known pass" in str(grids_of(load_sweep(write(tmp_path / "older", older)))[0].energies.undecided)
