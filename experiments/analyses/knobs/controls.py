@@ -15,7 +15,7 @@ from scipy import stats
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.primitives.contrasts import FEWEST_PICTURES, PairedContrasts
 from experiment_core_utils.primitives.statistics import CONFIDENCE
-from experiment_core_utils.records.controls import Control
+from experiment_core_utils.records.controls import Control, ControlKind
 from experiment_core_utils.records.sample_result import RunTimes, SampleResult
 from experiments.analyses.recorded_table import named_picture
 from experiments.analyses.sweeps import StoredSetting
@@ -110,7 +110,7 @@ def carry_over(settings: Sequence[StoredSetting]) -> list[Control]:
         picture = named_picture(at, rows[0][at].metadata.image_id)
         rounds += [(picture, list(runs)) for runs in zip(*(row[at].runs for row in rows), strict=False)]
     places = [[run.place_in_round for run in runs] for _, runs in rounds]
-    whole = [at for at, found in enumerate(places) if None not in found and sorted(found) == [*range(len(settings))]]
+    whole = [at for at, found in enumerate(places) if set(found) == {*range(len(settings))}]
     if not whole:
         return []
     logs = np.log([[run.T_total for run in rounds[at][1]] for at in whole]).T
@@ -153,7 +153,10 @@ def carry_over_of(logs: np.ndarray, places: np.ndarray, pictures: Sequence[str])
         errors = np.sqrt(((np.array(without) - effects) ** 2).sum(axis=0))
         halves = stats.t.isf((1 - CONFIDENCE) / 2, groups - 1) * errors
     found = []
-    kinds = (("first", "first in a round over later"), ("carry_over", "behind a slower setting over a faster one"))
+    kinds: tuple[tuple[ControlKind, str], ...] = (
+        ("first", "first in a round over later"),
+        ("carry_over", "behind a slower setting over a faster one"),
+    )
     for (kind, what), effect, half in zip(kinds, effects, halves, strict=False):
         interval = None if half is None else (math.exp(effect - half), math.exp(effect + half))
         found.append(Control(kind, what, math.exp(effect), interval, number))

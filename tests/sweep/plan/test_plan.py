@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused
 from experiment_core_utils.sweep.plan import RequestedRun, check_and_make_folder, requested_run
@@ -41,6 +42,20 @@ def test_settings_and_samples_are_known_without_weights(folder: Path) -> None:
     assert tuple(setting.key for setting in run.grid) == GRID and run.beside == run.settings[-1]
     assert requested(folder, "--no_reference").keys == GRID
     assert (run.task.name, run.source.limits.num_total_blocks) == ("reference_vqa", 4)
+
+
+def test_a_placebo_is_the_reference_again_beside_the_grid(folder: Path) -> None:
+    run = requested(folder, "--placebo")
+    assert run.beside is not None and run.placebo is not None
+    assert run.keys == (*KEYS, f"{run.beside.key}_placebo")
+    assert {**run.placebo.values, "placebo": None} == {**run.beside.values, "placebo": None}
+    assert Setting.named(run.placebo.key).levels == run.placebo.levels and run.placebo != run.beside
+
+
+@pytest.mark.parametrize("flag", ["--no_reference", "--pareto_search", "--order blocked"])
+def test_a_placebo_without_a_reference_in_turn_is_refused(folder: Path, flag: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{flag} leaves --placebo nothing to be compared with"):
+        requested(folder, "--placebo", *flag.split())
 
 
 def test_settings_are_shuffled_by_the_seed_or_measured_as_planned(folder: Path) -> None:
