@@ -288,7 +288,7 @@ def cells_of_page(page: str) -> list[dict[str, str]]:
 
     def texts(row: str, tag: str) -> list[str]:
         found = re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", row, re.DOTALL)
-        bare = (re.sub(r"<small.*?</small>|<[^>]+>", "", each, flags=re.DOTALL) for each in found)
+        bare = (re.sub(r"<span class=\"more\">.*?</span>|<[^>]+>", "", each, flags=re.DOTALL) for each in found)
         return [html.unescape(each).strip() for each in bare]
 
     head, *rows = re.findall(r"<tr\b.*?</tr>", table, re.DOTALL)
