@@ -59,13 +59,13 @@ from experiment_core_utils.sweep.plan import (
     RequestedRun,
     agreed_fingerprint,
     block_caveats,
-    block_lines,
     broken_rows,
     broken_rows_lines,
     check_and_make_folder,
     data_remarks,
     due_keys,
     fill_in_places,
+    knob_lines,
     left_out_by,
     plan_of,
     replaced_results_lines,
@@ -170,7 +170,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
                 print(line, file=sys.stderr, flush=True)
             for line in [*broken, *data_remarks(requested.task), *replaced_results_lines(requested, ledger, keys)]:
                 print(f"warning: {line}", file=sys.stderr, flush=True)
-            for line in block_lines(requested):
+            for line in knob_lines(requested):
                 print(line, file=sys.stderr, flush=True)
         id_file = state_folder(folder) / ID_NAME
         experiment_id, failed = generate_unique_id(accelerator, id_file, RESULTS) if due else None, {}

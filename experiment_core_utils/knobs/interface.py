@@ -25,12 +25,15 @@ class KnobLimits:
 
     num_total_blocks: int | None  #: transformer blocks of the decoder; None where a server shows none
     num_experts: int | None  #: that a router chooses from; None in a model without experts
-    default_top_k: int | None  #: experts per token that the model was trained with; None without experts
+    #: experts per token that the model was trained with, the most of a block where blocks differ; None without experts
+    default_top_k: int | None
     #: why a knob cannot be turned here, by the knob's name
     unsupported: Mapping[str, str] = field(default_factory=dict)
     #: why it is known only of the loaded model whether its knobs can be turned; None where it is known before
     untried_reason: str | None = None
     token_unit: TokenUnit = MOLMOE_TOKENS  #: of numbers of vision tokens
+    #: the largest top-k, and why not all experts can be chosen; None where they can
+    top_k_limit: tuple[int, str] | None = None
     variants: tuple[str, ...] = ()  #: names of the servers that answer for it; none for a model in this process
 
 

@@ -29,7 +29,10 @@ class TopKFlags(Part):
 
 
 class TopK(Knob[int]):
-    """Experts per token in the blocks after the first with experts, which keeps the model's own number."""
+    """Experts per token in the blocks after the first with experts, which keeps the model's own number.
+
+    Where blocks differ by themselves, a value is the most that a block chooses, and none chooses more than by itself.
+    """
 
     meaning = "experts per token in the blocks after the first"
     name, title, plural, flags = "top_k", "top-k", "top-k", TopKFlags
@@ -48,11 +51,16 @@ class TopK(Knob[int]):
         assert own is not None and limits.num_experts is not None
         num_experts = limits.num_experts
 
+        most, why = limits.top_k_limit or (num_experts, "")
+
         def within(top_k: int) -> int:
+            if most < top_k <= num_experts:
+                raise ImpossibleCombination(
+                    f"--top_k_list {top_k} is not possible in {request.model}: {why}; give 1 to {most}"
+                )
             if top_k > num_experts:
                 raise ImpossibleCombination(
-                    f"--top_k_list {top_k} is more than the {num_experts} experts of {request.model}; give 1 to "
-                    f"{num_experts}"
+                    f"--top_k_list {top_k} is more than the {num_experts} experts of {request.model}; give 1 to {most}"
                 )
             return top_k
 

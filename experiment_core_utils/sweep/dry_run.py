@@ -52,10 +52,10 @@ from experiment_core_utils.sweep.estimate import (
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
     agreed_fingerprint,
-    block_lines,
     broken_rows,
     broken_rows_lines,
     data_remarks,
+    knob_lines,
     left_out_by,
     max_new_tokens_of,
     num_timed,
@@ -144,7 +144,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *broken_rows_lines(faults, len(task)),
         *data_remarks(task),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],
-        *block_lines(requested),
+        *knob_lines(requested),
         *energy_plan_lines(
             config.measuring.energy, config.machine.device, accelerator.local_process_index, source=source
         ),

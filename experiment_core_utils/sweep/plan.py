@@ -231,12 +231,14 @@ def block_caveats(requested: RequestedRun, settings: Sequence[Setting]) -> list[
     return [] if choice.questions is not None else [caveat("blocks_chosen_unknown", file=str(choice.file))]
 
 
-def block_lines(requested: RequestedRun) -> list[str]:
-    """What the plan and the screen say of the blocks: which run by default and how to get scores, whose questions are
-    left out, and the caveats.
+def knob_lines(requested: RequestedRun) -> list[str]:
+    """What the plan and the screen say of the knobs: the largest top-k; which blocks run by default and how to get
+    scores, whose questions are left out, and the caveats.
     """
     config, source, sampling = requested.config, requested.source, requested.drawn.sampling
     lines = [each.sentence for each in block_caveats(requested, requested.settings)]
+    if source.limits.top_k_limit is not None:
+        lines.append("top-k: at most {}, since {}".format(*source.limits.top_k_limit))
     is_set = ACTIVE_BLOCKS.name not in source.limits.unsupported and source.limits.num_total_blocks != 1
     if is_set and config.knobs.num_active_blocks_list is None and not fewer_by_default(knob_request(config, source)):
         lines.append(

@@ -34,6 +34,12 @@ def test_more_experts_than_there_are_are_left_out_and_refused_alone() -> None:
         requested("17")
 
 
+def test_more_than_the_groups_of_a_router_allow_is_left_out() -> None:
+    limits = KnobLimits(4, 16, 6, top_k_limit=(8, "a token may use 2 of 4 groups of 4 experts"))
+    words = "--top_k_list 9 is not possible in m: a token may use 2 of 4 groups of 4 experts; give 1 to 8"
+    assert requested("8", "9", limits=limits) == RequestedValues((8,), (words,), is_given=True)
+
+
 def test_a_model_that_cannot_turn_it_keeps_its_own() -> None:
     assert requested(limits=DENSE) == RequestedValues(())
     with pytest.raises(ConfigurationError, match="--top_k_list 4 cannot be set in m: the model is dense"):

@@ -407,9 +407,11 @@ class TransformersModel(HasEnds):
         features = self.encode_image(inputs)
         self._prove_blocks_inputs(setting, inputs, features)
         ran, ran_decode = ExecutedExperts(self.model), ExecutedExperts(self.model)
+        trace = RouterTrace(self.num_experts, keeps_scores=True)
         with self.knobs.counted() as counted:
-            with ran:
+            with ran, trace.of_pass():
                 logits, state = self._stages.prefill(inputs, features)
+            self.knobs.refuse_without_effect(counted, trace.scores)
             experts, blocks, tokens = dict(counted.experts_per_token), tuple(counted.blocks_run), counted.tokens
             counted.clear()
             token = logits.argmax(dim=-1, keepdim=True)
@@ -572,7 +574,7 @@ class TransformersModel(HasEnds):
             "quantisation": quantisation_in_force(self.model),
             "quantised_file": quantised_file_of(self.model),
             "device_map": device_map_of(self.model),
-            "first_block_top_k": self.default_top_k,
+            "first_block_top_k": self.knobs.first_top_k,
             "first_routed_block": first_routed,
             "num_experts": self.num_experts,
             "num_total_blocks": self.num_total_blocks,

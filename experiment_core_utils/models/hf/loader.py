@@ -155,6 +155,7 @@ def limits_of(source: HFSource) -> KnobLimits:
         unsupported=unsupported_knobs(**{name: each.unsupported_reason for name, each in adapters.items()}),
         untried_reason=knobs.untried_reason,
         token_unit=source.requests.token_unit,
+        top_k_limit=knobs.top_k_limit,
     )
 
 

@@ -28,7 +28,7 @@ from experiment_core_utils.models.costs.counters import count_flops, has_packed_
 from experiment_core_utils.models.hf.knobs.active_blocks import ActiveBlocks
 from experiment_core_utils.models.hf.knobs.expert_mass import ExpertMassAdapter
 from experiment_core_utils.models.hf.knobs.patches import AttributeChanges
-from experiment_core_utils.models.hf.knobs.routers import Counted, Routers
+from experiment_core_utils.models.hf.knobs.routers import Counted, Routers, refuse_without_effect
 from experiment_core_utils.primitives.errors import first_line
 
 
@@ -65,7 +65,8 @@ class DecoderKnobs:
     Attributes:
         num_total_blocks: blocks of the full model.
         num_experts: that a router chooses from; None in a dense model, and where the config does not say.
-        default_top_k: experts for a token in the first block with experts; None in a dense model.
+        default_top_k: the value of top-k of the model as it is; None in a dense model.
+        first_top_k: experts for a token in the first block with experts; None in a dense model.
         routed_blocks: indices of the blocks with experts, in the full model.
         adapters: what turns these knobs and those that go with them, by the knob's name.
         untried_reason: why no knob could be tried, on a model without storage (some code needs values); the reasons
@@ -89,7 +90,7 @@ class DecoderKnobs:
             lambda: self._blocks.learn(lambda: self._routers.learn(self._prefill, _TRIAL_TOKENS))
         )
         self.untried_reason = self.failure if self._has_no_values else None
-        self.default_top_k = self._routers.default_top_k
+        self.default_top_k, self.first_top_k = self._routers.default_top_k, self._routers.first_top_k
         self._routers.unsupported_reason = self._refuse_top_k()
         self._blocks.unsupported_reason = self._blocks.unsupported_reason or self._refuse_blocks()
         adjustable = [self._blocks.every[index] for index in self._routers.adjustable_blocks]
@@ -99,6 +100,11 @@ class DecoderKnobs:
     def top_k_unsupported_reason(self) -> str | None:
         """The reason why top-k cannot be set; None if it can."""
         return self._routers.unsupported_reason
+
+    @property
+    def top_k_limit(self) -> tuple[int, str] | None:
+        """The largest top-k, and why it is not the number of experts; None where it is, and where none can be set."""
+        return None if self.top_k_unsupported_reason is not None else self._routers.limit
 
     @property
     def blocks_unsupported_reason(self) -> str | None:
@@ -143,7 +149,12 @@ class DecoderKnobs:
         top_k, active_blocks = experts_of(setting), blocks_of(setting)
         self.validate(top_k, active_blocks)
         turned = () if top_k is None or self.top_k_unsupported_reason is not None else self._routers.adjustable_blocks
-        return {index: top_k if index in turned else self._routers.own_top_k(index) for index in active_blocks}
+        return {
+            index: self._routers.own_top_k(index)
+            if top_k is None or index not in turned
+            else self._routers.top_k_at(index, top_k)
+            for index in active_blocks
+        }
 
     def apply(self, top_k: int | None, active_blocks: Sequence[int]) -> None:
         """Put a setting in force until the next `apply` or `restore`; see `validate`.
@@ -181,6 +192,18 @@ class DecoderKnobs:
         Indices are those of the full model, whatever is in force.
         """
         return self._routers.counted()
+
+    def refuse_without_effect(self, counted: Counted, scores: Sequence[torch.Tensor]) -> None:
+        """Raises KnobDidNotAct where some of the experts that the top-k in force adds to the model's own cannot count.
+
+        Args:
+            counted: in a run at the setting in force.
+            scores: that its routers chose from, each [T, E].
+        """
+        top_k, leaves_out = self._routers.value, self.adapters[EXPERT_MASS.name].value != EXPERT_MASS.neutral
+        # Dynamic experts have a weight of 0 where they are left out.
+        if not leaves_out and top_k is not None and self.default_top_k is not None and top_k > self.default_top_k:
+            refuse_without_effect(top_k, counted, scores)
 
     # --- proofs at construction ---------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges, hooks_removed
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 
 # The names that families give to the same number.
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -30,20 +30,26 @@ class Counted:
     #: cannot be seen have no entry
     experts_per_token: dict[int, int] = field(default_factory=dict)
     tokens: int | None = None  #: positions that the last block computed; None where its output does not show it
+    #: by block, the most experts of a token with a weight other than 0; those whose weights cannot be seen are left out
+    weighted_experts: dict[int, int] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forget the counts."""
         self.tokens = None
         self.blocks_run.clear()
         self.experts_per_token.clear()
+        self.weighted_experts.clear()
 
-    def block_hook(self, index: int) -> Any:
-        """A forward hook of a block that counts it."""
+    def block_hook(self, index: int, token_axis: int | None) -> Any:
+        """A forward hook of a block that counts it.
+
+        Args:
+            token_axis: of its hidden states, along which positions lie; None where it is not known.
+        """
 
         def hook(_module: Any, _args: Any, output: Any) -> None:
             self.blocks_run.append(index)
-            hidden = output[0] if isinstance(output, tuple | list) else output
-            self.tokens = int(hidden.shape[-2]) if isinstance(hidden, torch.Tensor) and hidden.dim() > 1 else None
+            self.tokens = None if token_axis is None else _shape_of(output)[token_axis]
 
         return hook
 
@@ -73,6 +79,8 @@ class Routers:
         self._holders = {index: _holders(blocks[index]) for index in self.routed_blocks}
         self._choices: dict[int, _Choice] = {}
         self._own: dict[int, int] = {}
+        # By block. Some have states of several streams, before or behind the positions.
+        self._token_axes: dict[int, int] = {}
         self.num_experts = _first_number(text_config, _NUM_EXPERTS) if self.routed_blocks else None
         self._config_top_k = _first_number(text_config, _TOP_K)
         self._changes = AttributeChanges()
@@ -90,22 +98,52 @@ class Routers:
         return tuple(index for index in self.routed_blocks if not self._holders[index])
 
     @property
-    def default_top_k(self) -> int | None:
-        """Experts for a token of the first block with experts: seen, or by its attribute, or by the config.
+    def first_top_k(self) -> int | None:
+        """Experts for a token of the first block with experts; None in a dense model, and where nothing says it."""
+        return self._own_or_said(self.routed_blocks[0]) if self.routed_blocks else None
 
-        None in a dense model, and where none of these says.
+    @property
+    def default_top_k(self) -> int | None:
+        """The value of the model as it is: the most experts for a token of the blocks that the knob turns, else of the
+        first block with experts. None in a dense model, and where nothing says it.
         """
-        if not self.routed_blocks:
-            return None
-        first = self.routed_blocks[0]
-        if first in self._own:
-            return self._own[first]
-        holders = self._holders[first]
-        return int(vars(holders[0])["top_k"]) if holders else self._config_top_k
+        own = [number for number in map(self._own_or_said, self.adjustable_blocks) if number is not None]
+        return max(own, default=self.first_top_k)
+
+    @property
+    def own_by_block(self) -> dict[int, int] | None:
+        """Experts for a token of each block with experts, where these differ; None where they do not."""
+        own = {block: self._own_or_said(block) for block in self.routed_blocks}
+        known = {block: number for block, number in own.items() if number is not None}
+        return known if len(set(known.values())) > 1 else None
 
     def own_top_k(self, block: int) -> int | None:
         """Experts that the block was seen to choose by itself; None for a dense one, and where it was not seen."""
         return self._own.get(block)
+
+    def _own_or_said(self, block: int) -> int | None:
+        """Experts for a token of a block with experts: seen, or by its attribute, or by the config."""
+        if block in self._own:
+            return self._own[block]
+        holders = self._holders[block]
+        return int(vars(holders[0])["top_k"]) if holders else self._config_top_k
+
+    def top_k_at(self, block: int, top_k: int) -> int:
+        """Experts for a token of a block that the knob turns: where blocks differ by themselves, none gets more than
+        its own.
+        """
+        own = None if self.own_by_block is None else self._own_or_said(block)
+        return top_k if own is None else min(top_k, own)
+
+    @property
+    def limit(self) -> tuple[int, str] | None:
+        """The largest top-k, and why it is not the number of experts; None where it is."""
+        limits = [_group_limit(holder) for index in self.adjustable_blocks for holder in self._holders[index]]
+        if self.own_by_block is not None and self.default_top_k is not None:
+            numbers = ", ".join(map(str, self.own_by_block.values()))
+            reason = f"its blocks choose {numbers} experts by themselves, and a top-k only lowers these"
+            limits.append((self.default_top_k, reason))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def validate(self, top_k: int | None) -> None:
         """Raises ConfigurationError, with the reason, for a top-k that the model cannot run at."""
@@ -120,33 +158,48 @@ class Routers:
             raise ConfigurationError(
                 f"top-k {top_k} is not possible; give 1 to {self.num_experts}, the experts of a block"
             )
+        if self.limit is not None and top_k > self.limit[0]:
+            raise ConfigurationError(f"top-k {top_k} is not possible: {self.limit[1]}; give 1 to {self.limit[0]}")
 
     def put(self, value: int | None) -> None:
         """See `KnobAdapter.put`; None for the model's own number."""
         self.validate(value)
         self._changes.put_back()
         self.value = None
-        if value is not None and self.unsupported_reason is None:
+        if value not in (None, self.default_top_k) and self.unsupported_reason is None:
             self._changes.put(self.changes(value))
         self.value = value
 
     def changes(self, top_k: int) -> list[AttributeChange]:
-        """The changes that give every block with experts after the first `top_k` of them for a token."""
+        """The changes that give every block with experts after the first `top_k` of them for a token, or `top_k_at`."""
         return [
-            AttributeChange(holder, "top_k", top_k)
+            AttributeChange(holder, "top_k", self.top_k_at(index, top_k))
             for index in self.adjustable_blocks
             for holder in self._holders[index]
         ]
 
     def learn(self, run: Callable[[], object], tokens: int) -> None:
-        """Find where and what each block chooses, by one `run` over so many tokens at the model's own setting."""
+        """Find where and what each block chooses, and along which axis its tokens lie, by one `run` over so many tokens
+        at the model's own setting.
+        """
         handles = [
+            block.register_forward_hook(self._axis_hook(index, tokens)) for index, block in enumerate(self._blocks)
+        ]
+        handles += [
             module.register_forward_hook(self._learning_hook(index, tokens), with_kwargs=True)
             for index in self.routed_blocks
             for module in _outside_attention(self._blocks[index])
         ]
         with hooks_removed(handles):
             run()
+
+    def _axis_hook(self, index: int, tokens: int) -> Any:
+        def hook(_module: Any, _args: Any, output: Any) -> None:
+            axes = [axis for axis, size in enumerate(_shape_of(output)) if size == tokens]
+            if len(axes) == 1:
+                self._token_axes[index] = axes[0]
+
+        return hook
 
     def _learning_hook(self, index: int, tokens: int) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -167,7 +220,10 @@ class Routers:
         timing.
         """
         counted = Counted()
-        handles = [block.register_forward_hook(counted.block_hook(index)) for index, block in enumerate(self._blocks)]
+        handles = [
+            block.register_forward_hook(counted.block_hook(index, self._token_axes.get(index)))
+            for index, block in enumerate(self._blocks)
+        ]
         for index, choice in self._choices.items():
             hook = _choice_hook(counted, index, choice)
             handles.append(choice.module.register_forward_hook(hook, with_kwargs=True))
@@ -179,14 +235,65 @@ def _choice_hook(counted: Counted, index: int, choice: _Choice) -> Any:
     def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         chosen = _values(choice.is_output, args, kwargs, output)[choice.place]
         counted.experts_per_token[index] = int(chosen.shape[-1])
+        beside = [*_values(True, args, kwargs, output), *_values(False, args, kwargs, output)]
+        weights = next((value for value in beside if _is_weight(value, chosen)), None)
+        if weights is not None:
+            counted.weighted_experts[index] = int((weights != 0).sum(dim=-1).max())
 
     return hook
+
+
+def refuse_without_effect(top_k: int, counted: Counted, scores: Sequence[torch.Tensor]) -> None:
+    """Raises KnobDidNotAct where some of the experts that a top-k above the model's own adds cannot count.
+
+    Args:
+        counted: at that top-k.
+        scores: that routers chose from, each [T, E]; an expert that a router excludes has 0 or the lowest number.
+    """
+    for block, number in counted.weighted_experts.items():
+        if number < counted.experts_per_token[block]:
+            raise KnobDidNotAct(
+                f"top-k {top_k}: the router of block {block} gives at most {number} of the experts of a token a weight "
+                f"other than 0; give at most {number}"
+            )
+    for each in scores:
+        lowest = torch.finfo(each.dtype).min
+        choosable = int(((each != 0) & (each > lowest)).sum(dim=-1).max())
+        if choosable < top_k:
+            raise KnobDidNotAct(f"top-k {top_k}: a router excludes all but {choosable} experts of a token; give at most {choosable}")
+
+
+def _group_limit(router: nn.Module) -> tuple[int, str] | None:
+    """The most experts that a router limited to groups can choose, and why; None for another router.
+
+    Every family of transformers that has such groups names them as DeepSeek does.
+    """
+    of_router = vars(router)
+    groups, num_groups = of_router.get("topk_group"), of_router.get("num_group", of_router.get("n_group"))
+    experts = of_router.get("num_experts", of_router.get("n_routed_experts"))
+    is_limited = of_router.get("topk_method") != "greedy"
+    if not all(isinstance(each, int) for each in (groups, num_groups, experts)) or not is_limited:
+        return None
+    if groups >= num_groups:
+        return None
+    each = experts // num_groups
+    return groups * each, f"a token may use {groups} of {num_groups} groups of {each} experts"
 
 
 def _values(is_output: bool, args: Any, kwargs: Any, output: Any) -> Sequence[Any]:
     if not is_output:
         return [*args, *kwargs.values()]
     return output if isinstance(output, tuple | list) else [output]
+
+
+def _shape_of(output: Any) -> tuple[int, ...]:
+    """The shape of a block's hidden states; () where it gives none."""
+    hidden = output[0] if isinstance(output, tuple | list) else output
+    return tuple(hidden.shape) if isinstance(hidden, torch.Tensor) else ()
+
+
+def _is_weight(value: Any, chosen: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and value.shape == chosen.shape
 
 
 def _is_index(value: Any) -> bool:

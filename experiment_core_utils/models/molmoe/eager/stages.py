@@ -179,7 +179,7 @@ class EagerStages:
     def _counted(self) -> Iterator[Counted]:
         counted, handles = Counted(), []
         for index, block in enumerate(self._model.all_blocks):
-            handles.append(block.register_forward_hook(counted.block_hook(index)))
+            handles.append(block.register_forward_hook(counted.block_hook(index, token_axis=1)))
             handles.append(block.mlp.gate.register_forward_hook(_router_hook(counted, index)))
         with hooks_removed(handles):
             yield counted
