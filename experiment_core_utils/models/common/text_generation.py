@@ -2,7 +2,7 @@
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -225,10 +225,27 @@ def describe_decoding(config: TextConfig, generation: GenerationConfig) -> dict[
 
 
 def context_length(config: PreTrainedConfig) -> int | None:
-    """Positions that a model was made for; None where its config does not say (no learned limit)."""
+    """Positions that a model was made for; None where its config does not say (no learned limit).
+
+    `dynamic` rotary positions stretch the length that the model was trained with as far as their factor, and so do
+    those of `yarn`, whose config may give either length as the whole. Configs of other kinds give the whole.
+    """
+    text = config.get_text_config()
     # Configs of transformers name it so where they have one; not all do.
-    length: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return length
+    length: int | None = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if length is None:
+        return None
+    return max([length, *(_stretched(kind, length) for kind in (rope, *rope.values()) if isinstance(kind, dict))])
+
+
+def _stretched(rope: Mapping[str, Any], length: int) -> int:
+    """The length as far as rotary positions of one kind stretch it."""
+    kind, factor = rope.get("rope_type"), rope.get("factor")
+    if kind not in ("dynamic", "yarn") or not factor:
+        return length
+    trained = rope.get("original_max_position_embeddings") if kind == "yarn" else None
+    return int((trained or length) * factor)
 
 
 def context_fault(prompt_tokens: int, model_config: PreTrainedConfig, max_output_tokens: int = 0) -> str | None:

@@ -9,7 +9,7 @@ families encode pictures before the prefill, others inside it; the marks are the
 
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from experiment_core_utils.models.common.answer_ends import NO_ENDS, AnswerEnds,
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels
 from experiment_core_utils.models.common.finite_logits import logits_watched
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
-from experiment_core_utils.models.common.private_apis import carried_kwargs, position_ids, takes_dynamic_cache
+from experiment_core_utils.models.common.private_apis import carried_kwargs, position_ids
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed, replaced_method
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.primitives.device import Marks
@@ -339,31 +339,6 @@ def _processed(ids: torch.Tensor, logits: torch.Tensor, state: GenerationState) 
     """The logits by which `generate()` chooses after these ids: its own float32 copies where anything is applied."""
     processors: Any = state.processors
     return processors(ids, logits.to(copy=True, dtype=torch.float32)) if processors else logits
-
-
-def stages_unsupported_reason(model: PreTrainedModel, made: Set[str]) -> str | None:
-    """The reason why the stages of a model cannot be run one by one; None where they can.
-
-    Args:
-        model: after its decoder ran a prompt.
-        made: its `loose_tensors` before that.
-    """
-    if not takes_dynamic_cache(model):
-        return "it has its own kind of cache, which prefill and decode steps cannot share outside generate()"
-    left = sorted(loose_tensors(model) - made)
-    if left:
-        return f"its blocks keep the state of a request in themselves and not in the cache ({left[0]})"
-    return None
-
-
-def loose_tensors(model: PreTrainedModel) -> frozenset[str]:
-    """Names of tensors that modules have beside their parameters and buffers."""
-    return frozenset(
-        f"{place}.{name}"
-        for place, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, torch.Tensor)
-    )
 
 
 def _is_filled(layer: Any) -> bool:

@@ -4,7 +4,7 @@ What the knobs allow is found on a model without storage, before any weight is r
 """
 
 import copy
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -49,10 +49,14 @@ from experiment_core_utils.models.common.quantisation import (
 )
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes, Room, check_memory
-from experiment_core_utils.models.hf.generate import loose_tensors, stages_unsupported_reason
 from experiment_core_utils.models.hf.knobs.adapters import adapters_of
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.processor import load_hf_processor
+from experiment_core_utils.models.hf.request_state import (
+    forget_longer_requests,
+    stages_unsupported_reason,
+    state_in_question,
+)
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions, HFRequests
 from experiment_core_utils.models.hf.tensor_shards import refuse_uneven_heads
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
@@ -144,44 +148,40 @@ def skeleton_of(source: HFSource) -> PreTrainedModel:
 def limits_of(source: HFSource) -> KnobLimits:
     """The knobs' limits, tried on a model without storage; raises ConfigurationError if it has no separate stages."""
     skeleton = skeleton_of(source)
-    made = loose_tensors(skeleton)
     knobs = DecoderKnobs(skeleton)
-    _refuse_without_stages(source, skeleton, made)
+    _refuse_without_stages(source, skeleton)
     adapters = adapters_of(skeleton.config, source.requests, VisualTokens(skeleton, source.requests), knobs)
     return KnobLimits(
         num_total_blocks=knobs.num_total_blocks,
         num_experts=knobs.num_experts,
         default_top_k=knobs.default_top_k,
         unsupported=unsupported_knobs(**{name: each.unsupported_reason for name, each in adapters.items()}),
-        untried_reason=knobs.untried_reason,
+        untried_reason=knobs.untried_reason or state_in_question(skeleton),
         token_unit=source.requests.token_unit,
         top_k_limit=knobs.top_k_limit,
     )
 
 
-def _refuse_without_stages(source: HFSource, model: PreTrainedModel, made: Set[str]) -> None:
-    reason = stages_unsupported_reason(model, made)
+def _refuse_without_stages(source: HFSource, model: PreTrainedModel) -> None:
+    reason = stages_unsupported_reason(model)
     if reason is not None:
         raise ConfigurationError(f"{source.name}, a {source.config.model_type}, cannot be profiled: {reason}")
 
 
-def refuse_as_loaded(
-    source: HFSource, limits: KnobLimits, model: PreTrainedModel, knobs: DecoderKnobs, made: Set[str]
-) -> None:
+def refuse_as_loaded(source: HFSource, limits: KnobLimits, model: PreTrainedModel, knobs: DecoderKnobs) -> None:
     """Refuse a loaded model whose first prompt fails as no prompt without storage did, or that shows only now that it
     has no separate stages.
 
     Args:
         limits: of the source.
         knobs: made of the loaded model.
-        made: the model's `loose_tensors` before that.
 
     Raises:
         ConfigurationError: see above.
     """
-    if limits.untried_reason is not None:
-        _refuse_without_stages(source, model, made)
-    elif knobs.failure is not None:
+    if knobs.failure is None or limits.untried_reason is not None:
+        _refuse_without_stages(source, model)
+    else:
         facts = [each for each in (computing_dtype(model), *implementations(model).values()) if each is not None]
         if quantisation_in_force(model) is not None:
             facts.append("quantised")
@@ -237,6 +237,7 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
     if is_offloaded(model) and quantised_by is None:
         # Of weights that are not on their device, the check of a loaded model sees nothing.
         refuse_files_not_finite(source.folder)
+    forget_longer_requests(model)
     return _with_experts(model, load_options).eval()
 
 
@@ -283,6 +284,7 @@ def _random(source: HFSource, load_options: LoadOptions) -> PreTrainedModel:
     spread = load_options.device_map
     device = load_options.device if spread is None else torch.device("cpu")
     model = _with_experts(random_model(source.name, source.auto_class, source.config, device, **options), load_options)
+    forget_longer_requests(model)
     return model.eval() if spread is None else spread_over(model.eval(), spread)
 
 

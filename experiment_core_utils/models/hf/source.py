@@ -11,7 +11,6 @@ from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
 from experiment_core_utils.models.common.preferences import Preferences, preferences_in
 from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.hf.adapter import TransformersModel
-from experiment_core_utils.models.hf.generate import loose_tensors
 from experiment_core_utils.models.hf.loader import (
     HFSource,
     LoadOptions,
@@ -100,11 +99,10 @@ class TransformersCheckpoint(CheckpointSource):
             config.tensor_parallel or 1,
         )
         model = load_hf_model(self.hf, load_options, config.random_weights)
-        made = loose_tensors(model)
         staged = TransformersModel(
             self.name, model, self.hf.requests, config.execution, eager_reason=eager_reason(config, is_profiled)
         )
-        refuse_as_loaded(self.hf, self.limits, model, staged.knobs, made)
+        refuse_as_loaded(self.hf, self.limits, model, staged.knobs)
         return staged
 
 

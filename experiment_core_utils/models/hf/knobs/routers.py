@@ -260,7 +260,9 @@ def refuse_without_effect(top_k: int, counted: Counted, scores: Sequence[torch.T
         lowest = torch.finfo(each.dtype).min
         choosable = int(((each != 0) & (each > lowest)).sum(dim=-1).max())
         if choosable < top_k:
-            raise KnobDidNotAct(f"top-k {top_k}: a router excludes all but {choosable} experts of a token; give at most {choosable}")
+            raise KnobDidNotAct(
+                f"top-k {top_k}: a router excludes all but {choosable} experts of a token; give at most {choosable}"
+            )
 
 
 def _group_limit(router: nn.Module) -> tuple[int, str] | None:

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.models.hf.generate import GenerateStages, loose_tensors, stages_unsupported_reason
+from experiment_core_utils.models.hf.generate import GenerateStages
 from experiment_core_utils.models.hf.knobs.active_blocks import ActiveBlocks
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange
+from experiment_core_utils.models.hf.request_state import stages_unsupported_reason
 from tests.models.depth_families import LISTED, NUM_BLOCKS, RECURRENT, REFUSED, WHOLE, built
 from tests.models.knob_families import TEXT_FAMILIES, VISION_FAMILIES
 
@@ -87,9 +88,8 @@ def test_a_decoders_own_list_by_block_follows() -> None:
 @pytest.mark.parametrize("name", [*RECURRENT, *WHOLE])
 def test_the_stages_of_a_recurrent_family_answer_as_generate_does(name: str) -> None:
     model = built(RECURRENT[name] if name in RECURRENT else WHOLE[name][0])
-    made = loose_tensors(model)
     knobs = DecoderKnobs(model)
-    assert stages_unsupported_reason(model, made) is None
+    assert stages_unsupported_reason(model) is None
     kept = ALL if name in WHOLE else (0, 1, 3)
     stages = GenerateStages(model)
     with knobs.applied(None, kept), torch.inference_mode():
@@ -114,7 +114,5 @@ def test_blocks_are_refused_with_the_reason(name: str) -> None:
 def test_a_model_without_separate_stages_is_refused(name: str) -> None:
     make, reason = REFUSED[name]
     model = built(make)
-    made = loose_tensors(model)
-    DecoderKnobs(model)
-    unsupported_reason = stages_unsupported_reason(model, made)
+    unsupported_reason = stages_unsupported_reason(model)
     assert unsupported_reason is not None and unsupported_reason.startswith(reason)
