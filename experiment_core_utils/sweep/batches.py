@@ -195,11 +195,24 @@ class BatchProof:
             of_batch = FollowedAnswer(answers[row], together[row].logits)
             if is_float32:
                 fault = batch_fault(of_batch, alone)
+                if fault is not None and self._is_exact(inputs[row], of_batch, dtype):
+                    fault = None
             else:
                 fault = rounded_batch_fault(of_batch, alone, _exact(self._judge, inputs[row], answers[row]), dtype)
             if fault is not None:
                 return fault
         return None
+
+
+    def _is_exact(self, inputs: Mapping[str, Any], of_batch: FollowedAnswer, dtype: torch.dtype) -> bool:
+        """Whether a batch is as near to the modules in higher precision as rounding allows by itself.
+
+        Then the request alone differs from it by its own rounding, which decides between two experts that are as likely
+        as each other.
+        """
+        assert self._judge is not None  # otherwise nothing is compared
+        exact = _exact(self._judge, inputs, of_batch.likeliest)
+        return exact is not None and is_right(float(_distances(of_batch, exact).mean()), 0.0, dtype)
 
 
 def _exact(judge: Inspectable, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer | None:

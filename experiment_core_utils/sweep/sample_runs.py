@@ -318,7 +318,7 @@ class SampleRunner:
             model.warm_up(inputs, self.bench.max_new_tokens)
             proof = self.bench.proofs.get(setting.key) or model.prove(setting, inputs)
         unseen = check_proof(proof, setting, model)
-        proof = replace(proof, knobs_not_seen=unseen) if unseen else proof
+        proof = replace(proof, knobs_not_seen={**proof.knobs_not_seen, **unseen})
         least, totals_s = self.config.num_warmup_runs, list[float]()
         while needs_another_run(totals_s, least, self.config.max_warmup_runs):
             with time_limit(self.config.sample_timeout):

@@ -26,7 +26,7 @@ from experiment_core_utils.models.common.private_apis import (
     set_implementations,
 )
 from experiment_core_utils.models.common.quantisation import dequantisation_of
-from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, EngineRefused, first_line
+from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, EngineRefused, KnobDidNotAct, first_line
 
 # An engine may be this many times as far from the judge as the modules are, in the mean over all positions. In float32
 # the order of sums decides: over 18 proofs of right CPU engines of SmolLM2-135M, whose states have a few very large
@@ -320,6 +320,37 @@ def _wrong(name: str, engine: float, modules: float, dtype: torch.dtype, over: s
         f"the {name} is off by {engine:.3g} from the modules in {_name(higher_precision(dtype))}, where the modules in "
         f"{_name(dtype)} are off by {modules:.3g} (relative, means over {over})"
     )
+
+
+# Of the root mean square of the logits, times the relative error: two logits that are nearer may change places.
+_MOST_OF_A_TIE = 16
+
+
+def refuse_other_tokens(
+    key: str, found: Sequence[int], raw: Sequence[int], logits: Logits, error: float, dtype: torch.dtype
+) -> None:
+    """Raises KnobDidNotAct where tokens differ from those of the untouched model by more than a tie explains.
+
+    Args:
+        key: the name of the setting.
+        raw: tokens of the untouched model.
+        logits: [N, V] of the untouched model at the positions of `raw`.
+        error: relative, of what gave `found`; at least that of rounding, as `is_right` has it, is allowed for.
+    """
+    place = next((at for at, both in enumerate(zip(found, raw, strict=False)) if both[0] != both[1]), None)
+    if place is None:
+        if len(found) == len(raw):
+            return
+        raise KnobDidNotAct(f"{key}: as the model is, it gives {len(found)} tokens, and its own generate() {len(raw)}")
+    unit = torch.finfo(dtype).eps / 2
+    allowed = max(error, unit if torch.finfo(dtype).bits < 32 else 16 * unit)
+    at = logits[place].double()
+    margin, most = float(at[raw[place]] - at[found[place]]), _MOST_OF_A_TIE * allowed * float(at.square().mean().sqrt())
+    if not margin <= most:
+        raise KnobDidNotAct(
+            f"{key}: as the model is, its token {place} is {found[place]}, and that of its own generate() is "
+            f"{raw[place]}, whose logit is {margin:.3g} larger; rounding explains {most:.3g}"
+        )
 
 
 def relative_distance(found: torch.Tensor, exact: torch.Tensor) -> float:

@@ -19,7 +19,8 @@ from experiment_core_utils.engines.runner import reasons_named
 from experiment_core_utils.engines.select import OWN_KERNELS
 from experiment_core_utils.knobs.interface import unsupported_knobs
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.knobs.vision_tokens import CropRange
+from experiment_core_utils.knobs.top_k import TOP_K
+from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange
 from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
@@ -40,6 +41,7 @@ from experiment_core_utils.models.common.engine_proof import (
     TracedPasses,
     judged_by_modules,
     judging,
+    refuse_other_tokens,
 )
 from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.gguf_files import quantised_file_of
@@ -67,7 +69,7 @@ from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.models.interface import MODULES, Component
-from experiment_core_utils.primitives.device import Marks, out_of_memory_named, release_cached_memory
+from experiment_core_utils.primitives.device import Marks, NoMarks, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     EngineRefused,
@@ -90,6 +92,7 @@ from experiment_core_utils.tasks.interface import PromptFamily, Sample
 UNANNOUNCED_TOKENS = 64
 # Decode steps of a proof, which make eight positions with the prompt's last one.
 PROOF_STEPS = 7
+_SAME_LOGITS = "the logits of its first prompt are those of the model as it is"
 
 
 class TransformersModel(HasEnds):
@@ -398,7 +401,8 @@ class TransformersModel(HasEnds):
         """See `StagedModel.prove`; for a graph, also that it gives the logits of the modules, which are counted.
 
         Raises:
-            KnobDidNotAct: a block is given another mask, position or window than in the full model.
+            KnobDidNotAct: a block is given another mask, position or window than in the full model, experts that a
+                top-k adds cannot count, or the model as it is does not answer as its own `generate()`.
             EngineRefused: the graph does not give the logits of the modules.
             GenerationFailed: logits are not finite.
         """
@@ -423,6 +427,7 @@ class TransformersModel(HasEnds):
         if self._graphed is not None:
             self._graphed.refuse_other_features(inputs, features)
         errors = None if self._graphed is None else self._errors_at_setting(self._graphed, inputs, features)
+        without_effect = self._prove_effect(setting, inputs, logits, errors)
         return KnobProof(
             experts_per_token=tuple(experts.get(block) for block in blocks),
             blocks_run=blocks,
@@ -440,7 +445,44 @@ class TransformersModel(HasEnds):
             prompt_tokens=inputs["input_ids"].shape[1],
             vision_tokens=len(found.places[0]),
             counted=self.turned_knobs.counted(setting, self, inputs),
+            knobs_not_seen=without_effect,
         )
+
+    def _prove_effect(
+        self, setting: Setting, inputs: Mapping[str, Any], logits: torch.Tensor, errors: EngineErrors | None
+    ) -> dict[str, str]:
+        """Compare the setting with the model as no knob has turned it, on the same request.
+
+        Args:
+            logits: of the prompt at the setting, by the modules.
+            errors: of what runs the setting in place of the modules.
+
+        Returns:
+            why nothing is seen of the knobs that are turned, by name, where the prompt's logits are the same.
+
+        Raises:
+            KnobDidNotAct: no knob is turned, and the tokens are not those of the model's own `generate()`.
+        """
+        before, num_tokens = self.turned_knobs.in_force, PROOF_STEPS + 1
+        if before[TOP_K.name] == self.default_top_k:
+            before[TOP_K.name] = None
+        with self.turned_knobs.restored_afterwards():
+            # The request was made for its vision tokens.
+            self.turned_knobs.put({VISION_TOKENS.name: before[VISION_TOKENS.name]})
+            own = self.turned_knobs.in_force
+            turned = [name for name, value in before.items() if value != own.get(name)]
+            if turned:
+                untouched, _ = self._stages.prefill(inputs, self._stages.encode_image(inputs))
+                return dict.fromkeys(turned, _SAME_LOGITS) if torch.equal(untouched, logits) else {}
+        found = self.generate_timed(inputs, num_tokens, NoMarks()).token_ids
+        with self.turned_knobs.restored_afterwards():
+            self.turned_knobs.put({VISION_TOKENS.name: before[VISION_TOKENS.name]})
+            raw = generate_timed(self.model, inputs, num_tokens, NoMarks(), self.preferences, self.ends).token_ids
+            if found != raw:
+                (followed,) = self.follow_batch([inputs], [raw])
+                error = 0.0 if errors is None else errors.engine
+                refuse_other_tokens(setting.key, found, raw, followed.logits, error, self.model.dtype)
+        return {}
 
     def _cached_blocks(self, state: GenerationState) -> int:
         """Layers of the cache that are filled, those of one block counted as one where all blocks have several."""
