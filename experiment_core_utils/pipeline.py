@@ -182,6 +182,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
             # Looked at before each sample and while waiting: no process goes on without the others or its folder.
             stack.enter_context(run.context.stop.watching(locks[0].refresh if watch is None else watch.check))
             failed = search_front(run, due) if is_search else measure_settings(run, due)
+            run.measurer.warn_of_refused_batches()
             if watch is not None:
                 wait_for_main(run.context, watch)
         if not accelerator.is_main_process:

@@ -183,7 +183,7 @@ def profile(
 
     What is left out has the default of the command `knobprof profile`; `flags` are its flags by name, such as
     `num_runs_per_sample=1`, those of further knobs and `knob_module` too. One value stands for a list of one. Failures
-    of single settings and samples are in the results.
+    of single settings and samples are in the results, where one setting has some.
 
     Args:
         model: folder or hub id; None: the embedded model.
@@ -196,6 +196,7 @@ def profile(
 
     Raises:
         ProfilerError: (`primitives.errors`) what was requested cannot be done, or the run broke off.
+        ResultsError: no setting gave a result, with the reason of each.
     """
     if flags.get("dry_run"):
         raise ConfigurationError("dry_run: this call measures; for a plan run the command `knobprof profile --dry_run`")
@@ -217,7 +218,19 @@ def profile(
         config = ProfilingConfig.of(**flags_of(given))
         report = run_profiling(config)
     concluded_and_saved(report, config.machine.tracker)
+    # Other processes have no results at all.
+    if report.failed and not report.results and report.is_main_process:
+        raise ResultsError(_no_result(report.failed))
     return Results(report.output_dir, report.results, report.failed)
+
+
+def _no_result(failed: Mapping[str, SettingFailure]) -> str:
+    """Why there are no results, each reason once with the settings that it is of."""
+    keys: dict[str, list[str]] = {}
+    for key, failure in failed.items():
+        keys.setdefault(f"{failure.error}: {failure.reason}", []).append(key)
+    reasons = [f"{', '.join(each)} failed with {why}" for why, each in keys.items()]
+    return f"no setting gave a result: {'; '.join(reasons)}"
 
 
 def load(folder: Path | str, knob_module: Path | str | None = None) -> Results:

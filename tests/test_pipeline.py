@@ -537,10 +537,14 @@ def test_weights_that_do_not_fit_are_refused(tiny_checkpoint: Path, tmp_path: Pa
         run_profiling(tiny_config(tmp_path, tmp_path / "results", "--num_active_blocks_list", "5"))
 
 
-def test_samples_that_need_no_latency_get_the_same_answers_in_batches(tiny_checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("execution", "untimed"), [("eager", "batches"), ("graph", "as timed")])
+def test_samples_that_need_no_latency_get_the_same_answers(
+    execution: str, untimed: str, tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By modules in batches of 3 and 7; by engines alone, as those that are timed."""
     flags = (
         "--tier_list", "low", "--top_k_list", "2", "--num_active_blocks_list", "4", "--num_samples", "7",
-        "--num_runs_per_sample", "1",
+        "--num_runs_per_sample", "1", "--execution", execution,
     )  # fmt: skip
     alone, some, none = (
         run_profiling(tiny_config(tiny_checkpoint, tmp_path / name, *flags, *more)).results[0].content()
@@ -552,16 +556,28 @@ def test_samples_that_need_no_latency_get_the_same_answers_in_batches(tiny_check
     )
     assert [result["num_latency_samples"] for result in (alone, some, none)] == [7, 2, 0]
     assert len({result["fingerprint"] for result in (alone, some, none)}) == 3
-    untimed = ("pred", "accuracy", "output_tokens", "output_ended", "prefill_flops", "decode_flops_per_token")
-    for batched, sizes in ((some, [2, 2, 3, 3, 3]), (none, [7] * 7)):
-        assert batched["realised"] == alone["realised"]
+    fields = ("pred", "accuracy", "output_tokens", "output_ended", "prefill_flops", "decode_flops_per_token")
+    in_batches = untimed == "batches"
+    for batched, sizes in ((some, [2, 2, 3, 3, 3] if in_batches else [1] * 5), (none, [7 if in_batches else 1] * 7)):
+        assert batched["provenance"]["model"]["execution_untimed"] == untimed
+        # The proofs' errors are of other prompts.
+        realised = [
+            {key: value for key, value in each["realised"].items() if not key.endswith("_error")}
+            for each in (batched, alone)
+        ]
+        assert realised[0] == realised[1]
         assert (batched["accuracy"], batched["share_truncated"]) == (alone["accuracy"], alone["share_truncated"])
         for one, other in zip(alone["per_sample_results"], batched["per_sample_results"], strict=True):
-            assert {key: one[key] for key in ("sample_id", *untimed)} == {
-                key: other[key] for key in ("sample_id", *untimed)
+            assert {key: one[key] for key in ("sample_id", *fields)} == {
+                key: other[key] for key in ("sample_id", *fields)
             }
             assert (other["T_total"] is None) == (other["runs"] == []) == (other["accuracy_batch_size"] is not None)
         found = [each["accuracy_batch_size"] for each in batched["per_sample_results"] if not each["runs"]]
         assert sorted(found) == sizes
+    assert alone["provenance"]["model"]["execution_untimed"] is None
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("answers: ")]
+    # Of 2 timed requests and 5 others, and of 7 others alone.
+    shares = [] if in_batches else ["5 of its 7 requests, or about 71%", "7 of its 7 requests, or about 100%"]
+    assert len(said) == len(shares) and all(share in line for share, line in zip(shares, said, strict=True))
     assert some["aggregate_stats"]["T_total_n"] == 2
     assert not [name for name in none["aggregate_stats"] if name.startswith("T_") and "T_preprocess" not in name]

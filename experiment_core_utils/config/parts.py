@@ -472,7 +472,9 @@ class MeasuringConfig(Part):
         "--until_precision or --pareto_search)",
     )
     accuracy_batch_size: CountInMemory = Field(
-        default=8, description="largest number of samples answered together, of those that are not measured"
+        default=8,
+        description="largest number of samples answered together, of those that are not measured, where modules run "
+        "the model; engines and graphs answer one by one",
     )
     num_warmup_runs: CountOrZero = Field(
         default=NUM_WARMUP_RUNS,

@@ -89,6 +89,9 @@ class Model(Record):
     #: or were not requested
     execution_reason: str | None = None
     execution_stages: ExecutionStages | None = None  #: object, next rows
+    #: what answered the samples that are not timed: `as timed`, each alone by `execution_stages`; `batches`, the
+    #: modules or a server, several together; None if all are timed, or in older files
+    execution_untimed: str | None = None
     #: that own GPU kernels run on another card than the one that they were tuned on; None if they do not, or none run
     execution_untuned: str | None = None
     decoding: Decoding | None = None  #: object, next rows

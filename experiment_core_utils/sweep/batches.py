@@ -1,11 +1,12 @@
-"""Answers of samples whose latency is not measured, computed in batches or in groups of settings.
+"""Answers of samples whose latency is not measured: one by one as the measured ones, or in batches of modules.
 
 Blocks of some families of transformers look at the padding of a prompt, or at the other requests of a batch. So
-batching is proven, in each process and for each setting: see `BatchProof`.
+batching is proven, in each process and for each setting: see `BatchProof`. Engines and graphs answer alone what they
+answer alone when they are timed, so that a setting has one execution.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,8 @@ from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, 
 from experiment_core_utils.models.common.engine_proof import higher_precision, is_right
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import MOST_POSITIONS
-from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, StagedModel
-from experiment_core_utils.primitives.device import out_of_memory_named, release_cached_memory
+from experiment_core_utils.models.interface import MODULES, SERVER, Concurrent, Inspectable, Runnable, StagedModel
+from experiment_core_utils.primitives.device import NoMarks, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     EngineRefused,
@@ -31,6 +32,7 @@ from experiment_core_utils.primitives.errors import (
     library_faults_named,
 )
 from experiment_core_utils.primitives.interruption import time_limit
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import BatchedAnswer, FollowedAnswer, KnobProof, PreparedRequest
 from experiment_core_utils.records.sample_result import FailedSample, failed_sample
@@ -42,6 +44,33 @@ LOGGER = logging.getLogger(__name__)
 Prepared = tuple[Sample, PreparedRequest]
 # Batches whose samples are put in order of length together; more would pad less and take more memory of the host.
 _BATCHES_PREPARED = 4
+
+
+def answers_in_batches(engines: Mapping[str, str] | None) -> bool:
+    """Whether samples that are not timed are answered together: where modules, or a server, run the timed ones too.
+
+    Args:
+        engines: what runs each stage, by name; None where it is not noted.
+    """
+    return set((engines or {}).values()) <= {MODULES, SERVER}
+
+
+def untimed_line(num_answered: int, num_timed: int, num_runs_per_sample: int, engines: Mapping[str, str]) -> str | None:
+    """What a run says, once its model is loaded, of samples that are answered one by one; None where none are.
+
+    Args:
+        num_answered: samples of each setting that are not timed.
+        num_timed: the others, each of which runs `num_runs_per_sample` times.
+        engines: what runs each stage, by name.
+    """
+    if not num_answered or answers_in_batches(engines):
+        return None
+    requests, names = num_answered + num_timed * num_runs_per_sample, ", ".join(dict.fromkeys(engines.values()))
+    return (
+        f"answers: {counted(num_answered, 'sample')} of each setting that are not timed are answered one by one, by "
+        f"what runs the timed ones ({names}): {num_answered} of its {requests} requests, or about "
+        f"{num_answered / requests:.0%} of its time; --num_samples takes fewer"
+    )
 
 
 def batching_caveats(num_samples: int, num_latency_samples: int | None, dtype: str | None) -> list[Caveat]:
@@ -125,6 +154,7 @@ class BatchProof:
         setting: that is in force, where it changes the length of prompts.
 
     Attributes:
+        setting: as given.
         reason: why requests have to be answered one by one; None while batches are right.
     """
 
@@ -134,7 +164,7 @@ class BatchProof:
         are_apart = isinstance(model, Concurrent) and model.concurrency > 1
         is_right = self._judge is not None or are_apart
         self.reason = None if is_right else "the model does not show the logits of a batch"
-        self._setting = setting or Setting({})
+        self.setting = setting or Setting({})
         self._model = model
         self._max_new_tokens = max_new_tokens
         self._proven = (-1, -1, -1)
@@ -149,7 +179,7 @@ class BatchProof:
         """
         if len(requests) > 1 and self.reason is not None:
             return None
-        requests = [replace(each, shape=self._setting.shape(each.shape)) for each in requests]
+        requests = [replace(each, shape=self.setting.shape(each.shape)) for each in requests]
         inputs = [self._model.to_device(request.inputs) for request in requests]
         try:
             answers = self._model.answer_batch(inputs, self._max_new_tokens)
@@ -166,7 +196,6 @@ class BatchProof:
         fault = self._fault(requests, inputs, answers)
         if fault is not None:
             self.reason = f"in a batch of {len(requests)} {fault}"
-            LOGGER.warning("requests are answered one by one at this setting: %s", self.reason)
             return None
         first, second, third = map(max, extent, self._proven)
         self._proven = first, second, third
@@ -215,6 +244,14 @@ class BatchProof:
         return exact is not None and is_right(float(_distances(of_batch, exact).mean()), 0.0, dtype)
 
 
+def warn_of_refused(proofs: Iterable[BatchProof]) -> None:
+    """Log in one line at which settings batches were refused, with the first reason; nothing where none were."""
+    refused = [proof for proof in proofs if proof.reason is not None]
+    if refused:
+        keys = ", ".join(dict.fromkeys(proof.setting.key for proof in refused))
+        LOGGER.warning("requests are answered one by one at %s: %s", keys, refused[0].reason)
+
+
 def _exact(judge: Inspectable, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer | None:
     try:
         return judge.follow_exactly(inputs, answer)
@@ -250,13 +287,14 @@ class Bench:
     requests: RequestSource  #: gives this process's samples prepared; started and ended by the caller
     max_new_tokens: int
     metric: Metric
-    latency_ids: Set[int] = frozenset()  #: the samples to measure; the others are answered in batches
+    latency_ids: Set[int] = frozenset()  #: the samples to measure; the others are only answered
     engines: Mapping[str, str] | None = None  #: what runs each stage of the model, by name; None where it is not noted
     proofs: Mapping[str, KnobProof] = field(default_factory=dict)  #: of settings that were tried already, by key
 
 
 class BatchAnswerer:
-    """Answers samples in batches, smaller ones where memory runs out, and one by one where batches are wrong.
+    """Answers samples in batches, smaller ones where memory runs out, and one by one where batches are wrong, or where
+    engines or graphs run the model.
 
     Args:
         batch_size: most requests in a batch.
@@ -269,9 +307,14 @@ class BatchAnswerer:
     ) -> None:
         self._bench = bench
         self._results_dir = results_dir
-        self._batch_size = self._limit = batch_size
+        self._is_together = answers_in_batches(bench.engines)
+        self._batch_size = self._limit = batch_size if self._is_together else 1
         self._timeout_s = sample_timeout_s
         self._proofs: dict[str, BatchProof] = {}
+
+    def warn_of_refused(self) -> None:
+        """See the function of this name; of every setting answered so far."""
+        warn_of_refused(self._proofs.values())
 
     def outcomes(self, setting: Setting, sample_ids: Sequence[int]) -> Iterator[list[MeasuredSample | FailedSample]]:
         """What became of the samples, batch by batch; those that cannot be read first.
@@ -318,7 +361,7 @@ class BatchAnswerer:
         size = self._limit
         proof = self._proofs.setdefault(setting.key, BatchProof(self._bench.model, self._bench.max_new_tokens, setting))
         while len(done) < len(prepared):
-            size = size if proof.reason is None else 1
+            size = size if proof.reason is None and self._is_together else 1
             part = prepared[len(done) : len(done) + min(size, self._limit)]
             try:
                 with failure_named(f"sample {part[0][0].sample_id}", self._bench.model.describe):
@@ -354,18 +397,23 @@ class BatchAnswerer:
         in_time = time_limit(self._timeout_s and self._timeout_s * len(requests))
         try:
             with library_faults_named(f"sample {prepared[0][0].sample_id}"), out_of_memory_named(), in_time:
-                answers = proof.answer(requests)
+                answers = proof.answer(requests) if self._is_together else [self._as_timed(requests[0])]
         except OutOfMemory:
             if len(requests) == 1:
                 raise
             return None
         if answers is None:
             return None
-        ends = self._bench.model.ends
-        limit = self._limit if proof.reason is None else 1
-        return [
-            BatchedAnswer(tokens, ends.up_to_end(tokens)[1], len(requests), limit, proof.reason) for tokens in answers
-        ]
+        ends, reason = self._bench.model.ends, proof.reason if self._is_together else None
+        limit = self._limit if reason is None else 1
+        return [BatchedAnswer(tokens, ends.up_to_end(tokens)[1], len(requests), limit, reason) for tokens in answers]
+
+    def _as_timed(self, request: PreparedRequest) -> tuple[int, ...]:
+        """The answer to a request by what runs the timed ones."""
+        model, limit = self._bench.model, self._bench.max_new_tokens
+        inputs = model.to_device(request.inputs)
+        model.warm_up(inputs, limit)
+        return model.generate_timed(inputs, limit, NoMarks()).token_ids
 
 
 GroupKey = tuple[CropRange | None, int | None, tuple[int, ...], tuple[tuple[str, Any], ...]]
@@ -402,6 +450,7 @@ def answer_prepared(
             with out_of_memory_named():
                 found = proof.answer_all([questions[place].request for place in places])
             answers.update(zip(places, found, strict=True))
+    warn_of_refused(proofs.values())
     return [answers[place] for place in range(len(questions))]
 
 

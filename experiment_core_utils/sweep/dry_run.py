@@ -40,6 +40,7 @@ from experiment_core_utils.sweep.estimate import (
     EarlierResults,
     SettingEstimate,
     SettingWork,
+    answered_lines,
     due_seconds,
     estimate_setting,
     plan_table,
@@ -58,7 +59,6 @@ from experiment_core_utils.sweep.plan import (
     knob_lines,
     left_out_by,
     max_new_tokens_of,
-    num_timed,
     plan_size,
     replaced_results_lines,
     requested_run,
@@ -131,6 +131,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         size_sentence(size),
         *plan_table(estimates),
         plan_total(estimates),
+        *answered_lines(estimates, size, None if source.is_served else config.measuring.accuracy_batch_size),
         *shared_memory_lines(
             size.num_sharing, weights_bytes, planned.elements_of_each(size.num_sharing) * dtype.itemsize
         ),
@@ -148,11 +149,11 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *energy_plan_lines(
             config.measuring.energy, config.machine.device, accelerator.local_process_index, source=source
         ),
-        *upper_bound_sentences(config, len(drawn)),
+        *upper_bound_sentences(config),
         *power_sentences(
             len(requested.settings),
             len(drawn),
-            size.num_timed if size.request_rate is None else None,
+            size.timed if size.request_rate is None else None,
             sweep_noise(earlier.by_key),
             config.machine.detect,
             get_metric(task.metric).best,
@@ -190,16 +191,13 @@ def untried_sentences(source: ModelSource) -> list[str]:
     return [] if reason is None else [f"knobs: whether they can be set shows once the model is loaded ({reason})"]
 
 
-def upper_bound_sentences(config: ProfilingConfig, num_drawn: int) -> list[str]:
-    """Why a run may take less than the estimate, which counts every sample drawn as measured at every setting."""
+def upper_bound_sentences(config: ProfilingConfig) -> list[str]:
+    """Why a run may take less than the estimate, which counts every sample drawn at every setting."""
     reasons = []
     if config.search.pareto_search:
         reasons.append("--pareto_search stops at a third of this model time")
     if config.measuring.until_precision is not None:
         reasons.append("--until_precision may end the rounds before the last sample")
-    if config.model.request_rate is None and (timed := num_timed(config, num_drawn)) < num_drawn:
-        which = f"{timed} of {counted(num_drawn, 'sample')} are measured, the others only answered"
-        reasons.append(f"--num_latency_samples: {which}")
     return [f"at most: {reason}" for reason in reasons]
 
 

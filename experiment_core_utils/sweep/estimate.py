@@ -80,20 +80,25 @@ class PlanSize:
     num_warmup_runs: int
     num_processes: int
     request_rate: float | None = None  #: requests a second; None where each begins when the one before has ended
-    num_timed: int = 0  #: samples whose requests arrive at that rate; the others are only answered
+    num_timed: int | None = None  #: samples that are timed, the others are only answered; None for all
     num_sharing: int = 1  #: processes that share the weights of one model, and count as one above
+
+    @property
+    def timed(self) -> int:
+        """Samples that are timed."""
+        return self.num_samples if self.num_timed is None else self.num_timed
 
     @property
     def num_batches(self) -> int:
         """Batches in which the requests of a setting arrive, in all runs together."""
-        return -(-self.num_timed // batch_size(self.num_timed)) * self.num_runs_per_sample
+        return -(-self.timed // batch_size(self.timed)) * self.num_runs_per_sample
 
     @property
     def arrivals_s(self) -> float | None:
         """The time in which the requests of a setting arrive; None without a rate. Gaps of a batch of n are n - 1."""
         if self.request_rate is None:
             return None
-        return (self.num_timed * self.num_runs_per_sample - self.num_batches) / self.request_rate
+        return (self.timed * self.num_runs_per_sample - self.num_batches) / self.request_rate
 
     @property
     def samples_per_process(self) -> int:
@@ -101,9 +106,15 @@ class PlanSize:
         return math.ceil(self.num_samples / self.num_processes)
 
     @property
+    def answered_per_process(self) -> int:
+        """Samples of the largest shard that are only answered."""
+        return self.samples_per_process - math.ceil(self.timed / self.num_processes)
+
+    @property
     def requests_per_process(self) -> int:
-        """Runs of a process at each setting, the unmeasured ones counted."""
-        return self.samples_per_process * self.num_runs_per_sample + self.num_warmup_runs
+        """Runs of a process at each setting, the unmeasured ones counted; what is only answered runs once."""
+        timed = self.samples_per_process - self.answered_per_process
+        return timed * self.num_runs_per_sample + self.answered_per_process + self.num_warmup_runs
 
 
 def rates_of(results: Iterable[SettingResult]) -> StageRates | None:
@@ -154,7 +165,7 @@ def estimate_setting(
     setting_s: float | None = None
     if size.arrivals_s is not None:
         # The last of each batch, warm-up and what is only answered are waited for.
-        alone = size.num_batches + size.num_warmup_runs + size.num_samples - size.num_timed
+        alone = size.num_batches + size.num_warmup_runs + size.num_samples - size.timed
         source, setting_s = "rate", size.arrivals_s + (request_s or 0.0) * alone
     elif request_s is not None:
         setting_s = request_s * size.requests_per_process + preprocess_s * size.samples_per_process
@@ -198,7 +209,7 @@ def due_seconds(estimates: Sequence[SettingEstimate]) -> float | None:
 def size_sentence(size: PlanSize) -> str:
     """What is done at each setting."""
     rate = size.request_rate
-    at_rate = "" if rate is None else f"; {size.num_timed} of them are timed, at {rate:g} requests a second"
+    at_rate = "" if rate is None else f"; {size.timed} of them are timed, at {rate:g} requests a second"
     sharing = size.num_sharing
     processes = counted(size.num_processes, "process") if sharing == 1 else f"{sharing} processes that share the model"
     return (
@@ -206,6 +217,26 @@ def size_sentence(size: PlanSize) -> str:
         f"{counted(size.num_warmup_runs, 'warm-up run')} a process, "
         f"{processes}{at_rate}"
     )
+
+
+def answered_lines(estimates: Sequence[SettingEstimate], size: PlanSize, batch: int | None) -> list[str]:
+    """The line, if any, of samples that are only answered, with their part of the time that is still due.
+
+    Args:
+        batch: most that modules answer together; None where a server answers.
+    """
+    answered = size.num_samples - size.timed
+    if not answered or size.request_rate is not None:
+        return []
+    seconds = [each.request_s for each in estimates if not each.work.is_done]
+    known = [each for each in seconds if each is not None]
+    is_known = bool(seconds) and len(known) == len(seconds)
+    cost = f", about {_duration(sum(known) * size.answered_per_process)} of the time" if is_known else ""
+    how = "" if batch is None else f" (one by one by engines and graphs; modules answer up to {batch} together)"
+    return [
+        f"answers: {answered} of {counted(size.num_samples, 'sample')} are not timed; each is answered once at each "
+        f"setting, by what runs the timed ones{how}{cost}"
+    ]
 
 
 def shared_memory_lines(num_sharing: int, weights_bytes: int, each_bytes: int) -> list[str]:

@@ -60,7 +60,7 @@ class ShardMeasurer:
     its journals are there. Sampling may also stop inside a shard, where there are enough samples of every setting
     (`--until_precision`); the end of each journal says how many ids it was given and how many it requested.
 
-    What is not measured is answered afterwards, in batches, setting by setting.
+    What is not measured is answered afterwards, setting by setting.
     """
 
     config: MeasuringConfig
@@ -132,6 +132,10 @@ class ShardMeasurer:
                 )
                 each.journal.append(done[each.key])
         return done
+
+    def warn_of_refused_batches(self) -> None:
+        """Log at which settings, of all those measured so far, samples had to be answered one by one."""
+        self._answerer.warn_of_refused()
 
     def _opened(self, stack: ExitStack, setting: Setting, sample_ids: tuple[int, ...]) -> SettingAtWork:
         context = self.context
@@ -268,7 +272,7 @@ class ShardMeasurer:
         self.bench.requests.announce(coming)
 
     def _answer_the_rest(self, each: SettingAtWork, runner: SampleRunner) -> None:
-        """The samples that are not measured, in batches."""
+        """The samples that are not measured."""
         _, answered = split_by(self.bench.latency_ids, each.shard.sample_ids)
         left = [sample_id for sample_id in answered if each.needs(sample_id)]
         if not left:

@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -36,7 +37,7 @@ from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import ASKED_AT, FinalPrompt, Model, Provenance, TaskDescription
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
-from experiment_core_utils.sweep.batches import Bench, batching_caveats
+from experiment_core_utils.sweep.batches import Bench, answers_in_batches, batching_caveats, untimed_line
 from experiment_core_utils.sweep.execution import settle_execution
 from experiment_core_utils.sweep.measurer import ShardMeasurer
 from experiment_core_utils.sweep.plan import (
@@ -175,6 +176,10 @@ def bench_of(
     proofs = settle_execution(model, requests, tuple(settings), taken, limit, timeout, accelerator)
     engines = model.describe()["execution_stages"]
     refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
+    answered, runs = len(ids) - len(latency_ids), config.measuring.num_runs_per_sample
+    line = untimed_line(answered, len(latency_ids), runs, engines)
+    if line is not None and accelerator.is_main_process:
+        print(line, file=sys.stderr, flush=True)
     return Bench(model, requests, limit, get_metric(task.metric), latency_ids, engines, proofs)
 
 
@@ -285,22 +290,25 @@ def provenance_of_run(
     if source.is_served:
         origin["hardware"]["device"] = f"{ASKED_AT}{source.place}"
     choice = chosen_blocks(config, source)
+    num_drawn, is_together = len(requested.drawn), answers_in_batches(described.get("execution_stages"))
+    timed = num_timed(config, num_drawn)
     caveats = [
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
         *placement_caveats(described.get("device_map")),
         *decoding_caveats((described.get("decoding") or {}).get("left_out") or {}),
         *unseen_in_server_caveats(source, config.measuring.energy, config.model),
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),
-        *batching_caveats(len(requested.drawn), num_timed(config, len(requested.drawn)), described.get("dtype")),
+        *(batching_caveats(num_drawn, timed, described.get("dtype")) if is_together else []),
         # In a search each setting has a number of samples, and so a caveat, of its own.
-        *([] if config.search.pareto_search else few_samples_caveats(len(requested.settings), len(requested.drawn))),
+        *([] if config.search.pareto_search else few_samples_caveats(len(requested.settings), num_drawn)),
     ]
     return Provenance.model_validate(
         {
             **origin,
             # What a backend does not say is None.
             "model": dict.fromkeys(Model.model_fields)
-            | {"name": source.name, "revision": source.revision, **described},
+            | {"name": source.name, "revision": source.revision, **described}
+            | {"execution_untimed": None if timed >= num_drawn else "batches" if is_together else "as timed"},
             "task": TaskDescription(
                 name=task.name,
                 split=task.split,

@@ -195,3 +195,12 @@ def test_the_import_alone_takes_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'profil'"):
         kp.profil  # noqa: B018
+
+
+def test_a_run_without_any_result_raises_with_the_reasons(tmp_path: Path) -> None:
+    """A limit that no sample can keep; the reason would be lost, as a later call only finds an empty folder."""
+    with pytest.raises(ResultsError, match=r"^no setting gave a result: .*blocks3.* failed with SampleTimedOut: all "):
+        kp.profile(
+            tiers="low", top_k=2, active_blocks=3, samples=2, output_dir=tmp_path, no_reference=True,
+            sample_timeout=1e-6, max_config_retries=0, num_warmup_runs=0,
+        )  # fmt: skip

@@ -12,7 +12,13 @@ from experiment_core_utils.primitives.errors import OutOfMemory, SampleError
 from experiment_core_utils.records.requests import BatchedAnswer
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import MeasuredSample
-from experiment_core_utils.sweep.batches import BatchAnswerer, Bench, batching_caveats
+from experiment_core_utils.sweep.batches import (
+    BatchAnswerer,
+    Bench,
+    answers_in_batches,
+    batching_caveats,
+    untimed_line,
+)
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Sample
 from tests.hand_made_records import ReadOff, failed_sample
@@ -130,3 +136,30 @@ def test_lower_precision_is_a_caveat_where_there_are_batches() -> None:
     assert found.sentence.startswith("6 of 10 samples are answered in batches: in bfloat16 some answers may differ")
     assert batching_caveats(10, 4, "float32") == batching_caveats(10, None, "float16") == []
     assert batching_caveats(10, 10, "bfloat16") == []
+
+
+def test_what_engines_time_alone_they_answer_alone() -> None:
+    """In batches of modules an answer would be of another execution than those that are timed."""
+    model = ScriptedModel(script=(1, 2, EOS))
+    requests = RequestSource(Numbers(), model, (3, 10, 4), 0, 0, None, keep_pictures=False)
+    stages = {"vision": "modules", "prefill": "modules", "decode": "kernel graph"}
+    answerer = BatchAnswerer(Bench(model, requests, 4, Lenient(), engines=stages), 8, None)
+    done = [sample for batch in answerer.outcomes(SETTING, (3, 10, 4)) for sample in batch]
+    assert [each.sample_id for each in done] == [3, 4, 10]
+    assert {each.answer for each in done} == {BatchedAnswer((1, 2, EOS), True, 1, 1)}  # type: ignore[union-attr]
+    assert not batches_of(model) and sum(call.startswith("generate") for call in model.calls) == 0
+
+
+def test_only_modules_and_servers_answer_together() -> None:
+    assert answers_in_batches({"prefill": "modules", "decode": "modules"}) and answers_in_batches(None)
+    assert answers_in_batches({"prefill": "server", "decode": "server"})
+    assert not answers_in_batches({"vision": "modules", "prefill": "modules", "decode": "cpu step"})
+
+
+def test_what_answers_one_by_one_cost_is_said() -> None:
+    """900 of 900 + 100 * 3 requests are three quarters."""
+    engines = {"vision": "modules", "prefill": "cpu blocks", "decode": "cpu step"}
+    line = untimed_line(900, 100, 3, engines)
+    assert line is not None and "(modules, cpu blocks, cpu step): 900 of its 1200 requests, or about 75%" in line
+    assert untimed_line(0, 52, 3, engines) is None
+    assert untimed_line(900, 100, 3, dict.fromkeys(engines, "modules")) is None

@@ -1,5 +1,7 @@
 """Estimates from operations and earlier results, worked out by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from experiment_core_utils.records.compute import Memory
@@ -8,8 +10,10 @@ from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.sweep.estimate import (
     EarlierResults,
     PlanSize,
+    SettingEstimate,
     SettingWork,
     StageRates,
+    answered_lines,
     due_seconds,
     estimate_setting,
     plan_table,
@@ -47,6 +51,20 @@ def result(
 def test_the_largest_shard_decides() -> None:
     assert SIZE.samples_per_process == 3
     assert SIZE.requests_per_process == 7
+    # Of 3 samples of the largest share 2 (5 / 4, rounded up) are timed twice, one is answered once.
+    assert replace(SIZE, num_timed=5).requests_per_process == 2 * 2 + 1 + 1
+
+
+def test_samples_that_are_only_answered_have_their_part_of_the_time() -> None:
+    """900 of 1,000 samples, at two settings of 0.2 and 0.3 s a request, and one that is done."""
+    size = PlanSize(num_samples=1000, num_runs_per_sample=3, num_warmup_runs=2, num_processes=1, num_timed=100)
+    known = [SettingEstimate(WORK, seconds, None, "measured", None, False) for seconds in (0.2, 0.3)]
+    done = SettingEstimate(replace(WORK, is_done=True), 7.0, None, "measured", None, False)
+    (line,) = answered_lines([*known, done], size, 8)
+    assert "900 of 1000 samples are not timed" in line and line.endswith("together), about 8 min of the time")
+    (line,) = answered_lines([*known, SettingEstimate(WORK, None, None, None, None, False)], size, None)
+    assert line.endswith("by what runs the timed ones")
+    assert answered_lines(known, replace(size, num_timed=1000), 8) == []
 
 
 def test_rates_are_medians_of_operations_over_seconds() -> None:
