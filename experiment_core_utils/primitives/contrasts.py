@@ -2,8 +2,9 @@
 
 A contrast is the mean over samples of one setting's value less another's. Pictures are independent, samples of one
 picture are not: the error of a contrast comes from its sums over G pictures, G / (G - 1) * sum of (sum - mean *
-count)^2 / n^2 (W. Cochran, "Sampling Techniques", 3rd ed. 1977, 9A). A contrast over its error is t, and the critical
-value of a family of contrasts is a quantile of the largest |t| when the signs of whole pictures are flipped at random,
+count)^2 / n^2 (W. Cochran, "Sampling Techniques", 3rd ed. 1977, 9A). What a contrast leads by is, of times, its t, of
+scores the normal quantile of a test that holds where few answers change (`ScoreContrasts`). The critical value of a
+family of times is a quantile of the largest |t| when the signs of whole pictures are flipped at random,
 alike for all settings, so that what contrasts have in common is used (P. Westfall and S. Young, "Resampling-based
 multiple testing", 1993; J. Romano and M. Wolf, Econometrica 73 (2005) 1237, single step, so that a verdict is always
 what its interval says). Two kinds of flips are made and the larger critical value counts: of the differences as they
@@ -19,15 +20,23 @@ the safe side for a sum of variances (R. Mickey and M. Brown, Annals of Mathemat
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from scipy import stats
+from scipy.optimize import brentq
+from scipy.special import ndtri_exp
 
+from experiment_core_utils.primitives.largest_leads import (
+    ROUNDING,
+    largest_of_flips,
+    largest_of_multipliers,
+    scale_of,
+)
 from experiment_core_utils.primitives.replication import COUNTED, Replication
-from experiment_core_utils.primitives.statistics import CONFIDENCE, SEED
+from experiment_core_utils.primitives.statistics import CONFIDENCE, log_chance_above
 
 # How sure it is that one setting is better than another: `yes` with CONFIDENCE over the whole family, `likely` with
 # LIKELY over the whole family, `no` where the opposite is a yes.
@@ -37,14 +46,12 @@ LIKELY = 0.8
 ACCURACY_MARGIN = 0.02
 # Fewer pairs that all agree could do so by chance (0.5 ** 6 < 0.025 < 0.5 ** 5).
 FEWEST_PICTURES = 6
-FLIPS = 2000
-# Flips of so many pictures are all made.
-MOST_ENUMERATED = 11
 # The family of all pairs of more settings is judged by Student's t with Bonferroni's correction.
 MOST_FLIPPED_SETTINGS = 200
 # Answers added to each difference of scores, this many better and as many worse by the whole best score.
 ADDED_ANSWERS = 2
-_ROUNDING = 1e-16
+# Scores whose lead by the spread of what was seen is less than this part of the least one have no small p-value.
+_LEAST_LEAD = 0.5
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ class _Contrasts:
 
     means: np.ndarray  #: [S], of each setting's values less the picture's mean over settings
     residuals: np.ndarray  #: [S, G], sums over pictures less the number of samples times the mean
+    counts: np.ndarray  #: [G], samples of each picture
     num_samples: int  #: that all S settings have
     num_pictures: int  #: G
     reference: int | None  #: the setting of all contrasts of the family; None for all pairs
@@ -61,6 +69,7 @@ class _Contrasts:
     largest: np.ndarray | None
     added_squares: float  #: added to each contrast's sum of squares
     replication: Replication  #: what was the same for all samples of one setting
+    size_of_change: float  #: samples of a picture that change together; 1 where nothing is added
     no_verdict: str | None  #: the reason why nothing is said of any pair
 
     better_is_lower: ClassVar[bool]
@@ -80,12 +89,13 @@ class _Contrasts:
         numbers = np.unique(np.asarray(pictures)[known], return_inverse=True)[1]
         shared = values[:, known]
         counts = np.bincount(numbers).astype(np.float64)
-        sums = np.zeros((len(values), len(counts)))
+        sums, size = np.zeros((len(values), len(counts))), 1.0
         if len(counts):
             # What all settings share cancels; without it sums of squares keep their digits.
             own = shared - shared.mean(axis=0)
             np.add.at(sums.T, numbers, own.T)
-            added_squares *= _size_of_change(own, sums, counts) ** 2
+            size = _size_of_change(own, sums, counts) if added_squares else 1.0
+            added_squares *= size**2
         means = sums.sum(axis=1) / max(len(numbers), 1)
         residuals = sums - means[:, None] * counts
         no_verdict, largest = None, None
@@ -94,30 +104,31 @@ class _Contrasts:
         elif replication.undecided is not None:
             no_verdict = f"this {replication.undecided}"
         elif not replication.is_each_alone and (1 < len(values) <= MOST_FLIPPED_SETTINGS or reference is not None):
-            largest = _largest_of_flips(sums, residuals, counts, reference, added_squares, replication)
+            largest = cls._largest(sums, residuals, counts, reference, added_squares, replication)
         return cls(
             means=means,
             residuals=residuals,
+            counts=counts,
             num_samples=len(numbers),
             num_pictures=len(counts),
             reference=reference,
             largest=largest,
             added_squares=added_squares,
             replication=replication,
+            size_of_change=size,
             no_verdict=no_verdict,
         )
 
-    def _differences(self, at: int) -> np.ndarray:
-        """[S], the mean of this setting's value less each."""
-        return np.asarray(self.means[at] - self.means)
-
     def errors(self, at: int) -> np.ndarray:
         """[S], the standard errors of this setting's contrasts; infinite for fewer than two pictures."""
+        return self._errors(*np.broadcast_arrays(at, np.arange(len(self.means))))
+
+    def _errors(self, ones: np.ndarray, others: np.ndarray) -> np.ndarray:
         if self.num_pictures < 2:
-            return np.full(len(self.means), np.inf)
-        squares = ((self.residuals[at] - self.residuals) ** 2).sum(axis=1) + self.added_squares
-        variances = squares * _scale(self.num_pictures, self.num_samples) + self.replication.variances(at)
-        return np.asarray(np.sqrt(np.maximum(variances, _ROUNDING * self._differences(at) ** 2)))
+            return np.full(len(ones), np.inf)
+        squares = ((self.residuals[ones] - self.residuals[others]) ** 2).sum(axis=1) + self.added_squares
+        variances = squares * scale_of(self.num_pictures, self.num_samples) + self.replication.variances(ones, others)
+        return np.asarray(np.sqrt(np.maximum(variances, ROUNDING * (self.means[ones] - self.means[others]) ** 2)))
 
     @property
     def num_comparisons(self) -> int:
@@ -131,9 +142,9 @@ class _Contrasts:
         return min(self.num_pictures - 1, self.replication.degrees)
 
     def critical(self, confidence: float = CONFIDENCE) -> float:
-        """What |t| has to be above, for all contrasts of the family to be right with this confidence."""
+        """What a lead has to be above, for all contrasts of the family to be right with this confidence."""
         if self.largest is None:
-            return float(stats.t.isf((1 - confidence) / (2 * max(self.num_comparisons, 1)), self.degrees))
+            return float(self._alone.isf((1 - confidence) / (2 * max(self.num_comparisons, 1))))
         return float(self.largest[-1 - math.floor((1 - confidence) * len(self.largest) + 1e-9)])
 
     def p_values(self, at: int) -> np.ndarray:
@@ -142,20 +153,50 @@ class _Contrasts:
         nan for a pair outside the family. It is one-sided for each pair; the family contains both directions of each,
         so that CONFIDENCE is that of no wrong `yes` in the whole family.
         """
+        return self.pair_p_values(at, np.arange(len(self.means)))
+
+    def pair_p_values(self, ones: int | np.ndarray, others: int | np.ndarray, margin: float = 0.0) -> np.ndarray:
+        """[P], the adjusted p-values that each of `ones` is worse than that of `others` by `margin` or more.
+
+        Args:
+            ones: [P] settings, or one of all pairs; so `others`.
+            margin: in units of what is compared; negative where it has to be better by so much.
+        """
+        ones, others = np.broadcast_arrays(*np.atleast_1d(ones, others))
         if self.no_verdict is not None:
-            return np.ones(len(self.means))
-        errors = self.errors(at)
-        ahead = self._differences(at) * (-1 if self.better_is_lower else 1)
-        ratios = np.divide(ahead, errors, out=np.zeros(len(ahead)), where=errors > 0)
+            return np.ones(len(ones))
+        ahead = (self.means[ones] - self.means[others]) * (-1 if self.better_is_lower else 1) + margin
+        leads = self._leads(ones, others, ahead, margin)
         if self.largest is None:
-            chances = 2 * self.num_comparisons * stats.t.sf(ratios, self.degrees)
+            chances = 2 * self.num_comparisons * self._alone.sf(leads)
         else:
-            chances = 1 - np.searchsorted(self.largest, ratios * (1 - 1e-9)) / len(self.largest)
+            chances = 1 - np.searchsorted(self.largest, leads * (1 - 1e-9)) / len(self.largest)
         found = np.where(ahead > 0, np.minimum(chances, 1.0), 1.0)
-        if self.reference not in (None, at):
+        if self.reference is not None:
             # Of another setting only the contrast with the reference is in the family.
-            found[np.arange(len(found)) != self.reference] = np.nan
+            found[(ones != self.reference) & (others != self.reference)] = np.nan
         return np.asarray(found)
+
+    @property
+    def _alone(self) -> Any:
+        """The distribution of the lead of one contrast of equal settings."""
+        raise NotImplementedError
+
+    def _leads(self, ones: np.ndarray, others: np.ndarray, ahead: np.ndarray, margin: float) -> np.ndarray:
+        """[P], how far each contrast is ahead of `-margin`, in units of the noise."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _largest(
+        sums: np.ndarray,
+        residuals: np.ndarray,
+        counts: np.ndarray,
+        reference: int | None,
+        added_squares: float,
+        replication: Replication,
+    ) -> np.ndarray:
+        """[F] ascending, the largest lead of a family of equal settings in each of F draws."""
+        raise NotImplementedError
 
     def p_value(self, one: int, other: int) -> float:
         """The adjusted p-value that `one` is not better than `other`; ValueError for a pair outside the family."""
@@ -178,13 +219,6 @@ class _Contrasts:
         """[S, S], whether one of the two is a `yes` over the other."""
         is_better = np.stack([self.better(at) for at in range(len(self.means))])
         return np.asarray(is_better | is_better.T)
-
-    def _bounds(self, one: int, other: int, confidence: float) -> tuple[float, float] | None:
-        self._check_in_family(one, other)
-        if self.no_verdict is not None:
-            return None
-        middle, half = self._differences(one)[other], self.critical(confidence) * self.errors(one)[other]
-        return float(middle - half), float(middle + half)
 
 
 @dataclass(frozen=True)
@@ -226,19 +260,50 @@ class PairedContrasts(_Contrasts):
 
     def interval(self, one: int, other: int, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
         """Interval of `ratio`, above 0, simultaneous over the family; None without a verdict."""
-        bounds = self._bounds(one, other, confidence)
-        return None if bounds is None else (math.exp(bounds[0]), math.exp(bounds[1]))
+        self._check_in_family(one, other)
+        if self.no_verdict is not None:
+            return None
+        middle, half = self.means[one] - self.means[other], self.critical(confidence) * self.errors(one)[other]
+        return math.exp(middle - half), math.exp(middle + half)
+
+    @property
+    def _alone(self) -> Any:
+        return stats.t(max(self.degrees, 1))
+
+    def _leads(self, ones: np.ndarray, others: np.ndarray, ahead: np.ndarray, margin: float) -> np.ndarray:
+        errors = self._errors(ones, others)
+        return np.divide(ahead, errors, out=np.zeros(len(ahead)), where=errors > 0)
+
+    @staticmethod
+    def _largest(
+        sums: np.ndarray,
+        residuals: np.ndarray,
+        counts: np.ndarray,
+        reference: int | None,
+        added_squares: float,
+        replication: Replication,
+    ) -> np.ndarray:
+        return largest_of_flips(sums, residuals, counts, reference, replication)
 
 
 @dataclass(frozen=True)
 class ScoreContrasts(_Contrasts):
     """Scores of S settings, compared by the mean over samples of their difference; higher is better.
 
-    Few answers that differ may all agree, and none may differ in a small sample though some would in a large one.
-    Therefore ADDED_ANSWERS of each sign are in every sum of squares, each as many answers of a picture as change
-    together over all settings. Where no answer of n pictures differs, the interval of two settings is about 4 / n to
-    either side, as the score interval of matched pairs (T. Tango, Statistics in Medicine 17 (1998) 891). A sign-flip
-    test holds with any statistic, so that this costs verdicts on differences nothing.
+    Few answers that differ may all agree, and answers that rarely change and then all in one direction may not have
+    changed yet, so that no variance of what was seen is enough. A contrast is therefore tested by N. Gaffke's bound of
+    a bounded mean, as every accuracy (`statistics.bounded_mean_interval`): the weighted mean of the pictures'
+    differences, and of one more that is the worst possible, under weights that are uniform over all that add up to 1.
+    Where answers are right or wrong that is the exact sign test (McNemar's) of a difference of 0, and where all changes
+    have one direction, on that side, Clopper's and Pearson's bound. The one more has as many answers as change together
+    in a picture, in the setting where most do. Its chance and that without it are averaged: what was seen counts half
+    (mid-p: M. Fagerland, S. Lydersen and P. Laake, BMC Medical Research Methodology 13 (2013) 91). Where none of n
+    answers changes the interval of two settings reaches to 3 / n.
+
+    For a family each contrast is tested at the level that a normal variable has beyond the CONFIDENCE quantile of the
+    largest of as many, which are correlated as the contrasts are: multipliers of whole pictures (V. Chernozhukov,
+    D. Chetverikov and K. Kato, Annals of Statistics 41 (2013) 2786). ADDED_ANSWERS of each sign in every contrast's
+    variance, which no other shares, keep few changes from looking alike.
     """
 
     best: float = 1.0  #: the metric's highest score
@@ -272,8 +337,31 @@ class ScoreContrasts(_Contrasts):
 
     def interval(self, one: int, other: int, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
         """Interval of `difference`, simultaneous over the family; None without a verdict."""
-        bounds = self._bounds(one, other, confidence)
-        return None if bounds is None else (max(bounds[0], -self.best), min(bounds[1], self.best))
+        self._check_in_family(one, other)
+        if self.no_verdict is not None:
+            return None
+        least = self.critical(confidence)
+        return self._bound(one, other, least), -self._bound(other, one, least)
+
+    def _bound(self, one: int, other: int, lead: float) -> float:
+        """The lower end: the difference of which the lead is so large."""
+
+        def excess(difference: float) -> float:
+            return self._lead(one, other, -difference) - lead
+
+        middle = self.difference(one, other)
+        if middle <= -self.best or excess(middle) >= 0:
+            return middle
+        return float(brentq(excess, -self.best * (1 - 1e-12), middle, xtol=1e-6 * self.best))
+
+    def _lead(self, one: int, other: int, margin: float) -> float:
+        """The normal quantile of the p-value that a setting is worse than another by `margin` or more."""
+        differences = self.residuals[other] - self.residuals[one]
+        differences += (self.means[other] - self.means[one]) * self.counts
+        # Equal changes are one number.
+        differences, limit = np.round(differences / self.best, 9), margin / self.best
+        chances = [log_chance_above(differences, self.counts, limit, more, more) for more in (self.size_of_change, 0.0)]
+        return -float(ndtri_exp(min(np.logaddexp(*chances) - math.log(2), -1e-12)))
 
     def not_worse(self, than: int, margin: float = ACCURACY_MARGIN, confidence: float = CONFIDENCE) -> np.ndarray:
         """[S], whether each setting is not worse than this one by `margin` or more, with confidence over the family.
@@ -282,20 +370,46 @@ class ScoreContrasts(_Contrasts):
             margin: as a fraction of the metric's best score.
         """
         self._check_in_family(than)
-        if self.no_verdict is not None:
-            return np.arange(len(self.means)) == than
-        lows = -self._differences(than) - self.critical(confidence) * self.errors(than)
-        return np.asarray((lows > -margin * self.best) | (np.arange(len(lows)) == than))
+        everything = np.arange(len(self.means))
+        chances = self.pair_p_values(everything, than, margin * self.best)
+        return np.asarray((chances <= 1 - confidence + 1e-12) | (everything == than))
 
-    def word_not_worse(self, one: int, than: int) -> Word:
-        """How sure it is that a setting is less than ACCURACY_MARGIN worse than another."""
-        sure, likely = (self.interval(one, than, level) for level in (CONFIDENCE, LIKELY))
-        if sure is None or likely is None:
-            return "can't tell"
-        limit = -ACCURACY_MARGIN * self.best
-        if sure[0] > limit:
-            return "yes"
-        return "no" if sure[1] < limit else "likely" if likely[0] > limit else "can't tell"
+    def word_not_worse(self, one: int, than: int, margin: float = ACCURACY_MARGIN) -> Word:
+        """How sure it is that a setting is less than `margin` worse than another."""
+        self._check_in_family(one, than)
+        limit = margin * self.best
+        chances = [
+            float(self.pair_p_values(*pair, each)[0]) for pair, each in (((one, than), limit), ((than, one), -limit))
+        ]
+        return word_of(*chances)
+
+    @property
+    def _alone(self) -> Any:
+        return stats.norm
+
+    def _leads(self, ones: np.ndarray, others: np.ndarray, ahead: np.ndarray, margin: float) -> np.ndarray:
+        leads = np.zeros(len(ones))
+        # A lead is hardly above that of the error of what was seen.
+        spread = np.sqrt(np.maximum(self._errors(ones, others) ** 2 - self._added_variance, 0))
+        hopeful = ahead > _LEAST_LEAD * self.critical(LIKELY) * spread
+        for place in np.flatnonzero(hopeful & (ones != others)):
+            leads[place] = self._lead(int(ones[place]), int(others[place]), margin)
+        return leads
+
+    @property
+    def _added_variance(self) -> float:
+        return self.added_squares * scale_of(self.num_pictures, self.num_samples)
+
+    @staticmethod
+    def _largest(
+        sums: np.ndarray,
+        residuals: np.ndarray,
+        counts: np.ndarray,
+        reference: int | None,
+        added_squares: float,
+        replication: Replication,
+    ) -> np.ndarray:
+        return largest_of_multipliers(residuals, reference, added_squares)
 
 
 def word_of(p_value: float, opposite: float) -> Word:
@@ -329,85 +443,13 @@ def groups_of_ties(order: Sequence[int] | np.ndarray, told_apart: np.ndarray) ->
 
 
 def _size_of_change(own: np.ndarray, sums: np.ndarray, counts: np.ndarray) -> float:
-    """How many of a picture's samples change together, over all pairs of settings: 1 where each changes by itself.
+    """How many of a picture's samples change together, in the setting where most do: 1 where each changes by itself.
 
-    It is the squares of the sums over pictures [S, G] over those of the samples [S, n]; all of a picture's samples
-    where nothing differs.
+    It is the squares of a setting's sums over pictures [S, G] over those of its samples [S, n]; all of a picture's
+    samples where nothing differs.
     """
-    squares = float((own**2).sum())
-    if squares < 1e-12:
+    alone = (own**2).sum(axis=1)
+    if float(alone.sum()) < 1e-12:
         return float(counts.mean())
-    return max(float((sums**2).sum()) / squares, 1.0)
-
-
-def _scale(num_pictures: int, num_samples: int) -> float:
-    return num_pictures / (num_pictures - 1) / num_samples**2
-
-
-def _largest_of_flips(
-    sums: np.ndarray,
-    residuals: np.ndarray,
-    counts: np.ndarray,
-    reference: int | None,
-    added_squares: float,
-    replication: Replication,
-) -> np.ndarray:
-    """[F] ascending, the largest |t| of a family in each flip, of whichever kind of flips has more at that quantile."""
-    generator, size = np.random.default_rng(SEED), len(counts)
-    if size <= MOST_ENUMERATED and not replication.components:
-        # Of a flip and its opposite, which have the same |t|, one.
-        signs = 1.0 - 2.0 * ((np.arange(2 ** (size - 1))[:, None] >> np.arange(size)) & 1)
-    else:
-        signs = generator.choice([-1.0, 1.0], size=(FLIPS, size))
-        signs[0] = 1.0  # as measured (B. Phipson and G. Smyth, "Permutation p-values should never be zero", 2010)
-    drawn = replication.draw(generator, len(signs), len(sums))
-    # By what factor each component's variance might be estimated off in each flip.
-    factors = [_estimated(generator, each.degrees, len(signs)) for each in replication.components]
-
-    def added(one: int, others: np.ndarray) -> np.ndarray:
-        each = zip(replication.components, factors, strict=True)
-        return sum((own.variances(one)[others] * factor[:, None] for own, factor in each), np.zeros((len(signs), 1)))
-
-    kinds = [_flipped(each, counts, signs, reference, added_squares, drawn, added) for each in (sums, residuals)]
-    places = np.minimum(np.arange(1, len(signs) + 1), len(signs) - 0.5) / len(signs)
-    alone = stats.t.ppf((1 + places) / 2, size - 1)
-    return np.asarray(np.maximum(np.maximum(np.sort(kinds[0]), np.sort(kinds[1])), alone))
-
-
-def _estimated(generator: np.random.Generator, degrees: float, size: int) -> np.ndarray:
-    """Estimates of a variance of 1 with so many degrees of freedom."""
-    return np.ones(size) if math.isinf(degrees) else generator.chisquare(degrees, size) / degrees
-
-
-def _flipped(
-    sums: np.ndarray,
-    counts: np.ndarray,
-    signs: np.ndarray,
-    reference: int | None,
-    added_squares: float,
-    drawn: np.ndarray,
-    added: Callable[[int, np.ndarray], np.ndarray],
-) -> np.ndarray:
-    """[F], the largest |t| over the family when pictures' sums [S, G] take these signs [F, G].
-
-    Settings also get [F, S] `drawn`, and contrasts of one with others the variances [F, others] of `added`. Flips leave
-    the sum of squares of a difference as it is, so that t follows from the flipped sums alone.
-    """
-    num_samples, scale = counts.sum(), _scale(len(counts), int(counts.sum()))
-    means, weighted = signs @ sums.T / num_samples, signs @ (sums * counts).T
-    largest = np.zeros(len(signs))
-    for one in range(len(sums)) if reference is None else (reference,):
-        others = np.arange(one + 1, len(sums)) if reference is None else np.delete(np.arange(len(sums)), one)
-        if not len(others):
-            continue
-        squares = ((sums[one] - sums[others]) ** 2).sum(axis=1) + added_squares
-        gaps = means[:, [one]] - means[:, others]
-        spread = squares - gaps * (2 * (weighted[:, [one]] - weighted[:, others]) - gaps * (counts @ counts))
-        spread *= scale
-        if drawn.any():
-            gaps += drawn[:, [one]] - drawn[:, others]
-            spread += added(one, others)
-        gaps *= gaps
-        np.maximum(spread, _ROUNDING * gaps + np.finfo(float).tiny, out=spread)
-        np.maximum(largest, (gaps / spread).max(axis=1), out=largest)
-    return np.asarray(np.sqrt(largest))
+    together = np.divide((sums**2).sum(axis=1), alone, out=np.ones(len(own)), where=alone > 1e-12)
+    return min(max(float(together.max()), 1.0), float(counts.max()))

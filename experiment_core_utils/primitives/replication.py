@@ -62,10 +62,11 @@ class Component:
         """The largest standard deviation that a setting has of it."""
         return math.sqrt(float(self.covariance.diagonal().max(initial=0.0)))
 
-    def variances(self, one: int) -> np.ndarray:
-        """[S], of the difference of this setting and each."""
+    def variances(self, ones: int | np.ndarray, others: np.ndarray | None = None) -> np.ndarray:
+        """[P], of the differences of `ones` and `others`, without any of each setting."""
         own = np.diag(self.covariance)
-        return np.asarray(np.maximum(own[one] + own - 2 * self.covariance[one], 0.0))
+        others = np.arange(len(own)) if others is None else others
+        return np.asarray(np.maximum(own[ones] + own[others] - 2 * self.covariance[ones, others], 0.0))
 
     def averaged(self, weights: np.ndarray) -> "Component":
         """That of [L, S] weighted means of the settings."""
@@ -81,7 +82,8 @@ class Component:
         if not self.is_each_alone:
             values, vectors = np.linalg.eigh(self.covariance)
             return np.asarray(drawn @ (np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T))
-        mean = np.mean([self.variances(one).sum() for one in range(size)]) / max(2 * (size - 1), 1)
+        everything = np.arange(size)
+        mean = self.variances(everything[:, None], everything).sum() / max(2 * size * (size - 1), 1)
         scales = np.sqrt(self.degrees / generator.chisquare(self.degrees, (num_draws, 1)))
         return np.asarray(math.sqrt(mean) * drawn * scales)
 
@@ -114,9 +116,9 @@ class Replication:
         """Whether a component's variance is another estimate for each difference."""
         return any(each.is_each_alone for each in self.components)
 
-    def variances(self, one: int) -> np.ndarray | float:
-        """[S], what its components add to the variance of the difference of this setting and each; 0 without one."""
-        return sum((each.variances(one) for each in self.components), 0.0)
+    def variances(self, ones: int | np.ndarray, others: np.ndarray | None = None) -> np.ndarray | float:
+        """[P], what its components add to those of the differences of `ones` and `others`; 0 without a component."""
+        return sum((each.variances(ones, others) for each in self.components), 0.0)
 
     def variances_alone(self, num_settings: int) -> np.ndarray:
         """[S], what they add to that of each setting's own mean."""

@@ -207,17 +207,27 @@ def _integrated_bound(sums: np.ndarray, counts: np.ndarray, end: float, tail: fl
     Weights are exponential variables divided by their sum, so that the weighted mean is above b where the sum over
     clusters of (sum - b * count) times such a variable is above 0.
     """
-    mean, more = float(sums.sum() / counts.sum()), counts.mean()
-    totals = np.column_stack([np.append(sums, more * end), np.append(counts, more)])
-    distinct, numbers = np.unique(totals, axis=0, return_counts=True)
+    mean, more = float(sums.sum() / counts.sum()), float(counts.mean())
     towards_end = 1.0 if end > mean else -1.0
 
     def excess(bound: float) -> float:
-        scales = towards_end * (distinct[:, 0] - bound * distinct[:, 1])
-        return _log_chance_above_zero(scales, numbers) - math.log(tail)
+        beyond = log_chance_above(towards_end * sums, counts, towards_end * bound, towards_end * more * end, more)
+        return beyond - math.log(tail)
 
     # Nothing is beyond the end, and a third or more beyond the mean.
     return float(brentq(excess, end, mean, xtol=1e-6 * abs(end - mean)))
+
+
+def log_chance_above(sums: np.ndarray, counts: np.ndarray, limit: float, more_sum: float, more_count: float) -> float:
+    """Logarithm of the chance that Gaffke's weighted mean of [G] clusters and one more is above `limit`.
+
+    With the one more at the range's upper end it is the p-value of the hypothesis that the mean is not below `limit`:
+    for values of 0 and 1 that of the binomial test, for -1, 0 and 1 at a limit of 0 that of the exact sign test. With
+    a one more that counts nothing it is, in both, the chance of less than what was seen.
+    """
+    excess = np.append(sums - limit * counts, more_sum - limit * more_count)
+    scales, numbers = np.unique(excess[excess != 0], return_counts=True)
+    return _log_chance_above_zero(scales, numbers)
 
 
 def _log_chance_above_zero(scales: np.ndarray, numbers: np.ndarray) -> float:
@@ -234,7 +244,7 @@ def _log_chance_above_zero(scales: np.ndarray, numbers: np.ndarray) -> float:
         scales: [J], different ones.
         numbers: [J] how many variables have each scale.
     """
-    highest, total = float(scales.max()), int(numbers.sum())
+    highest, total = float(scales.max(initial=0.0)), int(numbers.sum())
     if highest <= 0:
         return LOG_OF_NEVER
     scales = scales / highest

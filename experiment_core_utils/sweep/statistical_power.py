@@ -16,7 +16,7 @@ from itertools import combinations
 import numpy as np
 from scipy.special import ndtri
 
-from experiment_core_utils.primitives.contrasts import ADDED_ANSWERS, FEWEST_PICTURES, PairedContrasts, ScoreContrasts
+from experiment_core_utils.primitives.contrasts import FEWEST_PICTURES, PairedContrasts, ScoreContrasts
 from experiment_core_utils.primitives.statistics import SEED
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.setting_result import SettingResult
@@ -141,9 +141,7 @@ class SweepPower:
         one, other = self.draw(generator, 2, NUM_SIMULATED * number).reshape(2, NUM_SIMULATED, number)
         differences = one - other
         means = differences.mean(axis=1)
-        squares = ((differences - means[:, None]) ** 2).sum(axis=1)
-        squares += 2 * ADDED_ANSWERS if self.contrasts is ScoreContrasts else 0
-        errors = np.sqrt(squares / (number - 1) / number)
+        errors = np.sqrt(((differences - means[:, None]) ** 2).sum(axis=1) / (number - 1) / number)
         return np.asarray((critical * errors - means) * math.sqrt(number / num_samples))
 
     @cached_property
