@@ -73,9 +73,10 @@ class Results:
     def front(self, cost: str = "latency_mean", num_draws: int = NUM_DRAWS) -> pd.DataFrame:
         """The settings that none beats in both accuracy and cost, cheapest first, for each task.
 
-        Columns: task, setting, accuracy (fraction), `<cost>_<unit>`, `probability` of a place on the front over
-        `num_draws` bootstrap draws of the samples, and `status`: `established`, or `within_noise` of another setting;
-        None where the run is INVALID. Of latencies of requests that arrived at a rate both are None.
+        Columns: task, setting, accuracy (fraction), `<cost>_<unit>`, `word` (how sure it is that the setting is on the
+        front: yes, likely, can't tell or no, as everywhere), the `p_value` that it is not, for all settings together,
+        and `status`, which is made from the word: `established` for yes, `dominated` for no, else `within_noise`. The
+        three are None where the run is INVALID, and of latencies of requests that arrived at a rate.
 
         Args:
             cost: `latency_mean`, `latency_p95`, `latency_p99`, `energy`, `flops` or `memory`.
@@ -84,6 +85,7 @@ class Results:
             ResultsError: there is no such cost, or it was not measured.
         """
         void = invalid_tasks(self._grids, self.sweep.settings)
+        verdicts = ("word", "p_value", "status")
         return pd.DataFrame(
             [
                 {
@@ -91,9 +93,12 @@ class Results:
                     "setting": point.key,
                     "accuracy": point.accuracy,
                     f"{each.found.of.name}_{each.found.of.unit}": point.cost,
-                    "probability": point.probability,
-                    "status": None if each.found.task in void or each.found.have_waited else point.status,
                 }
+                | (
+                    dict.fromkeys(verdicts)
+                    if each.found.task in void or each.found.have_waited
+                    else {name: getattr(point, name) for name in verdicts}
+                )
                 for each in self._fronts(cost, num_draws)
                 for point in each.front.points
                 if point.on_front

@@ -9,7 +9,7 @@ import pandas as pd
 
 from experiment_core_utils.primitives.notebook_html import paragraph, table
 from experiment_core_utils.primitives.texts import ABSENT
-from experiment_core_utils.records.conclusion import VERDICT_LEGEND
+from experiment_core_utils.records.conclusion import FRONT_OPPOSITE, VERDICT_LEGEND
 from experiments.analyses.knobs.conclusion import conclude, front_words, mean_latency_front
 from experiments.analyses.knobs.grid import TaskGrid
 from experiments.analyses.knobs.records import TaskAnalysis
@@ -46,7 +46,7 @@ def task_html(task: TaskAnalysis, sweep: Sweep, frame: pd.DataFrame) -> list[str
     picture = []
     if front is not None and len(front.front.points) > 1:
         picture = [front_svg(front, words), paragraph(LEGEND if words else LEGEND_WITHOUT_WORDS, is_quiet=True)]
-        picture += [paragraph(VERDICT_LEGEND, is_quiet=True)] if words else []
+        picture += [paragraph(each, is_quiet=True) for each in (VERDICT_LEGEND, FRONT_OPPOSITE) if words]
     own = frame[frame["task"] == task.grid.task]
     return [conclusion._repr_html_(), *picture, settings_table_html(own, task.grid, words)]
 

@@ -307,6 +307,7 @@ class ScoreContrasts(_Contrasts):
     """
 
     best: float = 1.0  #: the metric's highest score
+    change: float = 1.0  #: how much a score changes by an answer that changes, as a fraction of `best`
 
     better_is_lower: ClassVar[bool] = False
 
@@ -329,7 +330,7 @@ class ScoreContrasts(_Contrasts):
                 scores are means over several settings.
         """
         made = cls._of(scores, pictures, reference, added_squares=2 * ADDED_ANSWERS * (change * best) ** 2)
-        return made if best == 1.0 else cls(**{**vars(made), "best": best})
+        return cls(**{**vars(made), "best": best, "change": change})
 
     def difference(self, one: int, other: int) -> float:
         """The accuracy of `one` less that of `other`, in the metric's scores."""
@@ -360,7 +361,10 @@ class ScoreContrasts(_Contrasts):
         differences += (self.means[other] - self.means[one]) * self.counts
         # Equal changes are one number.
         differences, limit = np.round(differences / self.best, 9), margin / self.best
-        chances = [log_chance_above(differences, self.counts, limit, more, more) for more in (self.size_of_change, 0.0)]
+        size = self.size_of_change
+        chances = [
+            log_chance_above(differences, self.counts, limit, self.change * more, more) for more in (size, 0.0)
+        ]
         return -float(ndtri_exp(min(np.logaddexp(*chances) - math.log(2), -1e-12)))
 
     def not_worse(self, than: int, margin: float = ACCURACY_MARGIN, confidence: float = CONFIDENCE) -> np.ndarray:

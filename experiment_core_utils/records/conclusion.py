@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from experiment_core_utils.knobs.variant import reference_meaning
-from experiment_core_utils.primitives.contrasts import Word
+from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN, Word
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.notebook_html import block, field_table, folded, listed, paragraph
 from experiment_core_utils.primitives.texts import counted
@@ -15,8 +15,11 @@ from experiment_core_utils.records.result_files import CONCLUSION_FILE
 WORDS: tuple[Word, ...] = ("yes", "likely", "can't tell", "no")
 # What the words mean, for every reader of a table or a sentence with one of them.
 VERDICT_LEGEND = (
-    "yes: 95 % sure, with all that is compared; likely: 80 % sure; can't tell: neither; no: the opposite is sure"
+    "yes: 95 % sure, with all that is compared; likely: 80 % sure; can't tell: neither; no: the opposite is 95 % sure"
 )
+# What a column is about whose words say how sure it is that a setting is on the front of accuracy and mean latency.
+FRONT_MEANING = "whether no other setting is as accurate in less mean time, or more accurate in no more"
+FRONT_OPPOSITE = f"no: one other setting is surely faster and surely not worse by {ACCURACY_MARGIN:g} of the best score"
 Interval = tuple[float, float]
 
 

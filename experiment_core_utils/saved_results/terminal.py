@@ -16,7 +16,7 @@ from experiment_core_utils.l_results_csv_cleaning import further_knobs
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.texts import ABSENT, counted
 from experiment_core_utils.records.caveats import Caveat
-from experiment_core_utils.records.conclusion import VERDICT_LEGEND
+from experiment_core_utils.records.conclusion import FRONT_MEANING, FRONT_OPPOSITE, VERDICT_LEGEND
 from experiment_core_utils.records.setting_result import (
     FixedLengthTime,
     RescoredResult,
@@ -205,8 +205,7 @@ def column_lines(results: Sequence[SettingResult], front: Mapping[str, str]) -> 
         came = " or ".join(f"{rate:g}" for rate in sorted(rates))
         lines.append(f"answered/s: of {came} a second that came; times count from then; under way: most at once")
     if front:
-        meaning = "whether no other setting is as accurate in less mean time, or more accurate in no more"
-        lines += [f"{FRONT_HEADING}: {meaning}", VERDICT_LEGEND]
+        lines += [f"{FRONT_HEADING}: {FRONT_MEANING}; {FRONT_OPPOSITE}", VERDICT_LEGEND]
     return lines
 
 

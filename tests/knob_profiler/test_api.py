@@ -60,7 +60,7 @@ def test_the_module_lists_its_published_names_alone() -> None:
 
 def test_the_front_names_cost_and_unit(results: kp.Results) -> None:
     front = results.front(num_draws=50)
-    assert list(front.columns) == ["task", "setting", "accuracy", "latency_mean_ms", "probability", "status"]
+    assert list(front.columns) == ["task", "setting", "accuracy", "latency_mean_ms", "word", "p_value", "status"]
     assert set(front["setting"]) <= set(results.frame()["setting"]) and len(front) >= 1
     assert front["latency_mean_ms"].is_monotonic_increasing
     with pytest.raises(ResultsError, match="no cost 'watts'; give one of latency_mean, .*flops"):

@@ -6,6 +6,7 @@ from types import MappingProxyType
 import numpy as np
 
 from experiment_core_utils.knobs.variant import reference_meaning
+from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN
 from experiment_core_utils.primitives.texts import counted, first_of
 from experiments.analyses.charts.chart import (
     Axis,
@@ -185,17 +186,17 @@ def _drawn(points: Sequence[FrontPoint]) -> list[FrontPoint]:
 
 
 def _status_dots(points: Sequence[FrontPoint], labels: Mapping[str, str], scale: float, unit: str) -> Dots:
-    """Settings of one status; names and intervals of those on the front alone."""
+    """Settings of one status; names and intervals of those on the front by the figures alone."""
     name, colour, symbol, size = STATUS_MARKS[points[0].status]
-    on_it = points if points[0].on_front else ()
-    costs = [point.cost_ci95 or (point.cost, point.cost) for point in on_it]
+    on_it = points if any(point.on_front for point in points) else ()
+    costs = [(point.on_front and point.cost_ci95) or (point.cost, point.cost) for point in on_it]
     return Dots(
         [point.cost / scale for point in points], [point.accuracy for point in points], colour, name,
         [_point_text(point, scale, unit) for point in points],
         [labels.get(point.key, "") for point in on_it],
         symbol, size,
         x_intervals=[(low / scale, high / scale) for low, high in costs],
-        y_intervals=[point.accuracy_ci95 for point in on_it],
+        y_intervals=[point.accuracy_ci95 if point.on_front else (point.accuracy, point.accuracy) for point in on_it],
     )  # fmt: skip
 
 
@@ -231,10 +232,11 @@ def _figure_text(point: FrontPoint, scale: float, unit: str) -> tuple[str, ...]:
 
 
 def _point_text(point: FrontPoint, scale: float, unit: str) -> tuple[str, ...]:
-    drawn = "" if point.probability is None else f"; on it in {100 * point.probability:.0f} % of the draws"
-    lines = [STATUS_MARKS[point.status][0] + drawn]
-    if point.dominated_by is not None:
-        lines.append(f"dominated by {point.dominated_by}")
+    lines = [f"front: {point.word}"]
+    if point.surely_dominated_by is not None:
+        lines.append(f"surely cheaper and not worse by {ACCURACY_MARGIN:g}: {point.surely_dominated_by}")
+    elif point.dominated_by is not None:
+        lines.append(f"by the figures dominated by {point.dominated_by}")
     if point.not_better_than:
         lines.append(f"not surely better than {first_of(point.not_better_than, 1)}")
     return (*_figure_text(point, scale, unit), *lines)

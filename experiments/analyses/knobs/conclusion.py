@@ -22,12 +22,13 @@ from experiment_core_utils.primitives.contrasts import (
     word_of,
 )
 from experiment_core_utils.primitives.statistics import CONFIDENCE
-from experiment_core_utils.records.conclusion import WORDS, Comparison, Conclusion, KnobChange, TypeChange
+from experiment_core_utils.records.conclusion import Comparison, Conclusion, KnobChange, TypeChange
 from experiment_core_utils.records.ledger import Ledger, plan_path, read_plan
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.terminal import worst_of_each_kind
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.knobs.effects import Effects, LevelMean
+from experiments.analyses.knobs.fronts import compared_with, replacing_p_values
 from experiments.analyses.knobs.grid import TaskGrid, knob_title
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, NoObjectives, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
@@ -96,27 +97,22 @@ def invalid_tasks(grids: Iterable[TaskGrid], settings: Sequence[StoredSetting]) 
 
 
 def _concluded(found: Objectives, changes: tuple[KnobChange, ...], num_rounds: int | None) -> Conclusion:
-    against = found.reference
-    if against is None:
-        # Of equally accurate ones the fastest.
-        against = int(np.lexsort((found.cost, -found.accuracy))[0])
+    against = compared_with(found)
     times, scores = found.cost_contrasts(against), found.score_contrasts(against)
     reason = found.no_verdict or times.no_verdict or scores.no_verdict
     if reason is not None:
         return Conclusion(found.task, reason)
-    margin = ACCURACY_MARGIN * found.best
-    each = {at: _comparison(found, times, scores, at, against) for at in range(len(found.points)) if at != against}
-
-    def rank(at: int) -> tuple[int, bool, float]:
-        """A sure one first, then one whose means are a yes, then the cheapest."""
-        one = each[at]
-        return WORDS.index(one.word), one.time_ratio >= 1 or one.accuracy_difference <= -margin, one.time_ms
-
-    nearest = min(each, key=rank, default=None)
-    is_sure = nearest is not None and each[nearest].word == "yes"
-    taken = nearest if is_sure and nearest is not None else against
+    p_values = np.maximum(*replacing_p_values(found, against))
+    sure = np.flatnonzero(p_values <= 1 - CONFIDENCE).tolist()
+    leads = _leads(found, times, scores, against)
+    # The cheapest of the sure ones, else what lacks least to a yes.
+    others = [at for at in range(len(leads)) if at != against]
+    nearest = min(sure, key=lambda at: found.cost[at]) if sure else max(others, key=lambda at: leads[at])
+    compared = _comparison(found, times, scores, nearest, against)
+    taken = nearest if sure else against
     slower = found.cost_contrasts(taken).better(taken)
-    as_fast = [at for at, one in each.items() if at != taken and one.not_worse == "yes" and not slower[at]]
+    as_good = scores.not_worse(against)
+    as_fast = [at for at in range(len(slower)) if at not in (taken, against) and as_good[at] and not slower[at]]
     return Conclusion(
         found.task,
         changes=changes,
@@ -125,16 +121,33 @@ def _concluded(found: Objectives, changes: tuple[KnobChange, ...], num_rounds: i
         is_reference=found.reference is not None,
         against_time_ms=float(found.cost[against]),
         against_accuracy=float(found.accuracy[against]),
-        word="no" if nearest is None else each[nearest].word,
-        nearest=None if nearest is None else each[nearest],
+        word=compared.word,
+        nearest=compared,
         as_fast=tuple(found.points[at].key for at in as_fast),
         metric_best=found.best,
-        accuracy_margin=margin,
+        accuracy_margin=ACCURACY_MARGIN * found.best,
         num_samples=found.num_score_samples,
         num_pictures=found.num_pictures,
         num_rounds=num_rounds,
-        samples_needed=None if nearest is None else _samples_needed(each[nearest], times, scores, nearest, against),
+        samples_needed=_samples_needed(compared, times, scores, nearest, against),
     )
+
+
+def _leads(found: Objectives, times: PairedContrasts, scores: ScoreContrasts, against: int) -> np.ndarray:
+    """[S], how far each setting is from being surely faster, or from being surely not worse, whichever is farther:
+    its lead in standard errors less the critical value of the family.
+    """
+    # By the mean of ratios and by the mean that is paid, whichever is less.
+    faster = np.minimum(times.means[against] - times.means, np.log(found.cost[against] / found.cost))
+    not_worse = scores.means - scores.means[against] + ACCURACY_MARGIN * found.best
+    leads = [
+        np.divide(ahead, errors, out=np.full(len(ahead), -np.inf), where=errors > 0) - contrasts.critical()
+        for ahead, errors, contrasts in (
+            (faster, times.errors(against), times),
+            (not_worse, scores.errors(against), scores),
+        )
+    ]
+    return np.asarray(np.minimum(*leads))
 
 
 def _comparison(found: Objectives, times: PairedContrasts, scores: ScoreContrasts, at: int, against: int) -> Comparison:

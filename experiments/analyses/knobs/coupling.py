@@ -45,7 +45,6 @@ class FixedValue:
     num_settings: int
     front: tuple[str, ...]  #: keys of the front of these settings, cheapest first
     num_on_joint_front: int  #: settings of the joint front with this value
-    probability_on_joint_front: float  #: fraction of draws whose joint front has at least one
     loss: Loss  #: against the joint front
 
 
@@ -96,7 +95,6 @@ def fixed_values(found: Objectives) -> list[FixedValue]:
     """The front with a knob fixed, for each knob that varies and each of its values."""
     everything = np.arange(len(found.points))
     joint = on_front(found.cost, found.accuracy)
-    joint_draws = on_front(found.cost_draws, found.accuracy_draws)
     whole = areas(found, everything)
     rows = []
     for knob in moving_knobs(found):
@@ -113,7 +111,6 @@ def fixed_values(found: Objectives) -> list[FixedValue]:
                     num_settings=len(members),
                     front=tuple(found.points[at].key for at in ordered),
                     num_on_joint_front=int(joint[members].sum()),
-                    probability_on_joint_front=float(joint_draws[:, members].any(axis=1).mean()),
                     loss=_loss(whole, areas(found, members), have_waited=found.have_waited),
                 )
             )

@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from experiment_core_utils.primitives.contrasts import Word, groups_of_ties, word_of
+from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN, Word, groups_of_ties, word_of
 from experiment_core_utils.primitives.statistics import CONFIDENCE, on_front
 from experiments.analyses.files import MOST_SETTINGS
 from experiments.analyses.knobs.objectives import Objectives
@@ -23,10 +23,9 @@ from experiments.fitting.intervals import interval
 
 # The largest budget, over the cost of the most expensive setting.
 REFERENCE_FACTOR = 1.1
-# A setting that fewer draws put on the front is dominated.
-FEWEST_ON_FRONT = 0.05
 Status = Literal["established", "within_noise", "possible", "dominated"]
 Difference = Literal["established", "within_noise"]
+_STATUS: Mapping[Word, Status] = {"yes": "established", "no": "dominated"}
 
 
 @dataclass(frozen=True)
@@ -40,26 +39,21 @@ class FrontPoint:
     #: of a mean by Student's t, of a percentile by order statistics; None for too few pictures
     cost_ci95: tuple[float, float] | None
     on_front: bool  #: by the figures of all samples
-    #: fraction of draws that put it on the front; None where requests waited for each other
-    probability: float | None
+    #: how sure it is that the setting is on the front: `yes` and `likely` by `p_value`, `no` by `off_p_value`
+    word: Word
     #: that it is not better, in accuracy or in cost, than each other setting: the highest over them of twice the
     #: smaller of the two p-values, which are adjusted for all pairs of settings; 1 off the front
     p_value: float
-    #: `established`: on the front, and confidently better in accuracy or in cost than each other setting (p_value at
-    #: most 5 %, which is the chance of one wrong `established` or more); `within_noise`: on the front, but not so
-    #: against `not_better_than`; `possible`: off it, but with a `probability` of at least 5 %, or without a verdict on
-    #: the cost; `dominated`: off it
+    #: that no other setting both costs less and is not worse by ACCURACY_MARGIN: the lowest over those on the front of
+    #: twice the larger of the two p-values; of the setting that a conclusion compares with, that of the conclusion
+    off_p_value: float
+    #: the word and the place by the figures in one: `established` for yes, `dominated` for no, else `within_noise` on
+    #: the front and `possible` off it
     status: Status
     #: settings that it is better than, if at all, only within noise; of the front's points only
     not_better_than: tuple[str, ...]
-    dominated_by: str | None  #: the cheapest of the most accurate settings that dominate it; None on the front
-
-    @property
-    def word(self) -> Word:
-        """How sure it is that the setting is on the front."""
-        if self.status in ("established", "dominated"):
-            return "yes" if self.status == "established" else "no"
-        return word_of(self.p_value, 1.0)
+    dominated_by: str | None  #: the cheapest of the most accurate that dominate it by the figures; None on the front
+    surely_dominated_by: str | None  #: of a `no`, the setting that surely costs less and is surely not worse
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,7 @@ class TaskDifference:
 
     key: str
     statuses: Mapping[str, Status]  #: task -> status
-    probabilities: Mapping[str, float | None]  #: task -> its `FrontPoint.probability`
+    words: Mapping[str, Word]  #: task -> its `FrontPoint.word`
     difference: Difference  #: `established`: established on one front and dominated for another task
 
 
@@ -171,13 +165,9 @@ def hypervolume(found: Objectives, members: np.ndarray) -> Hypervolume:
 def front(found: Objectives) -> Front:
     """Every setting's place, and the front's hypervolume."""
     is_on = on_front(found.cost, found.accuracy)
-    probabilities = on_front(found.cost_draws, found.accuracy_draws).mean(axis=0)
     dominators = _dominators(found.cost, found.accuracy)
     keys = [point.key for point in found.points]
-    beaten = {at: _pair_p_values(found, at) for at in np.flatnonzero(is_on).tolist()}
-    p_values = [float(beaten[at].max()) if at in beaten else 1.0 for at in range(len(keys))]
-    level = 1 - CONFIDENCE
-    intervals = zip(found.accuracy_intervals(), found.cost_intervals(), strict=True)
+    intervals = zip(_places(found), found.accuracy_intervals(), found.cost_intervals(), strict=True)
     points = [
         FrontPoint(
             key=keys[at],
@@ -185,14 +175,16 @@ def front(found: Objectives) -> Front:
             accuracy_ci95=accuracy_ends,
             cost=float(found.cost[at]),
             cost_ci95=cost_ends,
-            on_front=at in beaten,
-            probability=None if found.have_waited else float(probabilities[at]),
-            p_value=p_values[at],
-            status=_status(found, at in beaten, p_values[at] <= level, float(probabilities[at])),
-            not_better_than=tuple(keys[other] for other in np.flatnonzero(beaten[at] > level)) if at in beaten else (),
-            dominated_by=None if at in beaten else keys[dominators[at]],
+            on_front=bool(is_on[at]),
+            word=place.word,
+            p_value=place.p_value,
+            off_p_value=place.off_p_value,
+            status=_STATUS.get(place.word, "within_noise" if is_on[at] else "possible"),
+            not_better_than=tuple(keys[other] for other in place.not_better_than),
+            dominated_by=None if is_on[at] else keys[dominators[at]],
+            surely_dominated_by=keys[place.rival] if place.word == "no" else None,
         )
-        for at, (accuracy_ends, cost_ends) in enumerate(intervals)
+        for at, (place, accuracy_ends, cost_ends) in enumerate(intervals)
     ]
     return Front(
         points=tuple(sorted(points, key=lambda each: (each.cost, -each.accuracy))),
@@ -200,6 +192,79 @@ def front(found: Objectives) -> Front:
         hypervolume=hypervolume(found, np.arange(len(found.points))),
         ties=_ties(found),
     )
+
+
+def front_words(found: Objectives) -> list[Word]:
+    """For each of the S settings, in their order, how sure it is that it is on the front."""
+    return [place.word for place in _places(found)]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What is sure of a setting's place; other settings by index."""
+
+    p_value: float
+    off_p_value: float
+    not_better_than: tuple[int, ...]
+    rival: int  #: of `off_p_value`
+
+    @property
+    def word(self) -> Word:
+        return word_of(self.p_value, self.off_p_value)
+
+
+def _places(found: Objectives) -> list[_Place]:
+    """The places of the S settings. Together, yes and no are right of all of them with CONFIDENCE."""
+    is_on = np.flatnonzero(on_front(found.cost, found.accuracy)).tolist()
+    beaten = {at: _pair_p_values(found, at) for at in is_on}
+    # [F, S], of each setting on the front against each.
+    replaced = np.stack([_replacing_p_values(found, at) for at in is_on])
+    rivals, off = np.array(is_on)[replaced.argmin(axis=0)], replaced.min(axis=0)
+    against = compared_with(found)
+    by_conclusion = np.maximum(*replacing_p_values(found, against))
+    rivals[against], off[against] = by_conclusion.argmin(), by_conclusion.min()
+    return [
+        _Place(
+            p_value=float(beaten[at].max()) if at in beaten else 1.0,
+            off_p_value=float(off[at]),
+            not_better_than=tuple(np.flatnonzero(beaten[at] > 1 - CONFIDENCE).tolist()) if at in beaten else (),
+            rival=int(rivals[at]),
+        )
+        for at in range(len(found.points))
+    ]
+
+
+def compared_with(found: Objectives) -> int:
+    """The setting that a conclusion compares others with: the reference, else the fastest of the most accurate."""
+    return int(np.lexsort((found.cost, -found.accuracy))[0]) if found.reference is None else found.reference
+
+
+def replacing_p_values(found: Objectives, against: int) -> tuple[np.ndarray, np.ndarray]:
+    """[S] and [S], the p-values that each setting does not cost less than this one, and that it is worse by
+    ACCURACY_MARGIN or more, each adjusted for the comparisons with this one; 1 without a verdict, and of itself.
+    """
+    everything = np.arange(len(found.points))
+    if found.no_verdict is not None:
+        return np.ones(len(everything)), np.ones(len(everything))
+    if found.of.statistic == "mean":
+        less = found.cost_contrasts(against).pair_p_values(everything, against)
+        # By the mean of ratios, and not by the mean that is paid.
+        less[found.cost >= found.cost[against]] = 1.0
+    else:
+        less = np.array([found.cost_p_values(at)[against] for at in everything])
+    scores = found.score_contrasts(against)
+    not_worse = scores.pair_p_values(everything, against, ACCURACY_MARGIN * found.best)
+    not_worse[against] = 1.0
+    return less, not_worse
+
+
+def _replacing_p_values(found: Objectives, at: int) -> np.ndarray:
+    """[S], the p-value that this setting does not cost less than each or is worse by ACCURACY_MARGIN or more."""
+    less = 2 * found.cost_p_values(at)
+    others = np.flatnonzero(less < 1)
+    both = np.ones(len(less))
+    both[others] = np.maximum(less[others], 2 * found.not_worse_p_values(at, others))
+    return np.minimum(both, 1.0)
 
 
 def _ties(found: Objectives) -> tuple[tuple[str, ...], ...] | None:
@@ -214,12 +279,6 @@ def _pair_p_values(found: Objectives, at: int) -> np.ndarray:
     both = np.minimum(2 * np.minimum(found.accuracy_p_values(at), found.cost_p_values(at)), 1.0)
     both[at] = 0.0
     return np.asarray(both)
-
-
-def _status(found: Objectives, is_on: bool, is_sure: bool, probability: float) -> Status:
-    if is_on:
-        return "established" if is_sure else "within_noise"
-    return "dominated" if probability < FEWEST_ON_FRONT and found.no_verdict is None else "possible"
 
 
 def _dominators(cost: np.ndarray, accuracy: np.ndarray) -> np.ndarray:
@@ -242,7 +301,7 @@ def compare_tasks(fronts: Mapping[str, Front]) -> list[TaskDifference]:
         TaskDifference(
             key,
             {task: point.status for task, point in own.items()},
-            {task: point.probability for task, point in own.items()},
+            {task: point.word for task, point in own.items()},
             "established" if {"established", "dominated"} <= {each.status for each in own.values()} else "within_noise",
         )
         for key, own in sorted(places.items())

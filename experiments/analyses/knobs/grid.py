@@ -118,7 +118,9 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
     """The grid of one task's settings; raises as `grids_of`."""
     metric, best = _only_metric(task, settings)
     _check_same_questions(task, settings)
-    controls = controls_of(settings) if _shared_rounds([each.result for each in settings]) else ()
+    runs = _by_run(settings).values()
+    took_turns = [own for own in runs if _shared_rounds([each.result for each in own])]
+    controls = tuple(control for own in took_turns for control in controls_of(own))
     # A placebo is a control, and no setting that anyone would choose.
     settings = [each for each in settings if not each.result.is_placebo]
     rows: list[SamplesById] = [

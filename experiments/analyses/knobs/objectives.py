@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from experiment_core_utils.primitives.contrasts import PairedContrasts, ScoreContrasts
+from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN, PairedContrasts, ScoreContrasts
 from experiment_core_utils.primitives.replication import COUNTED, Replication
 from experiment_core_utils.primitives.statistics import (
     CONFIDENCE,
@@ -169,6 +169,12 @@ class Objectives:
     def accuracy_p_values(self, at: int) -> np.ndarray:
         """[S], the p-value that this setting is not more accurate than each, adjusted for all pairs of settings."""
         return self._all_scores.p_values(at)
+
+    def not_worse_p_values(self, at: int, others: np.ndarray) -> np.ndarray:
+        """[P], the p-value that this setting is worse than each of others [P] by ACCURACY_MARGIN or more, adjusted for
+        all pairs of settings.
+        """
+        return self._all_scores.pair_p_values(at, others, ACCURACY_MARGIN * self.best)
 
     def cost_p_values(self, at: int) -> np.ndarray:
         """[S], the p-value that this setting does not cost less than each, adjusted as `cheaper`; 1 without a verdict.

@@ -15,7 +15,7 @@ from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.l_results_csv_cleaning import SHARE_OF_REFERENCE
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.texts import counted
-from experiment_core_utils.records.conclusion import VERDICT_LEGEND, WORDS
+from experiment_core_utils.records.conclusion import FRONT_MEANING, FRONT_OPPOSITE, VERDICT_LEGEND, WORDS
 from experiment_core_utils.records.provenance import ASKED_AT
 from experiment_core_utils.saved_results.terminal import FRONT_HEADING, REFERENCE_HEADING
 from experiments.analyses.charts.chart import Rule
@@ -183,11 +183,7 @@ def settings_table(found: Analyses) -> ReportTable:
         *([Column("sweep", "what sets its sweep apart", False, True)] if has_sweeps else []),
         *([Column("task", "dataset", False, True)] if frame["task"].nunique() > 1 else []),
         Column("setting", "name of the setting, as in its file's", False, True),
-        *(
-            [Column(FRONT_HEADING, "whether it is on the front of accuracy and mean latency", False, True)]
-            if places
-            else []
-        ),
+        *([Column(FRONT_HEADING, f"{FRONT_MEANING}; {FRONT_OPPOSITE}", False, True)] if places else []),
         *(Column(knob.title, knob.meaning, is_number=True) for knob in knobs),
         *(Column(label, meaning, True, name in FIRST) for label, meaning, name, *_ in kept),
     ]

@@ -20,6 +20,7 @@ from experiment_core_utils.records.conclusion import Conclusion
 from experiment_core_utils.records.ledger import Ledger, RunPlan, write_plan
 from experiment_core_utils.records.result_files import CONCLUSION_FILE
 from experiment_core_utils.records.settings import SettingFailure
+from experiment_core_utils.saved_results.terminal import FRONT_HEADING
 from experiment_core_utils.sweep.status import saved_sentence
 from experiments.analyses.knobs.conclusion import invalid_tasks, why_invalid
 from experiments.analyses.knobs.grid import grids_of
@@ -104,6 +105,23 @@ def test_idle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert ", accuracy 1.000): faster: yes (" in found.sentence and " 0.50 times as long [0.50, 0.50]" in found.sentence
     assert "; not worse by 0.02: yes (1.000, +0.000 [" in found.sentence and "; 200 samples)" in found.sentence
+    # Python, terminal, page and JSON have one word of each setting; the reference's is that of the conclusion.
+    results = kp.load(tmp_path)
+    report = RunReport("0007", True, results.settings, {}, (), tmp_path, None)
+    words = {OWN: "no", "tier-high_topk2_blocks4": "yes", "tier-low_topk2_blocks4": "yes"}
+    front, of_run = results.front(), concluded(report).front
+    assert dict(of_run) == words
+    assert {row.setting: (row.word, row.status) for row in front.itertuples()} == {
+        key: (word, "established") for key, word in words.items() if key != OWN
+    }
+    assert (front["p_value"] <= 0.05).all()
+    settings_of_e2 = json.loads((tmp_path / "analysis" / "e2_pareto_frontiers.json").read_text())["fronts"][0][
+        "settings"
+    ]
+    assert {each["key"]: each["word"] for each in settings_of_e2} == words
+    page = report_of(analyse([tmp_path])).settings
+    (column,) = [at for at, each in enumerate(page.columns) if each.label == FRONT_HEADING]
+    assert sorted(row[column].text or "" for row in page.rows) == sorted(words.values())
 
 
 def test_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

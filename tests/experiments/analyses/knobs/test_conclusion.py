@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.primitives.replication import IN_ROUNDS, OPEN_LOOP, UNKNOWN, Replication, one_after_another
@@ -41,7 +42,7 @@ def test_without_the_reference_the_most_accurate_setting_is_what_others_are_agai
         "knobs: vision low → high: +100 ms, accuracy +50.0 points; top-k 1 → 2: +10 ms, accuracy +0.0 points "
         "(can't tell)"
     )
-    words = front_words(found)
+    words = front_words(analysed(four_settings(1000, (0.5, 0.5, 1.0, 1.0), (100.0, 110.0, 200.0, 210.0))))
     assert [words[each.key] for each in POINTS] == ["yes", "no", "yes", "no"]
 
 
@@ -72,8 +73,8 @@ def test_few_samples_show_no_setting_to_be_as_accurate() -> None:
 
 
 def test_the_reference_competes_for_the_front_and_is_outside_the_effects() -> None:
-    made = beside(90.0, 1.0)
-    found, alone = analysed(made), analysed(four_settings(200, (0.5, 0.5, 1.0, 1.0), (100.0, 110.0, 200.0, 210.0)))
+    made = beside(90.0, 1.0, num_samples=1000)
+    found, alone = analysed(made), analysed(four_settings(1000, (0.5, 0.5, 1.0, 1.0), (100.0, 110.0, 200.0, 210.0)))
     assert front_words(found) == {each.key: "no" for each in POINTS} | {"own_topk2_blocks12": "yes"}
     # The grid's four settings are all that effects and couplings are of.
     for figure in ("accuracy", "latency_mean"):
@@ -180,6 +181,18 @@ def test_a_setting_that_is_faster_by_ratios_and_not_by_the_mean_is_not_called_fa
     assert found.nearest is not None and found.nearest.time_ratio < 1 and found.nearest.faster == "can't tell"
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0)])
+def test_the_nearest_is_what_lacks_least_to_a_yes_in_whatever_order(order: tuple[int, ...]) -> None:
+    """All surely lose; the cheapest loses most, and the one that loses least is half as fast again as the reference."""
+    right, ms = (0.34, 0.81, 0.50, 1.0), (59.0, 79.0, 70.0, 197.0)
+    points = [point("low", 2, 13), point("low", 8, 16), point("low", 8, 13), reference(True)]
+    scores = np.array([np.arange(200) < part * 200 for part in right], dtype=float)
+    times = np.outer(ms, np.linspace(0.95, 1.05, 200))
+    rows = list(order)
+    found = conclude(analysed(grid([points[at] for at in rows], scores[rows], times[rows])))
+    assert found.word == "no" and found.nearest is not None and found.nearest.setting == points[1].key
+
+
 def test_settings_without_times_have_the_reason_alone() -> None:
     made = four_settings(16, (0.5, 0.5, 1.0, 1.0), (np.nan,) * 4)
     (line,) = conclude(analysed(made)).lines
@@ -206,10 +219,11 @@ def test_accuracy_changes_are_also_by_type_and_hold_together_for_all() -> None:
     assert top_k.most_in is not None and top_k.most_in.question_type == "facts"
     assert top_k.most_in.accuracy == pytest.approx(0.75)
     low, high = top_k.most_in.accuracy_ci95 or (0.0, 0.0)
-    # Samples change at both tiers together, so that an answer changes a mean by 1:
-    # (30 x 0.25^2 + 10 x 0.75^2 + 4)^(1/2) / 40 x (40 / 39)^(1/2) = 0.086, and Student's t of 0.05 / 12 above: 2.78.
-    assert 0.75 - low == pytest.approx(high - 0.75, abs=1e-9) or high == 1.0
-    assert 2.78 * 0.086 < 0.75 - low < 3.5 * 0.086
+    # 30 of 40, all in one direction: that of more is between Clopper's and Pearson's end and that of one answer less,
+    # each with 0.05 / 12, to which the family's simulated quantile adds little; that of less counts a loss, too.
+    tail = 0.05 / 12
+    assert stats.beta.isf(tail, 30, 11) < high < stats.beta.isf(tail / 2, 31, 10)
+    assert 0.45 < low < stats.beta.ppf(tail, 30, 11)
 
 
 def test_an_answer_changes_a_mean_over_settings_by_its_part() -> None:
@@ -226,13 +240,15 @@ def test_an_answer_changes_a_mean_over_settings_by_its_part() -> None:
     vision = conclude(analysed(replace(made, question_types=types))).changes[0]
     (found, same) = vision.by_type
     assert (found.accuracy, same.accuracy) == (pytest.approx(0.125), 0.0)
-    # 32 x 0.125^2 + 4 x 0.25^2 = 0.75: (0.75 / 32^2 x 32 / 31)^(1/2) = 0.0275. Two types and two knobs: Student's t of
-    # 0.05 / 8 above is 2.65; a whole answer each would be (0.5 + 4)^(1/2) instead of 0.75^(1/2), 2.4 times as wide.
+    # A quarter of 16 of 32, all in one direction: that of more is between Clopper's and Pearson's end and that of one
+    # answer less, with 0.05 / 8; that of less counts a loss, too. A whole answer each would be four times as far.
+    tail = 0.05 / 8
     low, high = found.accuracy_ci95 or (0.0, 0.0)
-    assert 2.65 * 0.0275 < (high - low) / 2 < 3.4 * 0.0275
-    # Where none changes, nothing says that pairs change apart: 4 answers, (4 / 32^2 x 32 / 31)^(1/2) = 0.0635.
+    assert stats.beta.isf(tail, 16, 17) / 4 < high < stats.beta.isf(tail / 2, 17, 16) / 4
+    assert 0.05 < low < stats.beta.ppf(tail, 16, 17) / 4
+    # Where none of n changes, nothing says that pairs change apart: a whole answer, and 1 - tail^(1/n) halved (mid-p).
     low, high = same.accuracy_ci95 or (0.0, 0.0)
-    assert 2.65 * 0.0635 < (high - low) / 2 < 3.4 * 0.0635
+    assert -low == pytest.approx(high) and 1 - (2 * tail) ** (1 / 32) < high < 1 - tail ** (1 / 32) + 0.02
 
 
 def test_too_few_samples_of_a_type_and_an_incomplete_grid_show_nothing_by_type() -> None:

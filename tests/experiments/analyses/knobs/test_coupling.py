@@ -43,7 +43,6 @@ def test_the_loss_is_the_area_between_the_fronts() -> None:
         ("top_k", 8): pytest.approx(6.25 / 12.25),
     }
     assert [row.num_on_joint_front for row in rows.values()] == [1, 1, 2, 0]
-    assert rows["top_k", 8].probability_on_joint_front == 0.0
     assert rows["top_k", 8].front == ("tier-low_topk8_blocks12", "tier-high_topk8_blocks12")
     assert [row.loss.beyond_noise for row in rows.values()] == [True, True, False, True]
 

@@ -125,8 +125,8 @@ def test_times_of_requests_that_waited_for_each_other_have_neither_verdict_nor_i
         found = measured(made, of)
         assert not found.cheaper(0).any() and found.cost_intervals() == [None, None]
         assert found.no_verdict == f"{of.label} is of requests that came at a rate and waited for each other"
-        # Nor is it said how often such a setting is on the front, or what a knob loses or changes.
-        assert [(each.probability, each.p_value) for each in front(found).points] == [(None, 1.0)] * 2
+        # Nor is it said whether such a setting is on the front, or what a knob loses or changes.
+        assert [(each.word, each.p_value) for each in front(found).points] == [("can't tell", 1.0)] * 2
         assert {row.value: row.loss.beyond_noise for row in fixed_values(found)} == {"low": False, "high": False}
         ((analysis,),) = [analyse_knobs([made], (of,), 50).tasks]
         assert [(each.p_value, each.family_p_value) for each in analysis.effects[of.name].terms] == [(None, None)]
