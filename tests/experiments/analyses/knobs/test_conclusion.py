@@ -246,9 +246,9 @@ def test_an_answer_changes_a_mean_over_settings_by_its_part() -> None:
     low, high = found.accuracy_ci95 or (0.0, 0.0)
     assert stats.beta.isf(tail, 16, 17) / 4 < high < stats.beta.isf(tail / 2, 17, 16) / 4
     assert 0.05 < low < stats.beta.ppf(tail, 16, 17) / 4
-    # Where none of n changes, nothing says that pairs change apart: a whole answer, and 1 - tail^(1/n) halved (mid-p).
+    # Where none of n changes, nothing says that pairs change apart: a whole answer, and (1 - high)^n / 2 is the tail.
     low, high = same.accuracy_ci95 or (0.0, 0.0)
-    assert -low == pytest.approx(high) and 1 - (2 * tail) ** (1 / 32) < high < 1 - tail ** (1 / 32) + 0.02
+    assert -low == pytest.approx(high) and high == pytest.approx(1 - (2 * tail) ** (1 / 32), abs=0.002)
 
 
 def test_too_few_samples_of_a_type_and_an_incomplete_grid_show_nothing_by_type() -> None:
