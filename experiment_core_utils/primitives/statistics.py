@@ -17,6 +17,8 @@ DRAWS_AT_ONCE = 4_000_000
 # A quantile beyond which fewer draws lie is found by integration, with this step.
 FEWEST_DRAWS_BEYOND = 20
 INTEGRATION_STEP = 0.1
+# A mean of which more is open is not known at all; of values of which none is below 0 it is at most 18.
+MOST_LOG_HALF_WIDTH = 20.0
 # Stands for the logarithm of 0 where a finite number is needed.
 LOG_OF_NEVER = -700.0
 
@@ -99,7 +101,8 @@ def positive_interval(mean: float, half: float) -> tuple[float, float]:
     """
     if mean == 0:
         return 0.0, 0.0
-    return mean * math.exp(-half / mean), mean * math.exp(half / mean)
+    times = math.exp(min(half / mean, MOST_LOG_HALF_WIDTH))
+    return mean / times, mean * times
 
 
 def half_of_interval(mean: float, low: float, high: float) -> float:

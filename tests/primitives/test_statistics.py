@@ -19,6 +19,7 @@ from experiment_core_utils.primitives.statistics import (
     mean_of,
     percentiles,
     percentiles_over_runs,
+    positive_interval,
     ratio_interval,
 )
 
@@ -47,6 +48,11 @@ def test_four_numbers_by_hand() -> None:
     assert signed is not None and signed.ci_low is not None and signed.ci_high is not None
     assert signed.mean == 0.0 and signed.ci_low == -signed.ci_high < 0.0
     assert half_of_interval(3.0, -1.0, 7.0) == 4.0
+
+
+def test_an_interval_of_which_everything_is_open_is_finite() -> None:
+    low, high = positive_interval(1e-3, 5.0)
+    assert 0.0 < low < 1e-9 and 1e5 < high < 1e9
 
 
 @pytest.mark.parametrize("values", [[0.12, 0.9], [1.0, 0.0, 0.0], [3e-9, 8.0, 9.0, 1e4], [0.0, 0.0]])

@@ -364,8 +364,8 @@ def test_every_figure_is_the_journals(
         mine = [each for each in samples if each["setting"] == row["setting"]]
         check_samples(mine, found[row["setting"]], "_ms", in_table)
         assert {each["num_runs"] for each in mine} == {str(runs)}
-    for row in kp.load(folder).frame().to_dict("records"):
-        check_settings_row(row, found[row["setting"]], reference, near)
+    for record in kp.load(folder).frame().to_dict("records"):
+        check_settings_row({str(name): cell for name, cell in record.items()}, found[record["setting"]], reference, near)
     terminal = terminal_rows(capsys.readouterr().out)
     assert len(terminal) == 4
     for row in terminal:
