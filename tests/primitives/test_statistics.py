@@ -42,7 +42,7 @@ def test_four_numbers_by_hand() -> None:
     half = 3.182446 * math.sqrt(14 / 3) / 2
     assert spread.ci_low == pytest.approx(3 * math.exp(-half / 3), rel=1e-6)
     assert spread.ci_high == pytest.approx(3 * math.exp(half / 3), rel=1e-6)
-    assert half_of_interval(3.0, spread.ci_low, spread.ci_high) == pytest.approx(half, rel=1e-6)
+    assert half_of_interval(3.0, spread.ci_low or 0.0, spread.ci_high or 0.0) == pytest.approx(half, rel=1e-6)
     # One below 0 makes the interval symmetric, as is that of an older file.
     signed = describe([1.0, 2.0, -6.0, 3.0])
     assert signed is not None and signed.ci_low is not None and signed.ci_high is not None

@@ -365,7 +365,8 @@ def test_every_figure_is_the_journals(
         check_samples(mine, found[row["setting"]], "_ms", in_table)
         assert {each["num_runs"] for each in mine} == {str(runs)}
     for record in kp.load(folder).frame().to_dict("records"):
-        check_settings_row({str(name): cell for name, cell in record.items()}, found[record["setting"]], reference, near)
+        named = {str(name): cell for name, cell in record.items()}
+        check_settings_row(named, found[named["setting"]], reference, near)
     terminal = terminal_rows(capsys.readouterr().out)
     assert len(terminal) == 4
     for row in terminal:
