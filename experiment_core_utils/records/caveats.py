@@ -119,6 +119,22 @@ Caveat.KINDS = {
         ),
         "use more or larger GPUs, or --quantization 4bit, before reading times as the model's",
     ),
+    "kernels_missing": CaveatKind(
+        "warning",
+        lambda found: (
+            f"kernels: transformers computes {', '.join(found['functions'])} in plain torch, much slower than by "
+            f"{', '.join(found['packages'])}, which is not installed: times are not those of users who have it"
+        ),
+        "install it (pip install) and run again before reading times as the model's",
+    ),
+    "no_kernels_on_cpu": CaveatKind(
+        "note",
+        lambda found: (
+            f"kernels: transformers computes {', '.join(found['functions'])} in plain torch, as for every user of a "
+            f"CPU; GPUs have kernels for it ({', '.join(found['packages'])})"
+        ),
+        "do not read these times as those of a GPU",
+    ),
     "pictures_not_shown": CaveatKind(
         "warning",
         lambda found: "pictures: a text model answered the questions without their pictures",

@@ -23,6 +23,7 @@ from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.common.placement import placement_caveats
 from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.slow_functions import slow_functions_caveats
 from experiment_core_utils.models.hf.tensor_parallel import END, LOAD, LeadingModel, follow
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise
 from experiment_core_utils.models.source import ModelSource
@@ -295,6 +296,7 @@ def provenance_of_run(
     caveats = [
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
         *placement_caveats(described.get("device_map")),
+        *slow_functions_caveats(described.get("slow_functions"), device),
         *decoding_caveats((described.get("decoding") or {}).get("left_out") or {}),
         *unseen_in_server_caveats(source, config.measuring.energy, config.model),
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),

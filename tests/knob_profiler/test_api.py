@@ -202,5 +202,5 @@ def test_a_run_without_any_result_raises_with_the_reasons(tmp_path: Path) -> Non
     with pytest.raises(ResultsError, match=r"^no setting gave a result: .*blocks3.* failed with SampleTimedOut: all "):
         kp.profile(
             tiers="low", top_k=2, active_blocks=3, samples=2, output_dir=tmp_path, no_reference=True,
-            sample_timeout=1e-6, max_config_retries=0, num_warmup_runs=0,
+            sample_timeout=0.001, max_config_retries=0, num_warmup_runs=0,
         )  # fmt: skip

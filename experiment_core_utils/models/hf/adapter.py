@@ -67,6 +67,7 @@ from experiment_core_utils.models.hf.knobs.adapters import adapters_of
 from experiment_core_utils.models.hf.knobs.block_inputs import BlockInputs, inputs_seen, layer_kind, other_inputs
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.requests import HFRequests
+from experiment_core_utils.models.hf.slow_functions import slow_functions_of
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.models.interface import MODULES, Component
 from experiment_core_utils.primitives.device import Marks, NoMarks, out_of_memory_named, release_cached_memory
@@ -629,6 +630,7 @@ class TransformersModel(HasEnds):
             "execution_reason": self._execution_reason,
             "execution_stages": self._execution_stages(),
             "execution_untuned": None if self._graphed is None else self._graphed.parts.untuned,
+            "slow_functions": slow_functions_of(self.model),
             "timed_inside": "generate" if self._graphed is None else "stages",
             "decoding": decoding_in_force(
                 self.preferences, self.model.generation_config, self.ends, self._eos, self.requests.chat_template
