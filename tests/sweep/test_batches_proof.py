@@ -169,6 +169,22 @@ def test_any_wrong_row_that_can_be_met_is_found(is_wrong: IsWrong) -> None:
     assert proof.answer_all([request_of(3), request_of(4)]) == [(1, 2, EOS)] * 2
 
 
+def test_a_request_that_rounds_otherwise_than_its_batch_is_no_fault_of_the_batch() -> None:
+    """Alone every request gives other tokens; the judge says which of the two is right."""
+
+    def alone(lengths: Sequence[int], _row: int) -> bool:
+        return len(lengths) == 1
+
+    model = Swayed(is_wrong=alone)
+    assert BatchProof(model, 4).answer([request_of(tokens) for tokens in (2, 4, 6)]) == [(1, 2, EOS)] * 3
+    model = Swayed(is_wrong=alone)
+    model.script, model.wrong = model.wrong, model.script
+    model.follow_exactly = lambda inputs, answer: Swayed.follow_batch(model, [inputs], [answer])[0]  # type: ignore[method-assign]
+    proof = BatchProof(model, 4)
+    assert proof.answer([request_of(tokens) for tokens in (2, 4, 6)]) is None
+    assert proof.reason == "in a batch of 3 tokens are others than those of the request alone"
+
+
 def test_a_batch_beyond_what_was_proven_is_proven_again() -> None:
     model = Swayed(is_wrong=padded_from(4))
     proof = BatchProof(model, 4)

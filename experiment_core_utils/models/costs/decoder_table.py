@@ -167,6 +167,14 @@ def _windows(config: Any) -> list[int | None]:
 # --- decoders -----------------------------------------------------------------------------------------------------
 
 
+# What formulas read as one number for all blocks; configs of some families take a list too.
+_NUMBERS = (
+    "num_experts_per_tok moe_topk num_experts num_local_experts n_routed_experts moe_num_experts n_shared_experts "
+    "moe_num_shared_experts intermediate_size moe_intermediate_size shared_expert_intermediate_size head_dim "
+    "num_attention_heads num_key_value_heads sliding_window hidden_size"
+).split()
+
+
 def decoder_of(config: Any, routed: Sequence[bool] | None = None, head_rows: int | None = None) -> DecoderShape:
     """The shape of a decoder.
 
@@ -184,6 +192,9 @@ def decoder_of(config: Any, routed: Sequence[bool] | None = None, head_rows: int
         raise unknown(config.model_type, DECODERS)
     if getattr(config, "is_heterogeneous", False):
         raise NotInTable(f"the config of this {config.model_type} says that its blocks differ in size")
+    listed = [name for name in _NUMBERS if isinstance(getattr(config, name, None), list | tuple)]
+    if listed:
+        raise NotInTable(f"the config of this {config.model_type} gives {listed[0]} by block")
     mlps = mlps_of(config).of_blocks(config.model_type, routed)
     block_of = _latent_block if config.model_type in _LATENT else _grouped_block
     blocks = [block_of(config, window, mlp) for window, mlp in zip(_windows(config), mlps, strict=True)]

@@ -18,9 +18,10 @@ from experiment_core_utils.models.common.engine_proof import (
     judged_by_modules,
     modules_in,
     refuse_other_features,
+    refuse_other_tokens,
     relative_distance,
 )
-from experiment_core_utils.primitives.errors import EngineRefused, GenerationFailed
+from experiment_core_utils.primitives.errors import EngineRefused, GenerationFailed, KnobDidNotAct
 from tests.tiny_models.tiny_causal_models import causal_model, llama_config
 
 THIRD = torch.tensor([[1 / 3, 2 / 3, 0.1]], dtype=torch.float64)
@@ -217,3 +218,21 @@ def test_logits_that_overflow_are_no_fault_of_the_engine() -> None:
     run = EngineRun(Computed(EXACT, [(KEYS, KEYS)]), 2, [[torch.tensor([[1, 2]])]])
     with pytest.raises(GenerationFailed, match="^logits are not finite$"):
         judged_by_modules(("a", "b"), run, model, repeat, 4, torch.float16)
+
+
+ROW = torch.tensor([[1.0, -2.0, 3.0, 0.5], [0.0, 4.0, 3.9999, -1.0]])
+
+
+def test_tokens_of_the_untouched_model_may_change_places_in_a_tie_only() -> None:
+    """The second row's logits have a root mean square of 2.87, so that float32 explains 16 x 16 x 6e-8 x 2.87."""
+    refuse_other_tokens("own", (2, 1), (2, 1), ROW, 0.0, torch.float32)
+    words = r"own: .* its token 1 is 2, .* generate\(\) is 1, whose logit is 9.99e-05 larger"
+    with pytest.raises(KnobDidNotAct, match=words):
+        refuse_other_tokens("own", (2, 2), (2, 1), ROW, 0.0, torch.float32)
+    # bfloat16 explains 16 x 0.0039 x 2.87, and an engine's error of 1e-5 explains 16 x 1e-5 x 2.87.
+    refuse_other_tokens("own", (2, 2), (2, 1), ROW, 0.0, torch.bfloat16)
+    refuse_other_tokens("own", (2, 2), (2, 1), ROW, 1e-5, torch.float32)
+    with pytest.raises(KnobDidNotAct, match="its token 0 is 0"):
+        refuse_other_tokens("own", (0, 1), (2, 1), ROW, 0.0, torch.bfloat16)
+    with pytest.raises(KnobDidNotAct, match=r"it gives 1 tokens, and its own generate\(\) 2"):
+        refuse_other_tokens("own", (2,), (2, 1), ROW, 0.0, torch.bfloat16)

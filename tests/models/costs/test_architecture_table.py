@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from transformers import GPT2Config, LlamaConfig, LlavaConfig, Qwen2Config, SiglipVisionConfig, ViTConfig
+from transformers import GPT2Config, LlamaConfig, LlavaConfig, MixtralConfig, Qwen2Config, SiglipVisionConfig, ViTConfig
 
 from experiment_core_utils.models.costs.architecture import shapes_of
-from experiment_core_utils.models.costs.decoder_table import NotInTable
+from experiment_core_utils.models.costs.decoder_table import NotInTable, decoder_of
 from experiment_core_utils.models.costs.vision_table import CropVision, PatchVision, SizedCropVision
 from tests.models.tiny_families import CROP_FAMILIES, PATCH_FAMILIES, TEXT_FAMILIES, config_class
 
@@ -62,3 +62,11 @@ def test_quantisation_changes_nothing(name: str) -> None:
     packed.quantization_config = {"quant_method": "bitsandbytes", "load_in_4bit": True}
     packed.dtype = "float16"
     assert shapes_of(packed) == shapes_of(plain)
+
+
+@pytest.mark.parametrize("name", ["num_experts_per_tok", "intermediate_size", "num_key_value_heads", "sliding_window"])
+def test_a_number_that_a_config_gives_by_block_has_no_formula(name: str) -> None:
+    config = MixtralConfig(num_hidden_layers=2)
+    vars(config)[name] = [2, 4]
+    with pytest.raises(NotInTable, match=f"the config of this mixtral gives {name} by block"):
+        decoder_of(config)

@@ -385,3 +385,33 @@ def test_a_mass_of_one_and_what_follows_a_mass_are_the_model_itself(model_of: Lo
     with model.apply(whole.replaced(expert_mass=0.3)):
         assert not torch.allclose(logits(), before, atol=1e-3)
     assert torch.equal(logits(), before)
+
+
+def test_a_knob_that_changes_no_logit_is_said() -> None:
+    """Block 3 adds nothing to its input; the norms behind attention and MLP keep 0."""
+    decoder = built(LISTED["gemma3"])
+    for name, parameter in decoder.get_decoder().layers[3].named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            torch.nn.init.zeros_(parameter)
+    model, inputs = windowed(decoder), {"input_ids": torch.arange(10, 20).unsqueeze(0)}
+    seen = {}
+    for blocks in ((0, 1, 2, 3, 4), (0, 1, 2, 4), (0, 1, 3, 4)):
+        setting = Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of(blocks))
+        seen[blocks] = dict(model.prove(setting, inputs).knobs_not_seen)
+    same = {"num_active_blocks": "the logits of its first prompt are those of the model as it is"}
+    assert list(seen.values()) == [{}, same, {}]
+
+
+def test_a_reference_that_is_not_the_model_is_refused() -> None:
+    """A fault is planted: at the model's own setting a block is left out."""
+    model, inputs = windowed(), {"input_ids": torch.arange(10, 20).unsqueeze(0)}
+    setting = Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0, 1, 2, 3, 4)))
+    generate = model.generate_timed
+
+    def without_a_block(*args: Any) -> Any:
+        with model.knobs.applied(None, (0, 1, 2, 3)):
+            return generate(*args)
+
+    model.generate_timed = without_a_block  # type: ignore[method-assign]
+    with pytest.raises(KnobDidNotAct, match=r"as the model is, its token \d is \d+, and that of its own generate\(\)"):
+        model.prove(setting, inputs)
