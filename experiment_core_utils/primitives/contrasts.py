@@ -361,11 +361,11 @@ class ScoreContrasts(_Contrasts):
         differences += (self.means[other] - self.means[one]) * self.counts
         # Equal changes are one number.
         differences, limit = np.round(differences / self.best, 9), margin / self.best
-        size = self.size_of_change
-        chances = [
-            log_chance_above(differences, self.counts, limit, self.change * more, more) for more in (size, 0.0)
-        ]
-        return -float(ndtri_exp(min(np.logaddexp(*chances) - math.log(2), -1e-12)))
+        with_worst, as_seen = (
+            log_chance_above(differences, self.counts, limit, self.change * more, more)
+            for more in (self.size_of_change, 0.0)
+        )
+        return -float(ndtri_exp(min(np.logaddexp(with_worst, as_seen) - math.log(2), -1e-12)))
 
     def not_worse(self, than: int, margin: float = ACCURACY_MARGIN, confidence: float = CONFIDENCE) -> np.ndarray:
         """[S], whether each setting is not worse than this one by `margin` or more, with confidence over the family.

@@ -19,7 +19,7 @@ VERDICT_LEGEND = (
 )
 # What a column is about whose words say how sure it is that a setting is on the front of accuracy and mean latency.
 FRONT_MEANING = "whether no other setting is as accurate in less mean time, or more accurate in no more"
-FRONT_OPPOSITE = f"no: one other setting is surely faster and surely not worse by {ACCURACY_MARGIN:g} of the best score"
+FRONT_OPPOSITE = f"no: one other is surely faster and not worse by {ACCURACY_MARGIN:g} of the best score"
 Interval = tuple[float, float]
 
 

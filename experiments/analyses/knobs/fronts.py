@@ -241,7 +241,8 @@ def compared_with(found: Objectives) -> int:
 
 def replacing_p_values(found: Objectives, against: int) -> tuple[np.ndarray, np.ndarray]:
     """[S] and [S], the p-values that each setting does not cost less than this one, and that it is worse by
-    ACCURACY_MARGIN or more, each adjusted for the comparisons with this one; 1 without a verdict, and of itself.
+    ACCURACY_MARGIN or more, each adjusted for the comparisons with this one; 1 without a verdict, and of itself. Of a
+    percentile, those on the front alone are tested.
     """
     everything = np.arange(len(found.points))
     if found.no_verdict is not None:
@@ -251,7 +252,9 @@ def replacing_p_values(found: Objectives, against: int) -> tuple[np.ndarray, np.
         # By the mean of ratios, and not by the mean that is paid.
         less[found.cost >= found.cost[against]] = 1.0
     else:
-        less = np.array([found.cost_p_values(at)[against] for at in everything])
+        less = np.ones(len(everything))
+        for at in np.flatnonzero(on_front(found.cost, found.accuracy)).tolist():
+            less[at] = found.cost_p_values(at)[against]
     scores = found.score_contrasts(against)
     not_worse = scores.pair_p_values(everything, against, ACCURACY_MARGIN * found.best)
     not_worse[against] = 1.0
