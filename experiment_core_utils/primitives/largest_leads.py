@@ -66,7 +66,9 @@ def largest_of_multipliers(residuals: np.ndarray, reference: int | None, added_s
     Never below that of one.
     """
     generator = np.random.default_rng(SEED)
-    drawn = generator.normal(size=(FLIPS, residuals.shape[1])) @ residuals.T
+    # Whatever the pictures' order is, each has the same multipliers.
+    ordered = residuals[:, np.lexsort(np.round(residuals, 9))]
+    drawn = generator.normal(size=(FLIPS, residuals.shape[1])) @ ordered.T
     largest = np.zeros(FLIPS)
     for one in range(len(residuals)) if reference is None else (reference,):
         others = _others(len(residuals), one, reference)

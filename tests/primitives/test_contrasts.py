@@ -245,3 +245,11 @@ def test_a_verdict_is_what_its_interval_says(changed: list[tuple[int, float]]) -
         assert bool(found.not_worse(0, margin)[1]) is is_sure
     for margin, word in ((-high - 1e-4, True), (-high + 1e-4, False)):
         assert (found.word_not_worse(1, 0, margin) == "no") is word
+
+
+def test_the_order_of_pictures_changes_nothing() -> None:
+    scores = np.random.default_rng(6).choice([0.0, 0.4, 1.0], size=(4, 50))
+    order = np.random.default_rng(7).permutation(50)
+    one, other = (ScoreContrasts.of(scores[:, rows], range(50)) for rows in (np.arange(50), order))
+    assert one.interval(0, 3) == pytest.approx(other.interval(0, 3), rel=1e-5)
+    assert one.p_values(1) == pytest.approx(other.p_values(1))
