@@ -27,10 +27,12 @@ def span(seconds: float) -> str:
 
 
 def time_text(ms: float) -> str:
-    """A time in milliseconds for a reader: `1.24 s`, `522 ms`, `8.4 ms`."""
-    if ms >= 1000:
+    """A time in milliseconds for a reader, or a negative one of a slope: `1.24 s`, `522 ms`, `8.4 ms`, `31 ns`."""
+    if abs(ms) >= 1000:
         return f"{ms / 1000:.2f} s"
-    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.3g} ms"
+    if 0 < abs(ms) < 1e-3:
+        return f"{1e6 * ms:.3g} ns"
+    return f"{ms:.0f} ms" if abs(ms) >= 100 else f"{ms:.3g} ms"
 
 
 def time_change_text(ms: float) -> str:

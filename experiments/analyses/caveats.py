@@ -112,6 +112,10 @@ class AnalysisCaveat(Caveat):
             "warning",
             "{name} had one value ({value:g}): its effect is not known, other values are extrapolated".format_map,
         ),
+        "short_span": CaveatKind(
+            "warning",
+            "{name} was {smallest:g} to {largest:g}: its effect is not known, other values are extrapolated".format_map,
+        ),
         "unknown_knob": CaveatKind(
             "warning",
             "{name} had {num_values} values, and the estimator has no term for it: it predicts what they have in "

@@ -6,6 +6,9 @@ from scipy.optimize import nnls
 _REWEIGHTINGS = 8
 _HUBER = 1.345
 
+# The largest x over the smallest that a slope takes: over a shorter span it is the scatter of y, magnified.
+LEAST_SPAN = 1.5
+
 
 def relative_nonnegative(columns: np.ndarray, target: np.ndarray, *, scaled: bool = False) -> np.ndarray:
     """[P] coefficients >= 0 of `columns` [S, P] with the least sum of squared errors relative to `target` [S] > 0.

@@ -227,7 +227,7 @@ def _with_line(stage: str, fit: StageLine, points: Sequence[Point], colour: str,
     shown = [points[at] for at in thinned(len(points), 900)]
     unit = SCALING[stage][1].partition(",")[0]
     texts = [
-        (each.generation.setting, f"{stage}: {each.ms:.3g} ms at {each.x:g} {unit}", f"picture {_picture(each)}")
+        (each.generation.setting, f"{stage}: {time_text(each.ms)} at {each.x:g} {unit}", f"picture {_picture(each)}")
         for each in shown
     ]
     x, y = [each.x for each in shown], [each.ms for each in shown]
@@ -246,10 +246,10 @@ def _picture(point: Point) -> str:
 def _law(stage: str, fit: StageLine, name: str) -> str:
     _, _, per, unit = SCALING[stage]
     if fit.fit is None:
-        return f"{name}: no line, {fit.reason}"
+        return f"{name}: no slope, {fit.reason}"
     ends = fit.fit.slope_ci95
-    interval = "" if ends is None else f" [{per * ends[0]:.3g} to {per * ends[1]:.3g}]"
-    return f"{name}: {per * fit.fit.slope:.3g} ms per {unit}{interval}"
+    interval = "" if ends is None else f" [{time_text(per * ends[0])} to {time_text(per * ends[1])}]"
+    return f"{name}: {time_text(per * fit.fit.slope)} per {unit}{interval}"
 
 
 def operations_chart(points: Sequence[StagePoint], peak_flops_per_s: float | None) -> Chart:
@@ -265,7 +265,7 @@ def operations_chart(points: Sequence[StagePoint], peak_flops_per_s: float | Non
         texts = [
             (
                 f"{each.task} {each.setting}",
-                f"{stage}: {x:.3g} {unit} in {each.ms:.3g} ms, {each.tflop_per_s:.3g} TFLOP/s",
+                f"{stage}: {x:.3g} {unit} in {time_text(each.ms)}, {each.tflop_per_s:.3g} TFLOP/s",
                 *([] if each.mfu is None else [f"MFU {100 * each.mfu:.3g} %"]),
             )
             for x, each in own
@@ -306,7 +306,7 @@ def decoder_parts_chart(profiles: Sequence[ProfiledRequest]) -> Chart:
     parts = [[100 * row[part] / total for row, total in zip(rows.values(), totals, strict=True)] for part in PARTS]
     names = [PART_NAMES.get(part, part) for part in PARTS]
     texts = [
-        [(name, f"{label}: {row[part]:.3g} ms, {100 * row[part] / total:.1f} %",
+        [(name, f"{label}: {time_text(row[part])}, {100 * row[part] / total:.1f} %",
                     f"mean of {counted(len(profiles), 'profiled request')}")
          for (name, row), total in zip(rows.items(), totals, strict=True)]
         for part, label in zip(PARTS, names, strict=True)

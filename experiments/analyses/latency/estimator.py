@@ -35,6 +35,7 @@ from experiments.analyses.latency.stage_regression import (
     stage_times,
 )
 from experiments.fitting.intervals import conformal_ratios
+from experiments.fitting.regression import LEAST_SPAN
 
 SCHEMA_VERSION = 1
 KIND = "latency_estimator"
@@ -215,11 +216,16 @@ def ranges_of(requests: RequestColumns) -> dict[str, tuple[float, float]]:
 
 def caveats_of(samples: TimedSamples) -> list[AnalysisCaveat]:
     """Caveats of what these samples cannot show."""
+    ranges = ranges_of(samples.requests)
     found = [
         AnalysisCaveat.of("one_value", name=name, value=smallest)
-        for name, (smallest, largest) in ranges_of(samples.requests).items()
+        for name, (smallest, largest) in ranges.items()
         if smallest == largest and name not in lacked_knobs(samples)
     ]
+    # A knob's values are far apart by what they do; lengths are whatever the samples had.
+    shortest, longest = ranges["prompt_tokens"]
+    if shortest < longest < LEAST_SPAN * shortest:
+        found.append(AnalysisCaveat.of("short_span", name="prompt_tokens", smallest=shortest, largest=longest))
     found += [
         AnalysisCaveat.of("unknown_knob", name=title, num_values=count)
         for title, count in unknown_knobs(samples).items()

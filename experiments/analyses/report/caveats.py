@@ -155,5 +155,6 @@ def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]
     ):
         values = [value for entry in entries if (value := getattr(entry, key)) is not None]
         if values:
-            facts.append((name, f"{factor * max(values):.3g} {unit}"))
+            # Three digits, and no exponent.
+            facts.append((name, f"{float(f'{factor * max(values):.3g}'):g} {unit}"))
     return facts

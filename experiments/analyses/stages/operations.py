@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from experiment_core_utils.models.interface import STAGES
-from experiments.analyses.stages.scaling import LineFit, fit_line
+from experiments.analyses.stages.scaling import LineFit, known_line
 
 TERA = 1e12
 
@@ -68,5 +68,5 @@ def stage_lines(samples: pd.DataFrame) -> dict[str, tuple[LineFit | None, str | 
         known = frame.dropna(subset=[f"{stage}_tflop", f"{stage}_ms"])
         pictures = list(zip(known["task"], known["image_id"], strict=True))
         settings = list(zip(known["task"], known["setting"], strict=True))
-        lines[stage] = fit_line(list(known[f"{stage}_tflop"]), list(known[f"{stage}_ms"]), (pictures, settings))
+        lines[stage] = known_line(list(known[f"{stage}_tflop"]), list(known[f"{stage}_ms"]), (pictures, settings))
     return lines

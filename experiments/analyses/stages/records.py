@@ -125,7 +125,7 @@ def _fit_fields(fit: LineFit | None, reason: str | None, unit: str) -> dict[str,
         "num_clusters": "num_clusters", "x_min": "x_min", "x_max": "x_max",
     }  # fmt: skip
     fields = {name: None if fit is None else getattr(fit, own) for name, own in names.items()}
-    return fields | {"reason": reason if fit is None else fit.reason}
+    return fields | {"reason": reason}
 
 
 def _flops_fields(sweep: Sweep, found: StageAnalysis) -> dict[str, Any]:

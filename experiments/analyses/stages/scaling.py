@@ -11,6 +11,7 @@ from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.knobs.registry import all_knobs, knob_named
 from experiments.analyses.stages.fractions import Generation, grouped, sums_by_cluster
 from experiments.fitting.intervals import drawn_sums, interval
+from experiments.fitting.regression import LEAST_SPAN
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,10 @@ class LineFit:
 def fit_line(
     x: Sequence[float], y: Sequence[float], clusterings: Sequence[Sequence[Hashable]]
 ) -> tuple[LineFit | None, str | None]:
-    """The line, or None with the reason: fewer than 3 points, or all at one x.
+    """The line, or None with the reason: fewer than 3 points, or no span of x.
 
     Args:
+        x: 0 or more.
         clusterings: for each way, the cluster of each point.
 
     Raises:
@@ -62,6 +64,8 @@ def fit_line(
         return None, f"{len(xs)} points; a line with its scatter needs at least 3"
     if np.ptp(xs) == 0:
         return None, f"all points have the same x ({xs[0]:g})"
+    if xs.max() < LEAST_SPAN * xs.min():
+        return None, f"x is {xs.min():.6g} to {xs.max():.6g}, and a slope takes {LEAST_SPAN:g} times the smallest x"
     # Centred, so that sums of squares keep their digits.
     centre = xs.mean()
     middle, slope = (float(each) for each in _solved(_sums_by_cluster(xs - centre, ys, [0] * len(xs))[0]))
@@ -83,6 +87,19 @@ def fit_line(
         x_max=float(xs.max()),
         reason=None if draws else "no interval: all points belong to one cluster",
     ), None
+
+
+def known_line(
+    x: Sequence[float], y: Sequence[float], clusterings: Sequence[Sequence[Hashable]]
+) -> tuple[LineFit | None, str | None]:
+    """The line as `fit_line` has it, or None with the reason, also where its slope is not known within a half of it."""
+    fit, reason = fit_line(x, y, clusterings)
+    if fit is None or fit.slope_ci95 is None:
+        return None, reason if fit is None else fit.reason
+    low, high = fit.slope_ci95
+    if high - low > abs(fit.slope):
+        return None, "the points scatter too much: the 95 % interval of the slope is wider than the slope"
+    return fit, None
 
 
 def _sums_by_cluster(x: np.ndarray, y: np.ndarray, clusters: Sequence[Hashable]) -> np.ndarray:
@@ -200,5 +217,5 @@ def levels_apart(
 def _line(generations: Sequence[Generation], task: str, stage: str, levels: Mapping[str, Level]) -> StageLine:
     points = points_of(generations, stage)
     ways = [point.generation.picture for point in points], [each.generation.setting for each in points]
-    fit, reason = fit_line([each.x for each in points], [each.ms for each in points], ways)
+    fit, reason = known_line([each.x for each in points], [each.ms for each in points], ways)
     return StageLine(task, stage, DRIVERS[stage], levels, fit, reason)

@@ -1,7 +1,8 @@
 """Charts of stages: names of settings, and groups left out, which are counted."""
 
-from experiments.analyses.charts.stage_charts import settings_chart, some_groups
-from experiments.analyses.stages.fractions import Regime, StageFraction
+from experiments.analyses.charts.stage_charts import scaling_chart, settings_chart, some_groups
+from experiments.analyses.stages.fractions import Generation, Regime, StageFraction
+from experiments.analyses.stages.scaling import stage_lines
 
 
 def test_some_of_many_values_are_drawn_and_the_footnote_says_so() -> None:
@@ -26,3 +27,23 @@ def test_settings_have_their_names_where_there_is_room() -> None:
     many = settings_chart([regime(f"setting {each}", each) for each in range(100)], {})
     assert len(many.panels[0].y.ticks or ()) == 90
     assert many.footnote == "10 of 100 settings are drawn without their names"
+
+
+def generation(number: int, prompt_tokens: int, prefill_ms: float) -> Generation:
+    levels = {"top_k": 2, "num_active_blocks": 4}
+    return Generation(
+        "signs", f"setting {number % 3}", "low", levels, f"picture {number}", 0, prompt_tokens, None, prefill_ms, (3.0,)
+    )
+
+
+def test_a_slope_is_read_without_exponents_and_only_of_a_span() -> None:
+    def prefill_note(generations: list[Generation]) -> str:
+        panels = scaling_chart(generations, stage_lines(generations)).panels
+        return next(each.note for each in panels if each.title.startswith("Prefill"))
+
+    # 772 ms a token by chance of two lengths; 2 s for 100 tokens of prompts of 40 to 400.
+    near = [generation(number, 41 + number % 2, 5000 + 772.0 * (number % 2)) for number in range(12)]
+    assert "no slope, x is 41 to 42, and a slope takes 1.5 times the smallest x" in prefill_note(near)
+    far = [generation(number, 40 * number, 20.0 * 40 * number) for number in range(1, 11)]
+    assert "2.00 s per 100 tokens [2.00 s to 2.00 s]" in prefill_note(far)
+    assert "e+" not in prefill_note(near) + prefill_note(far) and "e-" not in prefill_note(near) + prefill_note(far)

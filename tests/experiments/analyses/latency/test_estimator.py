@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiments.analyses.latency.estimator import LatencyEstimator, expected_output_tokens
+from experiments.analyses.latency.estimator import LatencyEstimator, caveats_of, expected_output_tokens
 from experiments.analyses.latency.features import RequestSetting, TimedSamples
 from experiments.analyses.latency.stage_regression import PREDICTED, measured_times
 from tests.experiments.analyses.latency.synthetic_samples import launching_estimator, working_estimator, working_samples
@@ -142,6 +142,19 @@ def test_a_knob_with_one_value_is_named_and_has_no_coefficient() -> None:
         "num_active_blocks had one value (14): its effect is not known, other values are extrapolated" in fitted.caveats
     )
     assert "blocks" not in fitted.stages["T_decode_per_token"].work
+
+
+def test_prompts_that_are_nearly_equally_long_are_named() -> None:
+    samples = working_samples()
+    prompts = samples.requests.prompt_tokens
+    least = float(prompts.min())
+    assert not [each for each in caveats_of(samples) if "prompt_tokens" in each.sentence]
+    near = samples.take(prompts < 1.5 * least)
+    most = float(near.requests.prompt_tokens.max())
+    assert (
+        f"prompt_tokens was {least:g} to {most:g}: its effect is not known, other values are extrapolated"
+        in [each.sentence for each in caveats_of(near)]
+    )  # fmt: skip
 
 
 def test_too_few_samples_are_refused() -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.analyses.stages.scaling import fit_line
+from experiments.analyses.stages.scaling import fit_line, known_line
 
 
 def test_a_line_by_hand() -> None:
@@ -48,6 +48,29 @@ def test_without_spread_there_is_no_line_and_without_clusters_no_interval() -> N
     assert fit_line([4, 4, 4], [1, 2, 3], [[0, 1, 2]]) == (None, "all points have the same x (4)")
     fit, _ = fit_line([1, 2, 3], [1, 2, 3], [["a", "a", "a"]])
     assert fit is not None and fit.slope_ci95 is None and "one cluster" in (fit.reason or "")
+
+
+def test_without_a_span_there_is_no_slope() -> None:
+    """Prompts of 41 and 42 tokens, 7 ms apart by chance: no slope of 7 ms a token, and 1.5 times as long is enough."""
+    x, y, pictures = [42, 41, 42, 41], [27, 20, 28, 21], [["a", "b", "c", "d"]]
+    reason = "x is 41 to 42, and a slope takes 1.5 times the smallest x"
+    assert fit_line(x, y, pictures) == (None, reason) == known_line(x, y, pictures)
+    assert fit_line([0, 3, 3], [1, 2, 3], [[0, 1, 2]])[0] is not None
+    assert fit_line([2, 3, 3], [1, 2, 3], [[0, 1, 2]])[0] is not None
+    assert fit_line([3, 2.01, 3], [1, 2, 3], [[0, 1, 2]])[0] is None
+
+
+def test_a_slope_that_is_not_known_within_a_half_of_it_is_not_given() -> None:
+    generator = np.random.default_rng(3)
+    x = generator.uniform(100, 1000, 40)
+    noise = generator.normal(0, 1, 40)
+    # The error of the slope is about 1 / (260 * 40^0.5) = 0.0006 for noise of 1: the interval is +-0.0012.
+    known, reason = known_line(x, 0.01 * x + noise, [range(40)])
+    assert known is not None and reason is None
+    fit, reason = known_line(x, 0.0015 * x + noise, [range(40)])
+    assert fit is None and reason is not None and "wider than the slope" in reason
+    fit, reason = known_line(x, 0.01 * x + noise, [["a"] * 40])
+    assert fit is None and reason == "no interval: all points belong to one cluster"
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
