@@ -502,8 +502,8 @@ class MeasuringConfig(Part):
     until_precision: ProperFraction | None = Field(
         default=None,
         examples=[0.02],
-        description="end once the 95 % interval of the mean T_total of every setting is within this fraction of it, "
-        "such as 0.02",
+        description="end once the 95 % interval of how many times as long every two settings take is within this "
+        "fraction of it, such as 0.02; a setting alone is measured on every sample",
     )
     energy: Energy = "off"
     memory_timeline: MemoryTimeline = False
@@ -551,6 +551,10 @@ class MeasuringConfig(Part):
         if self.until_precision is not None and self.num_latency_samples is not None:
             raise ConfigurationError(
                 "--until_precision decides how many samples are measured, and so does --num_latency_samples; drop one"
+            )
+        if self.until_precision is not None and self.order == "blocked":
+            raise ConfigurationError(
+                "--until_precision ends the rounds of all settings together, and --order blocked has none; drop one"
             )
         if self.profiler is not None and self.num_latency_samples == 0:
             raise ConfigurationError(

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from scipy.special import ndtr, stdtrit
 
-from experiment_core_utils.primitives.statistics import relative_half_width
+from experiment_core_utils.primitives.contrasts import PairedContrasts
 from experiment_core_utils.records.settings import MeasuringOrder, Outliers, WarmUp
 
 T = TypeVar("T")
@@ -22,6 +22,8 @@ STABLE_RUNS = 3
 STABLE_WITHIN = 0.05
 # Fewer samples say too little about their own spread to stop on it.
 LEAST_SAMPLES_TO_STOP = 10
+# How many times as many samples there are when it is asked again whether they are enough.
+LOOK_FACTOR = 1.1
 # Iglewicz and Hoaglin's limit of the modified z-score, and what makes the first quartile of the distances of pairs of
 # normal values a standard deviation: 1 / (sqrt(2) * 0.31864), where 5 / 8 of normal values are below 0.31864.
 OUTLIER_Z = 3.5
@@ -77,21 +79,43 @@ def needs_another_run(totals_s: Sequence[float], least: int, most: int) -> bool:
 
 @dataclass(frozen=True)
 class PrecisionGoal:
-    """When a part of a setting's samples is enough."""
+    """When a part of the samples is enough: when how many times as long settings take as each other is known.
 
-    relative: float  #: half of the 95 % interval of the mean total time, as a fraction of that mean, at which to stop
+    It is asked of the mean logarithms that verdicts are of, and of their differences, in which a slow run counts alike
+    for all settings. The mean time of a setting has no such rule: an end before the rare slow runs have come looks
+    precise, and is too short. It is asked seldom, each time of a tenth more samples, since every time one more interval
+    has the chance to be narrow by luck.
+    """
+
+    relative: float  #: half of the 95 % interval of every two settings' ratio, as a fraction of it, at which to stop
 
     def of_shard(self, num_processes: int) -> "PrecisionGoal":
         """The goal of one of several processes, which checks its own samples: the interval of n times as many is
         narrower by sqrt(n)."""
         return PrecisionGoal(self.relative * math.sqrt(num_processes))
 
-    def is_reached(self, totals_s: Sequence[float], pictures: Sequence[Hashable]) -> bool:
-        """Whether these samples are enough; never for fewer than 10."""
-        if len(totals_s) < LEAST_SAMPLES_TO_STOP:
+    @staticmethod
+    def last_look(num_samples: int) -> int:
+        """The largest number of samples, of so many, at which it is asked; 0 below 10."""
+        look = LEAST_SAMPLES_TO_STOP if num_samples >= LEAST_SAMPLES_TO_STOP else 0
+        while look and (following := math.ceil(LOOK_FACTOR * look)) <= num_samples:
+            look = following
+        return look
+
+    def is_reached(self, log_times: np.ndarray, pictures: Sequence[Hashable]) -> bool:
+        """Whether these samples are enough; never for one setting, or fewer than 10 samples that all settings have.
+
+        Args:
+            log_times: [S, N], of each sample the mean over its runs of the logarithm of the time; nan for none.
+            pictures: [N], the picture of each sample.
+        """
+        if len(log_times) < 2:
             return False
-        width = relative_half_width(totals_s, pictures)
-        return width is not None and width <= self.relative
+        found = PairedContrasts.of(log_times, np.array([str(each) for each in pictures]))
+        if found.num_samples < LEAST_SAMPLES_TO_STOP or found.no_verdict is not None:
+            return False
+        widest = max(float(found.errors(at).max()) for at in range(len(log_times)))
+        return found.critical() * widest <= math.log1p(self.relative)
 
 
 def find_outliers(totals_s: Sequence[Sequence[float]]) -> Outliers:

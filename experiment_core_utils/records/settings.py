@@ -4,6 +4,7 @@ Times are in seconds here and become the published milliseconds (`T_*`) in `j_re
 torch, so that stored results can be read and scored again without it.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -69,6 +70,11 @@ class MeasuredSample:
     def mean_total_s(self) -> float | None:
         """Mean total time of its runs; `T_total_mean` is its mean over samples. None without runs."""
         return mean_of([run.total_s for run in self.runs])
+
+    @property
+    def mean_log_s(self) -> float | None:
+        """Mean of the natural logarithm of its runs' total times in seconds, which is compared; None without runs."""
+        return mean_of([math.log(run.total_s) for run in self.runs])
 
     @property
     def energy_j(self) -> float | None:

@@ -1,15 +1,18 @@
 """One process's shard of the samples, measured in rounds and written to the journals of the settings."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
+
 from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.load import ConditionsMeter, conditions_meter, load_sampler
-from experiment_core_utils.meters.stability import PrecisionGoal
+from experiment_core_utils.meters.stability import LEAST_SAMPLES_TO_STOP, PrecisionGoal
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.interface import Concurrent, Served, Switchable, devices_of
 from experiment_core_utils.primitives.device import MemoryWindow, out_of_memory_named
@@ -57,8 +60,8 @@ class ShardMeasurer:
 
     A shard is a list of ids in the order in which they are measured. It may be the beginning of a longer one: what was
     measured on the first n ids of an order is taken up when the same setting comes again with more of them, as long as
-    its journals are there. Sampling may also stop inside a shard, where there are enough samples of every setting
-    (`--until_precision`); the end of each journal says how many ids it was given and how many it requested.
+    its journals are there. Sampling may also stop inside a shard, where there are enough samples to compare all
+    settings (`--until_precision`); the end of each journal says how many ids it was given and how many it requested.
 
     What is not measured is answered afterwards, setting by setting.
     """
@@ -89,9 +92,9 @@ class ShardMeasurer:
         self._warm_layouts: set[object] = set()
         num_samples = sum(map(len, context.shards.values()))
         self._outlook = Outlook(len(self.bench.latency_ids), num_samples)
-        self._goal: PrecisionGoal | None = None
+        self.goal: PrecisionGoal | None = None
         if config.until_precision is not None:
-            self._goal = PrecisionGoal(config.until_precision).of_shard(context.num_processes)
+            self.goal = PrecisionGoal(config.until_precision).of_shard(context.num_processes)
 
     def measure(self, requested: Mapping[Setting, Sequence[int]], progress: Progress) -> dict[str, ShardDone]:
         """Bring the journals of these settings to their ends, from wherever an earlier run left them.
@@ -121,7 +124,7 @@ class ShardMeasurer:
             alive = [each for each in at_work if each.failure is None]
             if alive and self._energy is not None and self.context.rank == 0:
                 self._measure_energy(alive, progress, self._energy)
-            number = num_requested(at_work)
+            number = num_requested(at_work, self.goal)
             for each in at_work:
                 end = each.end_before
                 if end is None or each.was_measured:
@@ -152,7 +155,7 @@ class ShardMeasurer:
             run_uid=context.run_uid,
         )
         journal = stack.enter_context(Journal(context.journals, header))
-        return SettingAtWork(setting, journal, Shard(sample_ids, finished, self._goal), header)
+        return SettingAtWork(setting, journal, Shard(sample_ids, finished), header)
 
     def _measure_energy(self, at_work: Sequence[SettingAtWork], progress: Progress, how: StageMeasurement) -> None:
         """Measure the energy of these settings after all of their samples: it disturbs no time."""
@@ -178,7 +181,7 @@ class ShardMeasurer:
         """Every attempt takes up what the ones before did not finish; in the last, samples fail for good."""
         attempts = self.config.max_config_retries + 1
         for attempt in range(1, attempts + 1):
-            number = num_requested(at_work)
+            number = num_requested(at_work, self.goal)
             due = [each for each in at_work if each.failure is None and not each.is_done(number)]
             if not due:
                 return
@@ -293,16 +296,25 @@ def ids_of(at_work: Sequence[SettingAtWork]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(sample_id for ids in by_length for sample_id in ids))
 
 
-def num_requested(at_work: Sequence[SettingAtWork]) -> int:
-    """How many ids from the front are requested: up to where there are enough of every setting that has not failed."""
+def num_requested(at_work: Sequence[SettingAtWork], goal: PrecisionGoal | None) -> int:
+    """How many ids from the front are requested: up to where there are enough, all without a goal."""
     most = max(len(each.shard.sample_ids) for each in at_work)
-    return next((place for place in range(most) if has_enough(at_work, place)), most)
+    looks = sorted({PrecisionGoal.last_look(place) for place in range(LEAST_SAMPLES_TO_STOP, most)})
+    return next((look for look in looks if has_enough(at_work, look, goal)), most)
 
 
-def has_enough(at_work: Sequence[SettingAtWork], place: int) -> bool:
-    """Whether every setting that is still in has enough samples among the first `place` ids."""
-    alive = [each for each in at_work if each.failure is None and each.error is None]
-    return bool(alive) and all(each.shard.is_enough(place) for each in alive)
+def has_enough(at_work: Sequence[SettingAtWork], place: int, goal: PrecisionGoal | None) -> bool:
+    """Whether the settings that are still in have enough samples among the first `place` ids.
+
+    It is decided from these alone, so that a run that was killed and resumed stops at the same id.
+    """
+    look = PrecisionGoal.last_look(place)
+    alive = [each.shard.timed(look) for each in at_work if each.failure is None and each.error is None]
+    if goal is None or not look:
+        return False
+    pictures = {sample_id: sample.image_id for samples in alive for sample_id, sample in samples.items()}
+    times = [[samples[each].mean_log_s if each in samples else math.nan for each in pictures] for samples in alive]
+    return goal.is_reached(np.array(times), [*pictures.values()])
 
 
 @dataclass
@@ -349,7 +361,7 @@ class RoundsOfAttempt:
         timed = [(place, each) for place, each in enumerate(ids_of(self.settings)) if each in bench.latency_ids]
         first: list[SampleAtWork] = []
         begin = size = 0
-        while begin < len(timed) and not has_enough(self.all_settings, timed[begin][0]):
+        while begin < len(timed) and not has_enough(self.all_settings, timed[begin][0], self.measurer.goal):
             size = model.samples_per_round(len(self.settings)) if isinstance(model, Switchable) else 1
             size = size if self.measurer.request_rate is None else batch_size(len(timed))
             ids = [sample_id for _, sample_id in timed[begin : begin + size]]

@@ -16,7 +16,7 @@ from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.meters.load import LoadSampler
-from experiment_core_utils.meters.stability import PrecisionGoal, needs_another_run, warm_up_of
+from experiment_core_utils.meters.stability import needs_another_run, warm_up_of
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.interface import Runnable, Stepwise, devices_of
 from experiment_core_utils.primitives.clock import HostClock
@@ -84,30 +84,19 @@ def load_noted(sampler: LoadSampler, journal: Journal, origin: JournalHeader, wi
 class Shard:
     """The ids of one process's samples, in order, and those that are finished.
 
-    Whether there are enough is decided in that order, before each id, from the samples in front of it alone. So a run
-    that was killed and resumed stops at the same id.
-
     Args:
         finished: samples by id; those of other processes are left out.
-        goal: None where every sample is requested.
     """
 
-    def __init__(
-        self, sample_ids: Sequence[int], finished: Mapping[int, FinishedSample], goal: PrecisionGoal | None
-    ) -> None:
+    def __init__(self, sample_ids: Sequence[int], finished: Mapping[int, FinishedSample]) -> None:
         self.sample_ids = tuple(sample_ids)
         self.finished = {each: finished[each] for each in self.sample_ids if each in finished}
-        self._goal = goal
         self._ids = frozenset(sample_ids)
 
-    def is_enough(self, place: int) -> bool:
-        """Whether the samples in front of this place are enough."""
-        if self._goal is None:
-            return False
+    def timed(self, place: int) -> dict[int, MeasuredSample]:
+        """The samples in front of this place that have times, by id."""
         done = [self.finished[each].measured for each in self.sample_ids[:place] if each in self.finished]
-        means = [(each.mean_total_s, each.image_id) for each in done if each is not None]
-        timed = [(total_s, picture) for total_s, picture in means if total_s is not None]
-        return self._goal.is_reached([total_s for total_s, _ in timed], [picture for _, picture in timed])
+        return {each.sample_id: each for each in done if each is not None and each.runs}
 
     @property
     def has_times(self) -> bool:
@@ -122,12 +111,6 @@ class Shard:
     def num_finished(self) -> int:
         """How many of its samples are finished."""
         return len(self.finished)
-
-    @property
-    def num_requested(self) -> int:
-        """How many ids from the front are requested, as far as the finished samples show."""
-        places = range(len(self.sample_ids)) if self._goal is not None else ()
-        return next((place for place in places if self.is_enough(place)), len(self.sample_ids))
 
     def lacks(self, sample_id: int) -> bool:
         """Whether a sample is one of the shard's and not finished."""

@@ -83,6 +83,7 @@ def test_the_models_own_is_a_tier_beside_the_published_ones() -> None:
         (["--until_precision", "2"], "--until_precision 2 is not possible; give less than 1, such as 0.02"),
         (["--until_precision", "0"], "--until_precision 0 is not possible; give more than 0, such as 0.02"),
         (["--until_precision", "nan"], "--until_precision nan is not possible"),
+        (["--until_precision", "0.1", "--order", "blocked"], "--order blocked has none; drop one"),
         (["--max_new_tokens", "0"], "--max_new_tokens 0.*at least 1"),
         (["--sample_by", "size"], "invalid choice: 'size'"),
         (["--ids", "3", "--sample_by", "question_type"], "--ids leaves nothing to draw"),

@@ -89,17 +89,24 @@ def test_samples_that_share_a_picture_count_as_one() -> None:
     assert relative_half_width([8.0, 8.0], ["a", "a"]) is None
 
 
-def test_precision_needs_ten_samples_and_a_narrow_interval() -> None:
-    goal = PrecisionGoal(0.02)
-    pictures = list("abcdefghij")
-    assert not goal.is_reached([1.0] * 9, pictures[:9])
-    assert goal.is_reached([1.0] * 10, pictures)
-    # Half at 0.97, half at 1.03: std sqrt(10 * 0.0009 / 9) = 0.031623, t(0.975, 9) = 2.262157, half width 0.022622.
-    values = [0.97, 1.03] * 5
-    assert relative_half_width(values) == pytest.approx(0.022622, 1e-4)
-    assert not goal.is_reached(values, pictures)
+def test_precision_needs_ten_samples_and_a_narrow_interval_of_every_ratio() -> None:
+    goal, pictures = PrecisionGoal(0.02), list("abcdefghij")
+    equal = np.zeros((3, 10))
+    assert not goal.is_reached(equal[:, :9], pictures[:9])
+    assert goal.is_reached(equal, pictures)
+    # A setting alone, a sample that one lacks, and ten samples of five pictures say too little.
+    assert not goal.is_reached(equal[:1], pictures)
+    lacking = equal.copy()
+    lacking[2, 4] = np.nan
+    assert not goal.is_reached(lacking, pictures)
+    assert not goal.is_reached(equal, list("aabbccddee"))
+    # Logarithms 0.03 apart in half of the samples each way: std 0.031623, error 0.01, t(0.975, 9) = 2.262157.
+    apart = np.array([[0.0] * 10, [-0.03, 0.03] * 5])
+    assert not goal.is_reached(apart, pictures)
     assert goal.of_shard(4).relative == pytest.approx(0.04)
-    assert goal.of_shard(4).is_reached(values, pictures)
+    assert goal.of_shard(4).is_reached(apart, pictures)
+    # Requests of very unequal lengths, alike for both settings, change nothing.
+    assert goal.of_shard(4).is_reached(apart + np.arange(10.0), pictures)
 
 
 def test_outliers_are_found_over_all_samples_and_named_by_their_run() -> None:

@@ -13,7 +13,7 @@ NO_MEMORY = MemoryReading(None, None, 0, "not measured")
 
 
 def at_work() -> SettingAtWork:
-    return SettingAtWork(SETTING, SimpleNamespace(), Shard(range(4), {}, None), SimpleNamespace())  # type: ignore[arg-type]
+    return SettingAtWork(SETTING, SimpleNamespace(), Shard(range(4), {}), SimpleNamespace())  # type: ignore[arg-type]
 
 
 def finish(each: SettingAtWork, sample: object) -> None:

@@ -107,13 +107,9 @@ def test_a_sample_that_is_finished_stays_so_when_its_picture_is_gone(tmp_path: P
     assert samples[0].measured is not None and samples[0].measured.runs[0].total_s == 1.0
 
 
-def test_the_end_says_how_many_ids_were_given_and_how_many_were_needed(tmp_path: Path) -> None:
+def test_the_end_says_how_many_ids_were_given(tmp_path: Path) -> None:
     ids = tuple(range(140, 0, -10))
     leave_journal(tmp_path, ids, ids[:12])
+    # A setting alone has no ratio that could be precise.
     done, samples = measure(tmp_path, PicturesModel(), ids, "--until_precision", "0.02")
-    # Ten equal times are precise enough.
-    assert (done.num_given, done.num_asked, len(samples)) == (14, 10, 12)
-    (tmp_path / "all").mkdir()
-    leave_journal(tmp_path / "all", ids, ids[:12])
-    done, samples = measure(tmp_path / "all", PicturesModel(), ids)
     assert (done.num_given, done.num_asked, len(samples)) == (14, 14, 14)
