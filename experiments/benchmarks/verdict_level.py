@@ -1,6 +1,11 @@
 """How often verdicts are wrong, and how often they find a difference: of mean latency, of accuracy, of P95 and P99.
 
 python -m experiments.benchmarks.verdict_level [--quick]
+python -m experiments.benchmarks.verdict_level --all [--repetitions 200] [--processes 16] [--json FILE] [--page PAGE]
+python -m experiments.benchmarks.verdict_level --from_json FILE --page PAGE
+
+With `--all` every word that is printed, of every quantity in every world (`verdict_words.py`); else three tables of
+the methods behind them.
 
 Latency: runs are made of a grid of settings whose tiers differ much, whose numbers of blocks differ by 5 % and whose
 top-k changes nothing, each sample twice, on a machine whose speed changes. `wrong` is the percentage of runs in which
@@ -13,10 +18,11 @@ Accuracy: twelve settings, eleven of which are as good as the first, or lose as 
 percentage of these that are surely not worse by 0.02. Percentiles: pairs of the same P95 or P99.
 """
 
+import argparse
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 from scipy import stats
@@ -26,115 +32,12 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.contrasts import PairedContrasts, ScoreContrasts
 from experiment_core_utils.primitives.statistics import CONFIDENCE
 from experiments.analyses.knobs.setting_variance import setting_variance
+from experiments.benchmarks.simulated_runs import STEP, WORLDS, Knobs, World, measured
+from experiments.benchmarks.verdict_words import cells_of, read_cells, save_cells, table_lines, write_page
 from experiments.fitting.verdicts import TAIL, fewest_for, tail_p_values
 
 PERCENT = {"p95": 95.0, "p99": 99.0}
-STEP = 0.05  # what one number of blocks takes more than the one before
-TIERS = {"low": 0.0, "medium": 0.75, "high": 1.15}  # logarithms of times
-NUM_RUNS = 2
 METHODS = ("blocked", "blocked, variance", "rounds", "ideal")
-
-
-@dataclass(frozen=True)
-class World:
-    """A machine, and requests on it; spreads are standard deviations of logarithms."""
-
-    name: str
-    noise: float = 0.04  #: of a run
-    drift: tuple[float, float] | None = None  #: spread of the machine's speed, and seconds over which it changes
-    bursts: tuple[float, float] | None = None  #: how many times as long, and seconds it lasts; a quarter of the time
-    heavy: bool = False  #: noise by Student's t of 3 degrees, and one run of 50 twice as long
-    per_picture: int = 1  #: questions, of which settings' peculiarities are shared
-    resolution: float = 0.0  #: seconds to which times are rounded
-
-
-WORLDS = (
-    World("steady"),
-    World("drift 5 %, 20 s", drift=(0.05, 20.0)),
-    World("drift 5 %, 120 s", drift=(0.05, 120.0)),
-    World("bursts x 1.35, 15 s", bursts=(1.35, 15.0)),
-    World("heavy tails, drift", heavy=True, drift=(0.05, 60.0)),
-    World("3 questions a picture", per_picture=3),
-    World("ties (20 ms clock)", resolution=0.02),
-)
-
-
-@dataclass(frozen=True)
-class Knobs:
-    """The grid of settings, and the truth of its times."""
-
-    levels: dict[str, list[str | int]]
-
-    @classmethod
-    def of(cls, num_settings: int) -> "Knobs":
-        """3 x 2 x 2, or 3 x 4 x 5 settings."""
-        top_ks, blocks = {12: (2, 2), 60: (4, 5)}[num_settings]
-        rows = list(product(TIERS, range(top_ks), range(blocks)))
-        return cls({name: [row[at] for row in rows] for at, name in enumerate(("vision", "top_k", "blocks"))})
-
-    @property
-    def log_times(self) -> np.ndarray:
-        """[S]."""
-        tiers, blocks = self.levels["vision"], self.levels["blocks"]
-        return np.array([TIERS[str(tier)] + STEP * int(block) for tier, block in zip(tiers, blocks, strict=True)])
-
-
-def speed(world: World, seconds: float, generator: np.random.Generator) -> np.ndarray:
-    """The logarithm of how slow the machine is at each half second."""
-    size = int(2 * seconds) + 2
-    slow = np.zeros(size)
-    if world.drift is not None:
-        spread, scale = world.drift
-        keep = np.exp(-0.5 / scale)
-        steps = generator.normal(0, spread * np.sqrt(1 - keep**2), size)
-        slow[0] = generator.normal(0, spread)
-        for at in range(1, size):
-            slow[at] = keep * slow[at - 1] + steps[at]
-    if world.bursts is not None:
-        factor, lasts = world.bursts
-        begin = 0.0
-        while begin < seconds:
-            begin += generator.exponential(3 * lasts)
-            end = begin + generator.exponential(lasts)
-            slow[int(2 * begin) : int(2 * end)] = np.log(factor)
-            begin = end
-    return slow
-
-
-def measured(world: World, knobs: Knobs, num_samples: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
-    """Logarithms of times [S, N], mean over the runs, `blocked`, in `rounds`, and on a `steady` machine."""
-    truth = knobs.log_times
-    size, number = len(truth), np.arange(num_samples) // world.per_picture
-    pictures = number.max() + 1
-    tiers = np.unique(np.array(knobs.levels["vision"]), return_inverse=True)[1]
-    own = truth[:, None] + np.log(0.055) + generator.normal(0, 0.2, pictures)[number]
-    own = own + generator.normal(0, 0.15, (3, pictures))[tiers][:, number]
-    own = own + generator.normal(0, 0.02, (size, pictures))[:, number]
-    noise = generator.normal(0, world.noise, (NUM_RUNS, size, num_samples))
-    if world.heavy:
-        noise = world.noise * generator.standard_t(3, noise.shape)
-        noise += np.log(2) * (generator.random(noise.shape) < 0.02)
-    times = own + noise
-    slow = speed(world, float(np.exp(times).sum()) * 1.5, generator)
-    found = {"steady": times}
-    # [P, R, S, N]: each run's place in the order of time.
-    shuffled = generator.permutation(size)
-    blocked = np.empty((NUM_RUNS, size, num_samples), dtype=np.int64)
-    blocked[:, shuffled] = np.arange(blocked.size).reshape(size, num_samples, NUM_RUNS).transpose(2, 0, 1)
-    orders = np.argsort(generator.random((NUM_RUNS, num_samples, size)), axis=-1)
-    rounds = np.argsort(orders, axis=-1).transpose(0, 2, 1)
-    rounds = rounds + size * (np.arange(num_samples) + num_samples * np.arange(NUM_RUNS)[:, None])[:, None]
-    for name, places in (("blocked", blocked), ("rounds", rounds)):
-        in_time = np.empty(places.size)
-        in_time[places.ravel()] = np.exp(times).ravel()
-        begins = np.concatenate([[0.0], in_time.cumsum()[:-1]])[places]
-        found[name] = times + slow[np.minimum((2 * begins).astype(int), len(slow) - 1)]
-    if world.resolution:
-        found = {
-            name: np.log(np.maximum(np.round(np.exp(each) / world.resolution), 1) * world.resolution)
-            for name, each in found.items()
-        }
-    return {name: each.mean(axis=0) for name, each in found.items()}
 
 
 def verdicts(world: World, knobs: Knobs, num_samples: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
@@ -249,13 +152,41 @@ def percentile_lines(num_pairs: int, seed: int) -> Iterator[str]:
         yield f"| {statistic.upper()} | {n} | {words[0]} | {words[1]} |"
 
 
+def _every_word(given: argparse.Namespace) -> int:
+    """Print the table of all words; 1 where a cell is beyond what is promised by more than chance."""
+    if given.from_json is not None:
+        cells = read_cells(given.from_json)
+    else:
+        cells = cells_of(given.repetitions, given.seed, given.processes, is_small=given.small)
+    if given.json is not None:
+        save_cells(cells, given.json)
+    for line in table_lines(cells):
+        print(line)
+    if given.page is not None:
+        write_page(cells, given.page)
+    beyond = [each for each in cells if each.is_beyond]
+    for each in beyond:
+        where = f"{each.table}, {each.world}, {each.num_samples} samples"
+        print(f"beyond chance: {where}, {each.column}: {each.percent:.1f} %")
+    return int(bool(beyond))
+
+
 def main() -> int:
-    """Print the three tables, of latency, of accuracy and of percentiles."""
+    """Print the table of all words, or the three tables, of latency, of accuracy and of percentiles."""
     parser = OneLineParser(description=__doc__)
     parser.add_argument("--num_runs", type=int, default=100, help="simulated runs for each row (default: 100)")
     parser.add_argument("--quick", action="store_true", help="few runs, of 12 settings and of few samples")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--all", action="store_true", help="every word, of every quantity in every world")
+    parser.add_argument("--small", action="store_true", help="with --all: the cases that showed faults, few samples")
+    parser.add_argument("--repetitions", type=int, default=200, help="with --all: runs of each case (default: 200)")
+    parser.add_argument("--processes", type=int, default=1, help="with --all: processes that share the runs")
+    parser.add_argument("--json", type=Path, help="with --all: the file that the cells are written to")
+    parser.add_argument("--from_json", type=Path, help="a file of --json: its table, nothing is simulated")
+    parser.add_argument("--page", type=Path, help="the page in which the table is replaced")
     given = parser.parse_args()
+    if given.all or given.from_json is not None:
+        return _every_word(given)
     runs = 8 if given.quick else given.num_runs
     tables: list[Callable[[], Iterator[str]]] = [
         lambda: latency_lines(
