@@ -10,6 +10,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -276,7 +277,9 @@ def _trade(num_settings: int, num_samples: int, loss: float, changed: float) -> 
         truth = Truth(-0.1 * np.arange(num_settings)[::-1], RIGHT - np.array([*losses, 0.0]), num_settings - 1)
         scores = answers(num_settings, pictures, losses, changed, generator)
         noise = generator.normal(0, 0.04, scores.shape) + generator.normal(0, 0.2, num_samples)
-        levels = {"vision": ["low"] * num_settings, "top_k": [0] * num_settings, "blocks": list(range(num_settings))}
+        levels: dict[str, list[str | int]] = {
+            "vision": ["low"] * num_settings, "top_k": [0] * num_settings, "blocks": [*range(num_settings)],
+        }  # fmt: skip
         grid = grid_of(levels, scores, truth.log_costs[:, None] + noise, pictures, IN_ROUNDS)
         found = objectives(grid, LATENCY_MEAN, NUM_DRAWS, 0)
         assert isinstance(found, Objectives)
@@ -328,15 +331,15 @@ def cases(is_small: bool = False) -> list[Case]:
 
     def time(world: World, n: int, kind: str = "rounds") -> None:
         name = world.name if kind == "rounds" else f"{kind}, {world.name}"
-        found.append(Case("time", name, n, lambda generator: _time_case(world, n, kind, generator)))
+        found.append(Case("time", name, n, partial(_time_case, world, n, kind)))
 
     def energy(spread: float, parts: float, passes: int) -> None:
         name = f"windows {spread:.1%}, parts {parts:.0%}, {passes} passes"
-        found.append(Case("energy", name, 32, lambda generator: _energy_case(spread, parts, passes, generator)))
+        found.append(Case("energy", name, 32, partial(_energy_case, spread, parts, passes)))
 
     def score(n: int, per: int, loss: float, changed: float) -> None:
         name = f"{changed:.0%} change, {loss:.2f} lost, {per} a picture"
-        found.append(Case("accuracy", name, n, lambda generator: _score_case(n, per, loss, changed, generator)))
+        found.append(Case("accuracy", name, n, partial(_score_case, n, per, loss, changed)))
 
     def trade(size: int, n: int, loss: float, changed: float) -> None:
         name = f"{size} settings, {changed:.0%} change, {loss:.2f} lost"
@@ -353,7 +356,7 @@ def cases(is_small: bool = False) -> list[Case]:
         for passes in (2, 4) if is_small else (2, 3, 4, 6):
             energy(spread, parts, passes)
     for n in numbers:
-        found.append(Case("FLOPs", "answers of other lengths", n, lambda generator, n=n: _flops_case(n, generator)))
+        found.append(Case("FLOPs", "answers of other lengths", n, partial(_flops_case, n)))
     for n, per, (loss, changed) in product((200,) if is_small else (52, 200, 501), (1, 3), _CHANGES):
         if not is_small or (per == 1 and changed == loss):
             score(n, per, loss, changed)
@@ -362,7 +365,7 @@ def cases(is_small: bool = False) -> list[Case]:
             trade(size, n, loss, changed)
     for runs, deviation in ((1, 0.0), (1, 0.02), (5, 0.02), (5, 0.07)):
         found.append(Case("two sides", f"{runs} a side, {deviation:.0%} between runs", 50,
-                          lambda generator, of=(runs, deviation): _sides_case(*of, generator)))  # fmt: skip
+                          partial(_sides_case, runs, deviation)))  # fmt: skip
     for n, (loss, changed) in product((52, 200, 1000), ((0.0, 0.02), (0.0, 0.06), (0.03, 0.06), (0.06, 0.1))):
         if not is_small:
             name = f"{changed:.0%} change, {loss:.2f} lost, a quarter longer"

@@ -34,12 +34,12 @@ def test_no_word_is_wrong_more_often_than_it_may_be() -> None:
 
 
 def test_not_worse_is_right_where_few_answers_change_and_all_for_the_worse() -> None:
-    """Seven settings that lose 0.02 by 2 % of answers: of 120 runs 17 may say it of one; sign flips did in 20 %."""
+    """Seven settings that lose 0.02 by 2 % of answers: of 240 runs 25 may say it of one; sign flips did in 15 to 20 %."""
     (case,) = [each for each in cases(is_small=True) if each.table == "accuracy"]
-    found = [case.run(np.random.default_rng([7, number])) for number in range(120)]
-    assert sum(each["not worse yes: wrong"] for each in found) <= 17
-    # binom(120, 0.95) is below 104 in less than 1 of 10,000.
-    assert sum(each["interval: holds"] for each in found) >= 104
+    found = [case.run(np.random.default_rng([7, number])) for number in range(240)]
+    assert sum(each["not worse yes: wrong"] for each in found) <= 25
+    # Fewer than 214 of 240 at 95 % are less likely than 1 : 10,000.
+    assert sum(each["interval: holds"] for each in found) >= 214
 
 
 def any_pair(of: object, log_costs: np.ndarray, replication: object) -> bool:
