@@ -73,6 +73,7 @@ from experiment_core_utils.sweep.plan import (
     run_uid_of,
     settings_of,
     tidy_folder,
+    unusable_lines_of,
 )
 from experiment_core_utils.sweep.requests import first_final_prompt
 from experiment_core_utils.sweep.run import (
@@ -163,12 +164,14 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         broadcast_from_main(lambda: fill_in_places(requested, ledger), accelerator)
         due = settings_of(keys, requested.settings)
         left_out = left_out_by(config, requested.source, requested.grid)
+        unusable = broadcast_from_main(lambda: unusable_lines_of(requested, due), accelerator)
         if accelerator.is_main_process:
             faults = broken_rows(requested.task, requested.sample_ids) if due else []
             broken = ["\n".join(broken_rows_lines(faults, len(requested.sample_ids)))] if faults else []
             for line in left_out:
                 print(line, file=sys.stderr, flush=True)
-            for line in [*broken, *data_remarks(requested.task), *replaced_results_lines(requested, ledger, keys)]:
+            replaced = replaced_results_lines(requested, ledger, keys)
+            for line in [*broken, *data_remarks(requested.task), *replaced, *unusable]:
                 print(f"warning: {line}", file=sys.stderr, flush=True)
             for line in knob_lines(requested):
                 print(line, file=sys.stderr, flush=True)

@@ -355,12 +355,20 @@ def test_values_that_the_strategy_leaves_out_are_named(tiny_checkpoint: Path, tm
     assert report.left_out == ("left out by the sampling strategy: top-k 3 (--sampling_strategy full measures all)",)
 
 
-def test_a_prompt_beyond_the_context_fails_its_setting(tiny_checkpoint: Path, tmp_path: Path) -> None:
+def test_a_prompt_beyond_the_context_fails_its_setting(
+    tiny_checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tiny_config(tiny_checkpoint, tmp_path, "--vision_tokens_list", "8640", "--top_k_list", "4")
     config = config.replaced(num_active_blocks_list=(4,), num_samples=1, config_retry_delay=0.0, max_config_retries=1)
     report = run_profiling(config)
     (failure,) = report.failed.values()
-    assert "is longer than the model's context of 4096" in failure.reason
+    fault = "is longer than the model's context of 4096"
+    assert fault in failure.reason
+    # It is known before the model is loaded, as in the plan.
+    (key,) = report.failed
+    before, _, _ = capsys.readouterr().err.partition("loading ")
+    (line,) = [each for each in before.splitlines() if fault in each]
+    assert line.startswith(f"warning: {key}: ") and line in describe_plan(config).text.splitlines()
 
 
 def test_token_targets_name_their_files(tiny_checkpoint: Path, tmp_path: Path) -> None:

@@ -55,6 +55,22 @@ class PlannedRequests(Protocol):
         """A request at the setting."""
 
 
+def unusable_lines(planned: PlannedRequests, settings: Sequence[Setting], reference: Setting | None) -> list[str]:
+    """A line for each setting at which not all of the samples looked at can be run, with the first reason.
+
+    Args:
+        reference: without it no setting is compared with the model as it is; None where it is not measured.
+    """
+    lines = []
+    for setting in settings:
+        request = planned.at(setting)
+        is_lost = request.prompt_tokens is None and setting == reference
+        end = " (the reference, so that nothing is compared with the model as it is)" if is_lost else ""
+        if request.unusable_reason is not None:
+            lines.append(f"{setting.key}{end}: {request.unusable_reason}")
+    return lines
+
+
 def of_first_samples(
     task: Task, sample_ids: Sequence[int], look: Callable[[Sample], T], most: int = INSPECTED_SAMPLES
 ) -> list[T]:

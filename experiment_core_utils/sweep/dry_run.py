@@ -22,6 +22,7 @@ from experiment_core_utils.d_energy_tracking import energy_plan_lines
 from experiment_core_utils.f_experiment_info import describe_hardware, shown_endpoints
 from experiment_core_utils.knobs.setting import reference_setting
 from experiment_core_utils.l_results_csv_cleaning import read_results
+from experiment_core_utils.models.request_work import unusable_lines
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.collectives import processes_on_this_machine
 from experiment_core_utils.primitives.device import (
@@ -109,11 +110,9 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     has_rough = source.is_near_matmul and earlier.rates is None
     matmul_rate = matmul_flops_per_second(device, dtype) if has_rough else None
     weights_bytes = planned.weight_elements * dtype.itemsize
-    estimates, unusable = [], []
+    estimates = []
     for setting in requested.settings:
         request = planned.at(setting)
-        if request.unusable_reason is not None:
-            unusable.append(f"warning: {setting.key}: {request.unusable_reason}")
         is_done = ledger.result(setting.key) is not None
         memory_bytes = None if request.elements is None else weights_bytes + request.elements * dtype.itemsize
         work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
@@ -141,7 +140,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *([] if config.model.random_weights else decoding_sentences(source)),
         *prompt_lines(planned.final_prompt(requested.settings[0]), requested.prompt_form),
         *untried_sentences(source),
-        *unusable,
+        *(f"warning: {line}" for line in unusable_lines(planned, requested.settings, reference_setting(source.limits))),
         *broken_rows_lines(faults, len(task)),
         *data_remarks(task),
         *[f"warning: {line}" for line in replaced_results_lines(requested, ledger, due)],

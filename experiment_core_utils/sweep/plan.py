@@ -39,6 +39,7 @@ from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.meters.stability import measuring_order
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
+from experiment_core_utils.models.request_work import unusable_lines
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import environment_threads
@@ -229,6 +230,15 @@ def block_caveats(requested: RequestedRun, settings: Sequence[Setting]) -> list[
     if not choice.is_made:
         return [caveat("first_blocks")]
     return [] if choice.questions is not None else [caveat("blocks_chosen_unknown", file=str(choice.file))]
+
+
+def unusable_lines_of(requested: RequestedRun, settings: Sequence[Setting]) -> list[str]:
+    """`unusable_lines` of settings that are to be measured, by the first samples, before the model is loaded."""
+    if not settings:
+        return []
+    source, limit = requested.source, max_new_tokens_of(requested.config.task, requested.task)
+    planned = source.planned_requests(requested.task, requested.sample_ids, limit)
+    return unusable_lines(planned, settings, reference_setting(source.limits))
 
 
 def knob_lines(requested: RequestedRun) -> list[str]:

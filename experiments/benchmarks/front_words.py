@@ -18,10 +18,10 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
+from experiment_core_utils.primitives.replication import IN_ROUNDS
 from experiments.analyses.knobs.fronts import front_words
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, Objectives, objectives
-from experiments.analyses.knobs.setting_variance import NO_VARIANCE
 
 NUM_ON_FRONT = 4
 STEP, BEHIND, GAIN, NOISE = 0.1, 0.05, 0.04, 0.04  # logarithms of times, accuracy, and a run's spread
@@ -37,7 +37,7 @@ def measured(scores: np.ndarray, log_times: np.ndarray) -> Objectives:
     absent = np.full(scores.shape, np.nan)
     grid = TaskGrid(
         "simulated", "exact", 1.0, tuple(KnobPoint(each.key, each) for each in settings), ids, tuple(map(str, ids)),
-        scores, np.exp(log_times), absent, absent, log_times, NO_VARIANCE,
+        scores, np.exp(log_times), absent, absent, log_times, IN_ROUNDS,
     )  # fmt: skip
     # Words need no draws.
     found = objectives(grid, LATENCY_MEAN, 2, 0)

@@ -64,7 +64,8 @@ def _written(model: PreTrainedModel) -> str | None:
     Without storage, of one that it replaces.
     """
     decoder = model.get_decoder()
-    before, after = [], []
+    before: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+    after: list[tuple[str, torch.Tensor, torch.Tensor]] = []
     with torch.no_grad():
         for tokens, seen in ((SHORT, before), (LONG, after)):
             decoder(input_ids=_ids(model, tokens))

@@ -11,6 +11,7 @@ from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
+from experiment_core_utils.models.common.text_generation import context_fault
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.decoder import BlockShape
 from experiment_core_utils.models.costs.memory import cache_elements
@@ -84,9 +85,12 @@ class MolmoeWork:
                 crops, image_tokens = tiling[0] * tiling[1] + 1, image_part_tokens(self._processor, tiling, setting)
             tokens.append(shape.text_tokens + image_tokens)
             flops.append(architecture.request_flops(RequestSize(tokens[-1], self._limit, crops=crops)).stages)
-        return RequestWork(
-            statistics.fmean(tokens), mean_flops(flops), self._largest_elements(setting, architecture.decoder.blocks)
-        )
+        faults = [fault for each in tokens if (fault := context_fault(each, self._source.config)) is not None]
+        reason = f"the prompt {faults[0]}" if faults else None
+        if len(faults) == len(tokens):
+            return RequestWork(None, None, None, reason)
+        largest = self._largest_elements(setting, architecture.decoder.blocks)
+        return RequestWork(statistics.fmean(tokens), mean_flops(flops), largest, reason)
 
     def _shape(self, task: Task, sample: Sample) -> PromptShape:
         refuse_several_pictures(sample)

@@ -274,9 +274,9 @@ def _group_limit(router: nn.Module) -> tuple[int, str] | None:
     groups, num_groups = of_router.get("topk_group"), of_router.get("num_group", of_router.get("n_group"))
     experts = of_router.get("num_experts", of_router.get("n_routed_experts"))
     is_limited = of_router.get("topk_method") != "greedy"
-    if not all(isinstance(each, int) for each in (groups, num_groups, experts)) or not is_limited:
+    if not (isinstance(groups, int) and isinstance(num_groups, int) and isinstance(experts, int)):
         return None
-    if groups >= num_groups:
+    if not is_limited or groups >= num_groups:
         return None
     each = experts // num_groups
     return groups * each, f"a token may use {groups} of {num_groups} groups of {each} experts"
