@@ -237,7 +237,7 @@ def _choice_hook(counted: Counted, index: int, choice: _Choice) -> Any:
         counted.experts_per_token[index] = int(chosen.shape[-1])
         beside = [*_values(True, args, kwargs, output), *_values(False, args, kwargs, output)]
         weights = next((value for value in beside if _is_weight(value, chosen)), None)
-        if weights is not None:
+        if weights is not None and not weights.is_meta:
             counted.weighted_experts[index] = int((weights != 0).sum(dim=-1).max())
 
     return hook
