@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.interface import Stages
@@ -84,12 +85,18 @@ class TurnedKnobs:
     def __init__(self, model: nn.Module, adapters: Mapping[str, KnobAdapter]) -> None:
         self._model, self.adapters = model, adapters
         self._applied = ExitStack()
-        self.on_modules: dict[str, Any] = {}  #: in force of the knobs without an adapter, by name
+        self._others: dict[str, Any] = {}  # in force of the knobs without an adapter, by name
 
     @property
     def in_force(self) -> dict[str, Any]:
         """The values in force, by the knob's name."""
-        return {name: adapter.value for name, adapter in self.adapters.items()} | self.on_modules
+        return {name: adapter.value for name, adapter in self.adapters.items()} | self._others
+
+    @property
+    def on_modules(self) -> dict[str, Any]:
+        """The values in force, by name, of the knobs that act on the model's modules; a placebo acts on nothing."""
+        acting = {knob.name for knob in all_knobs() if type(knob).applied is not Knob.applied}
+        return {name: value for name, value in self._others.items() if name in acting}
 
     def apply(self, setting: Setting) -> ExitStack:
         """Put a setting in force; a knob that it has no value of is as in the model itself.
@@ -113,14 +120,14 @@ class TurnedKnobs:
     def put(self, values: Mapping[str, Any]) -> None:
         """Put values in force, by the knob's name, until others are."""
         self._applied.close()
-        self.on_modules = {}
+        self._others = {}
         for knob in all_knobs():
             value = values.get(knob.name, knob.neutral)
             if knob.name in self.adapters:
                 self.adapters[knob.name].put(value)
             elif knob.name in values:
                 self._applied.enter_context(knob.applied(self._model, value))
-                self.on_modules[knob.name] = value
+                self._others[knob.name] = value
 
     @property
     def _counting(self) -> dict[str, CountingAdapter]:

@@ -143,3 +143,10 @@ def test_a_knob_of_requests_says_what_is_in_force() -> None:
     assert (knob.unsupported_reason, knob.value) == (None, None)
     knob.put(6)
     assert (knob.value, RequestKnob().value) == (6, None)
+
+
+def test_a_placebo_acts_on_no_module_and_comes_back() -> None:
+    knobs = TurnedKnobs(nn.Linear(2, 2), {})
+    with knobs.apply(Setting({"placebo": "again"})):
+        assert knobs.in_force == {"placebo": "again"} and knobs.on_modules == {}
+    assert knobs.in_force == {}
