@@ -127,7 +127,7 @@ def before_stop(text: str, stop: Sequence[str], is_open: bool = False) -> str | 
     Args:
         is_open: as of `thinking_spans`.
     """
-    found = [place for each in stop for place in _places(text, each)]
+    found = places_of_stops(text, stop)
     spans = thinking_spans(text, is_open) if found else []
     for begin, end in sorted(found):
         behind = max((span_end for _, span_end in spans if span_end <= begin), default=None)
@@ -135,6 +135,18 @@ def before_stop(text: str, stop: Sequence[str], is_open: bool = False) -> str | 
         if not is_inside and (behind is None or text[behind:end].strip()):
             return text[:begin]
     return None
+
+
+def next_mark(text: str, begin: int) -> int:
+    """Where the next tag or channel begins, at `begin` or behind it; the end of the text without one."""
+    tag = _TAG.search(text, begin)
+    own = [] if tag is None else [tag.start()]
+    return min([*own, *(place for mark in CHANNEL_MARKS if (place := text.find(mark, begin)) >= 0), len(text)])
+
+
+def places_of_stops(text: str, stop: Sequence[str]) -> list[Span]:
+    """Where stop texts are in a text, those that overlap too: [begin, end) each."""
+    return [place for each in stop for place in _places(text, each)]
 
 
 def _places(text: str, part: str) -> Iterator[Span]:

@@ -1,6 +1,7 @@
 """How an answer ends before the limit of tokens: at an end-of-sequence, or at a stop text."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +17,8 @@ from experiment_core_utils.tasks.answers import (
     answer_in,
     before_stop,
     is_thinking_opened_by,
+    next_mark,
+    places_of_stops,
     thinking_spans,
     up_to_stop,
 )
@@ -49,12 +52,18 @@ class AnswerEnds:
         """Whether generation ends with the last of these tokens."""
         return not self.are_ignored and self._is_end(token_ids)
 
+    @property
+    def longest_stop(self) -> int:
+        """How many tokens a stop text may have, of which each is at least a byte, and a character at most four."""
+        return 4 * max(map(len, self.stop), default=0) + 4
+
     def up_to_end(self, token_ids: Sequence[int]) -> tuple[list[int], bool]:
         """Ids up to the first end, that one included, and whether there is one; also where ends are ignored."""
-        for number in range(1, len(token_ids) + 1):
-            if self._is_end(token_ids[:number]):
-                return list(token_ids[:number]), True
-        return list(token_ids), False
+        generated = list(self.up_to_eos(token_ids))
+        stop = self._tokens_up_to_stop(generated) if self.stop else None
+        if stop is not None:
+            return generated[:stop], True
+        return generated, bool(generated) and generated[-1] in self.token_ids
 
     def generated(self, token_ids: Sequence[int]) -> list[int]:
         """What of a row of a batch was generated for it: up to the first end, or everything where ends are ignored."""
@@ -76,14 +85,7 @@ class AnswerEnds:
             return 0
         # Channels end with the answer's text; what comes after it is not before it.
         end = max((each for begin, each in spans if each < len(text)), default=len(text))
-        least, most = 1, len(token_ids)
-        while least < most:
-            middle = (least + most) // 2
-            if len(self.raw_text(token_ids[:middle])) < end:
-                least = middle + 1
-            else:
-                most = middle
-        return least
+        return self._tokens_up_to(end, token_ids, self.raw_text)
 
     def raw_text(self, token_ids: Sequence[int]) -> str:
         """The text up to the first end as it is; thinking is in it."""
@@ -103,12 +105,50 @@ class AnswerEnds:
         return token_ids[-1] in self.token_ids or (bool(self.stop) and self._has_stop(token_ids))
 
     def _has_stop(self, token_ids: Sequence[int]) -> bool:
-        """Looks at the last tokens first, of which each is at least a byte, and a character at most four."""
-        assert self.text_of is not None
-        tail = self.text_of(token_ids[-4 * max(map(len, self.stop)) - 4 :])
-        if not any(each in tail for each in self.stop):
+        if not self.has_stop_in(token_ids[-self.longest_stop :]):
             return False
+        assert self.text_of is not None
         return before_stop(self.text_of(token_ids), self.stop, self.is_thinking_open) is not None
+
+    def has_stop_in(self, last_ids: Sequence[int]) -> bool:
+        """Whether a stop text is in the last tokens of an answer, whether or not it ends that."""
+        if not self.stop:
+            return False
+        assert self.text_of is not None
+        text = self.text_of(last_ids)
+        return any(each in text for each in self.stop)
+
+    def _tokens_up_to_stop(self, token_ids: Sequence[int]) -> int | None:
+        """The least number of tokens that contain a stop text that ends the answer; None where none does.
+
+        Whether one does is asked of the text up to it, since thinking may be told as such only by what follows. Of the
+        stop texts between two marks of thinking the first stands for all, so that a long thought costs no more.
+        """
+        assert self.text_of is not None
+        text = self.text_of(token_ids)
+        places = sorted(places_of_stops(text, self.stop), key=lambda place: place[1])
+        thinking_until = 0
+        for _, end in places:
+            if end <= thinking_until:
+                continue
+            number = self._tokens_up_to(end, token_ids, self.text_of)
+            before = self.text_of(token_ids[:number])
+            if before_stop(before, self.stop, self.is_thinking_open) is not None:
+                return number
+            spans = thinking_spans(before, self.is_thinking_open)
+            if spans and spans[-1][1] == len(before):
+                thinking_until = next_mark(text, end)
+        return None
+
+    @staticmethod
+    def _tokens_up_to(length: int, token_ids: Sequence[int], text_of: TextOf) -> int:
+        """The least number of tokens, 1 or more, whose text has so many characters, each of them whole."""
+
+        def length_of(number: int) -> int:
+            # Of a character of several tokens the first ones are shown as U+FFFD.
+            return len(text_of(token_ids[:number]).rstrip("\ufffd"))
+
+        return 1 + bisect_left(range(1, len(token_ids)), length, key=length_of)
 
 
 NO_ENDS = AnswerEnds()
@@ -136,8 +176,13 @@ class StopTexts(StoppingCriteria):
         self._ends, self._prompt_tokens = ends, prompt_tokens
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        rows = input_ids[:, self._prompt_tokens :].tolist()
-        reached = [ends.are_reached(row) for ends, row in zip(self._ends, rows, strict=True)]
+        answers = input_ids[:, self._prompt_tokens :]
+        # Of an answer of n tokens, n times its last tokens are read and not n times the whole.
+        tails = answers[:, -max(ends.longest_stop for ends in self._ends) :].tolist()
+        reached = [
+            ends.are_reached(answers[row].tolist() if ends.has_stop_in(tail) else tail)
+            for row, (ends, tail) in enumerate(zip(self._ends, tails, strict=True))
+        ]
         return torch.tensor(reached, device=input_ids.device)
 
 

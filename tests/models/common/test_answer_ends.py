@@ -1,5 +1,6 @@
 """Ends of answers by hand-made tokens, and the ends that a checkpoint names."""
 
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,44 @@ def test_where_ends_are_ignored_generation_goes_on_and_the_answer_ends_all_the_s
 
 def words(token_ids: Sequence[int]) -> str:
     return "".join(("<think>", "hm ", "</think>", "red", "\n\n")[token] for token in token_ids)
+
+
+PIECES = (b"<think>", b"hm ", b"</think>", b"red", b"\n\n", "\u3002".encode()[:1], "\u3002".encode()[1:], b"<answer>")
+
+
+def of_bytes(token_ids: Sequence[int]) -> str:
+    """Text of pieces of bytes, of which two make one full stop."""
+    return b"".join(PIECES[token] for token in token_ids if token != EOS).decode(errors="replace")
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_the_first_end_is_where_generation_would_have_ended(is_open: bool) -> None:
+    generator = random.Random(3)
+    found = AnswerEnds(frozenset({EOS}), ("\n\n", "\u3002", "d\n"), of_bytes, is_thinking_open=is_open)
+    for _ in range(400):
+        tokens = generator.choices([*range(len(PIECES)), EOS], weights=[3, 9, 3, 9, 3, 3, 3, 1, 1], k=12)
+        first = next((number for number in range(1, 13) if found.are_reached(tokens[:number])), None)
+        assert found.up_to_end(tokens) == (tokens[:first], first is not None), tokens
+
+
+@pytest.mark.parametrize("stop", [(), ("\n\n",), ("never",)])
+def test_an_answer_four_times_as_long_costs_about_four_times_as_much(stop: tuple[str, ...]) -> None:
+    def read(number: int) -> int:
+        """Tokens that are turned into text for the end of an answer behind a thought with many stop texts."""
+        count = 0
+
+        def counting(token_ids: Sequence[int]) -> str:
+            nonlocal count
+            count += len(token_ids)
+            return of_bytes(token_ids)
+
+        tokens = [0, *([1, 4] * number), 2, *([3] * number), 4, 3]
+        found = AnswerEnds(frozenset({EOS}), stop, counting).up_to_end(tokens)
+        assert found == ((tokens[:-1], True) if stop == ("\n\n",) else (tokens, False))
+        return count
+
+    # A search in n tokens has a logarithm of n steps: two more for four times as many, of 12.
+    assert read(4 * 1024) <= 4 * 1.25 * read(1024)
 
 
 @pytest.mark.parametrize(
