@@ -58,7 +58,8 @@ def test_a_cpu_has_no_gpu_figures() -> None:
     assert found["torch_threads"] == torch.get_num_threads()
     assert found["ram_bytes"] > 100 * 2**20
     assert set(found) == {
-        "device", "gpu_name", "gpu_memory_bytes", "cuda", "num_gpus", "cpu", "cpu_count", "torch_threads", "ram_bytes",
+        "device", "gpu_name", "gpu_memory_bytes", "cuda", "num_gpus", "cpu", "cpu_count", "cpu_quota", "torch_threads",
+        "ram_bytes",
     }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from experiment_core_utils.meters.nvml import GpuDescription, NvmlGpu
+from experiment_core_utils.primitives.cpu_threads import cpu_quota
 from experiment_core_utils.primitives.device import gpu_uuid, visible_gpus
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.files import IS_CHECKOUT, REPOSITORY
@@ -44,6 +45,7 @@ def host_hardware() -> Hardware:
         num_gpus=torch.cuda.device_count(),
         cpu=cpu_name(),
         cpu_count=os.cpu_count(),
+        cpu_quota=cpu_quota(),
         torch_threads=torch.get_num_threads(),
         ram_bytes=psutil.virtual_memory().total,
     )

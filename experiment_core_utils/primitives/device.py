@@ -12,11 +12,9 @@ from typing import Protocol
 import psutil
 import torch
 
-from experiment_core_utils.primitives.cpu_threads import environment_threads
+from experiment_core_utils.primitives.cpu_threads import CGROUP, available_cpus, cpu_quota, environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
 from experiment_core_utils.records.requests import MemoryReading
-
-CGROUP = Path("/sys/fs/cgroup")
 
 
 class Marks(Protocol):
@@ -136,12 +134,13 @@ class TokenCopies:
 def set_cpu_threads(requested: int | None, processes_here: int) -> None:
     """Threads for torch's CPU work: as requested, else OMP_NUM_THREADS, else the cores shared among the processes.
 
-    Cores are those that this process may use; OMP_NUM_THREADS takes no more than those.
+    Cores are those that this process may keep busy, a container's quota counted; OMP_NUM_THREADS takes no more than
+    those.
 
     Raises:
         ConfigurationError: OMP_NUM_THREADS is not a number of threads.
     """
-    cores, given = len(os.sched_getaffinity(0)), environment_threads()
+    cores, given = available_cpus(CGROUP), environment_threads()
     if requested is None:
         requested = max(cores // processes_here, 1) if given is None else min(given, cores)
     torch.set_num_threads(requested)
@@ -155,9 +154,8 @@ def usable_cores(pids: Collection[int] | None = ()) -> float:
     """
     given = [os.sched_getaffinity(pid) for pid in (0, *pids)] if pids is not None else []
     cores = len(set.union(*given)) if given else os.cpu_count() or 1
-    file = CGROUP / "cpu.max"
-    quota, _, period = file.read_text().partition(" ") if file.is_file() else ("max", "", "")
-    return min(cores, int(quota) / int(period)) if quota.isdecimal() else cores
+    quota = cpu_quota(CGROUP)
+    return cores if quota is None else min(cores, quota)
 
 
 def available_memory_bytes() -> int:

@@ -111,6 +111,7 @@ class Hardware(Record):
     num_gpus: Count | None = None  #: GPUs that torch sees, used or not
     cpu: str | None = None  #: name of the processor; None if it cannot be read
     cpu_count: Count | None = None  #: logical processors of the machine; None if it cannot be read
+    cpu_quota: float | None = None  #: CPUs' worth of time that the control group allows; None if there is no limit
     torch_threads: Count | None = None  #: torch's CPU threads in the main process
     ram_bytes: Count | None = None  #: memory of the machine
 

@@ -134,6 +134,7 @@ class HardwareInfo(TypedDict):
     gpus: list[Mapping[str, Any]]
     cpu: str | None
     cpu_count: int | None
+    cpu_quota: float | None
     torch_threads: int
     total_ram_gb: float
 

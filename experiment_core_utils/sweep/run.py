@@ -28,6 +28,7 @@ from experiment_core_utils.models.hf.tensor_parallel import END, LOAD, LeadingMo
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.collectives import other_pids
+from experiment_core_utils.primitives.cpu_threads import available_cpus
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, WorkerLost
 from experiment_core_utils.primitives.in_step import Crew, join_crew
@@ -163,7 +164,7 @@ def bench_of(
         model,
         taken,
         request_budget_bytes(config.machine.request_cache_gb, processes_here),
-        num_preparation_workers(model.device, len(os.sched_getaffinity(0)) // processes_here),
+        num_preparation_workers(model.device, available_cpus() // processes_here),
         config.measuring.sample_timeout,
         keep_pictures=len({vision_of(setting) for setting in requested.settings}) > 1,
         digests=requested.digests,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.meters.counters import CounterMeter, rapl_counters
+from experiment_core_utils.meters.counters import CounterMeter, RaplCounter, rapl_counters
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.records.energy import EnergyOrigin
 from tests.scripted.simulated_meters import ScriptedClock
@@ -42,6 +42,32 @@ def test_packages_and_their_memory_are_read_once_each(powercap: Path) -> None:
     ]
     assert counters[0].origin == EnergyOrigin("package-0", "cpu", "rapl", "measured", "counter")
     assert counters[0].wraps_at_j == pytest.approx(262_143.32885)
+
+
+def test_two_names_of_one_counter_count_once(tmp_path: Path) -> None:
+    # AMD's dies show the counter of their package; Intel's have their own.
+    add_zone(tmp_path, "intel-rapl:0", "package-0-die-0", 64_000_000)
+    add_zone(tmp_path, "intel-rapl:1", "package-0-die-1", 64_000_000)
+    add_zone(tmp_path, "intel-rapl:1:0", "dram", 64_000_000)
+    add_zone(tmp_path, "intel-rapl:2", "package-1-die-0", 64_000_001)
+    found = [each.origin.device for each in rapl_counters(tmp_path)]
+    assert found == ["package-0-die-0", "package-0-die-1 dram", "package-1-die-0"]
+
+
+def test_a_counter_that_moves_between_readings_has_its_other_name_between_them(tmp_path: Path) -> None:
+    class Moving(RaplCounter):
+        """Of a package at 70 W that is read each 100 µs, near the end of its range."""
+
+        now_j = RANGE_UJ / 1e6 - 0.01
+
+        def read_j(self) -> float:
+            Moving.now_j += 0.007
+            return Moving.now_j % self.wraps_at_j
+
+    zones = [add_zone(tmp_path, f"intel-rapl:{number}", f"package-0-die-{number}", 1) for number in (0, 1)]
+    one, other = (Moving(zone, zone.name, "cpu") for zone in zones)
+    assert all(one.is_counter_of(other) for _ in range(4))
+    assert not one.is_counter_of(RaplCounter(zones[1], "own", "cpu"))
 
 
 def test_a_wrap_is_undone(powercap: Path) -> None:
