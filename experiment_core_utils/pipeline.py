@@ -94,7 +94,7 @@ from experiment_core_utils.sweep.steadiness import (
     open_loop_caveats,
     steadiness_part,
 )
-from experiment_core_utils.tasks.interface import answer_of
+from experiment_core_utils.tasks.interface import answer_of, scored
 from experiment_core_utils.tasks.sampling import few_samples_caveats
 
 FOLDER_SEEN_WITHIN_S = 90.0
@@ -381,7 +381,7 @@ def summarise_and_save(
     config = run.config
     is_search = config.search.pareto_search and setting != requested.beside
     answers = [answer_of(sample) for sample in merged.samples]
-    scoring = metric.score(answers)
+    scoring = scored(answers, metric)
     accuracy = summarise_accuracy(answers, scoring, metric)
     summary = summarise(merged.samples, accuracy, len(merged.failures))
     compute = setting_compute(setting, merged, model, run.provenance.model.dtype)

@@ -193,7 +193,7 @@ def library_faults_named(what: str) -> Iterator[None]:
         yield
     except ProfilerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a user's own code may end the program, and must not end it as if well
         # By its name: this module is imported without torch.
         if type(error).__name__ == "OutOfMemoryError":
             raise

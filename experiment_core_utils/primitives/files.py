@@ -293,7 +293,7 @@ def run_python_file(path: Path, flag: str) -> None:
         spec.loader.exec_module(module)
     except ProfilerError as error:
         raise ConfigurationError(f"{flag} {path}: {error}") from error
-    except Exception as error:  # whatever the code of a user raises
+    except (Exception, SystemExit) as error:  # whatever the code of a user raises
         raise ConfigurationError(
             f"{flag} {path} cannot be run ({type(error).__name__}: {first_line(error)}); correct it"
         ) from error

@@ -28,7 +28,7 @@ from experiment_core_utils.records.setting_result import (
 )
 from experiment_core_utils.tasks.answers import scored_text
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
-from experiment_core_utils.tasks.interface import Answer, Metric
+from experiment_core_utils.tasks.interface import Answer, Metric, scored, scores_of
 from experiment_core_utils.tasks.registry import get_metric, list_metrics
 
 AnyResult = TypeVar("AnyResult", bound=SettingResult)
@@ -97,7 +97,7 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
     answers = [stored_answer(sample) for sample in samples]
     origin = Rescoring(file=name, metric_before=metric_of(result), accuracy_before=result.accuracy)
     try:
-        scoring = metric.score(answers)
+        scoring = scored(answers, metric)
     except SampleError as error:
         raise ConfigurationError(f"{metric.name} cannot score {name}: {error}; choose another metric") from error
     accuracy = summarise_accuracy(answers, scoring, metric)
@@ -211,7 +211,7 @@ def compare_results(reference: SettingResult, result: SettingResult) -> PairedCo
 def scored_together(samples: Mapping[int, SampleResult], ids: Sequence[int], metric: Metric) -> dict[int, ScoredSample]:
     """The scores of these samples, compared among themselves only."""
     answers = [stored_answer(samples[sample_id]) for sample_id in ids]
-    scores = metric.score(answers).scores
+    scores = scores_of(answers, metric)
     return {
         sample_id: ScoredSample(answer.image_id, score.value)
         for sample_id, answer, score in zip(ids, answers, scores, strict=True)

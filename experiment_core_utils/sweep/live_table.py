@@ -6,7 +6,7 @@ from experiment_core_utils.primitives.statistics import bounded_mean_interval, d
 from experiment_core_utils.primitives.texts import ABSENT
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.sweep.sample_runs import SettingAtWork
-from experiment_core_utils.tasks.interface import Metric, answer_of
+from experiment_core_utils.tasks.interface import Metric, answer_of, scores_of
 
 
 class LiveTable:
@@ -42,7 +42,7 @@ class LiveTable:
             return ABSENT
         for sample in samples:
             if (key, sample.sample_id) not in self._scores:
-                (score,) = self._metric.score([answer_of(sample)]).scores
+                (score,) = scores_of([answer_of(sample)], self._metric)
                 self._scores[key, sample.sample_id] = score.value
         scores = [(self._scores[key, sample.sample_id], sample.image_id) for sample in samples]
         values = [value for value, _ in scores if value is not None]

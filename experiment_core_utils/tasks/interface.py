@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from PIL import Image
 
-from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.tasks.answers import answer_in, scored_text
 
@@ -130,15 +130,50 @@ class Metric(Protocol):
 
 
 def check_scorable(sample: Sample, metric: Metric) -> None:
-    """Raises SampleError for a sample that no answer could score; code from elsewhere runs only on real answers."""
+    """Score a sample's empty answer before the sample is measured; code from elsewhere runs only on real answers.
+
+    Raises:
+        SampleError: no answer could be scored.
+        ConfigurationError: the score is none that the metric may give.
+    """
     if not getattr(metric, "runs_foreign_code", False):
-        metric.score([answer_to(sample, "")])
+        scored([answer_to(sample, "")], metric, f"sample {sample.sample_id}, of which the answer is empty")
+
+
+def scored(answers: Sequence[Answer], metric: Metric, what: str = "") -> Scoring:
+    """The scores of answers.
+
+    Args:
+        what: the only answer's name in a message; without it, it is the answer itself.
+
+    Raises:
+        SampleError: an answer has no references.
+        ConfigurationError: the metric gives another number of scores, or one that is not finite or out of its range.
+    """
+    scoring = metric.score(answers)
+    _check_scores(scoring.scores, answers, metric, what)
+    return scoring
 
 
 def scores_of(answers: Sequence[Answer], metric: Metric) -> Sequence[Score]:
-    """The scores of answers, where the figure of the whole is not needed."""
+    """The scores of answers, where the figure of the whole is not needed; errors as of `scored`."""
     alone: Callable[[Sequence[Answer]], Sequence[Score]] | None = getattr(metric, "scores_of", None)
-    return metric.score(answers).scores if alone is None else alone(answers)
+    if alone is None:
+        return scored(answers, metric).scores
+    scores = alone(answers)
+    _check_scores(scores, answers, metric)
+    return scores
+
+
+def _check_scores(scores: Sequence[Score], answers: Sequence[Answer], metric: Metric, what: str = "") -> None:
+    if len(scores) != len(answers):
+        raise ConfigurationError(f"metric {metric.name} gave {len(scores)} scores of {len(answers)} answers")
+    for score, answer in zip(scores, answers, strict=True):
+        if score.value is not None and not 0 <= score.value <= metric.best:
+            raise ConfigurationError(
+                f"metric {metric.name} gave {score.value} to {what or repr(answer.prediction[:60])}; a score is "
+                f"from 0 to {metric.best:g}, or None"
+            )
 
 
 def require_references(metric: str, references: Sequence[str]) -> None:

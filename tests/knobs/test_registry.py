@@ -75,6 +75,12 @@ def test_a_file_is_run_once_until_it_changes(tmp_path: Path) -> None:
         unregister_knob("head_fraction")
 
 
+def test_a_file_that_ends_the_program_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text("import sys; sys.exit(0)")
+    with pytest.raises(ConfigurationError, match=r"ends.py cannot be run \(SystemExit: 0\); correct it"):
+        load_knob_module(tmp_path / "ends.py")
+
+
 def test_a_file_without_a_knob_is_refused(tmp_path: Path) -> None:
     (tmp_path / "none.py").write_text("x = 1")
     with pytest.raises(ConfigurationError, match="none.py registers no knob; call register_knob with one in it"):
