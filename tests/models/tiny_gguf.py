@@ -18,8 +18,13 @@ def _byte_tokens() -> list[str]:
     return [names[byte] for byte in range(256)]
 
 
-def write_tiny_gguf(path: Path, architecture: str = "llama", block_count: int = BLOCKS) -> dict[str, np.ndarray]:
-    """Write the file: feed-forward weights in blocks of 8 bits (Q8_0), all others in float32; returns the weights."""
+def write_tiny_gguf(
+    path: Path,
+    architecture: str = "llama",
+    block_count: int = BLOCKS,
+    kind: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
+) -> dict[str, np.ndarray]:
+    """Write the file: feed-forward weights of a type (blocks of 8 bits), all others in float32; returns the weights."""
     draws = np.random.default_rng(3)
     tokens = [*_SPECIAL, *_byte_tokens(), "he"]
     kv = WIDTH // HEADS * KV_HEADS
@@ -59,8 +64,7 @@ def write_tiny_gguf(path: Path, architecture: str = "llama", block_count: int = 
     writer.add_chat_template(TEMPLATE)
     for name, weight in weights.items():
         if "ffn_" in name and "norm" not in name:
-            packed = quants.quantize(weight, GGMLQuantizationType.Q8_0)
-            writer.add_tensor(f"{name}.weight", packed, raw_dtype=GGMLQuantizationType.Q8_0)
+            writer.add_tensor(f"{name}.weight", quants.quantize(weight, kind), raw_dtype=kind)
         else:
             writer.add_tensor(f"{name}.weight", weight)
     writer.write_header_to_file()

@@ -16,7 +16,7 @@ from transformers.utils.import_utils import is_gguf_available
 
 from experiment_core_utils.models.common.private_apis import gguf_architectures, gguf_header
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
-from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
+from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, first_line
 from experiment_core_utils.primitives.files import is_gguf, refuse_unreadable
 from experiment_core_utils.primitives.texts import shown
 
@@ -109,6 +109,14 @@ def _header(file: Path) -> tuple[Mapping[str, Any], int]:
         size = state.st_size
         try:
             return _header_of(file, size, state.st_mtime_ns)
+        except ValueError as error:
+            if "ggml type" not in str(error):
+                raise
+            # The file may be whole: another copy of it would be the same.
+            raise ConfigurationError(
+                f"{file} has weights of a type that neither transformers nor this gguf reads ({first_line(error)}); "
+                "run: pip install -U gguf transformers, or give the model in another quantisation"
+            ) from error
         except struct.error as error:
             raise ConfigurationError(f"{file} is torn within its header, after {size:,} bytes; {_AGAIN}") from error
 

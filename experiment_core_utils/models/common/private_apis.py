@@ -3,10 +3,13 @@
 A release may drop any of them. `TRIED_WITH` gives the releases that have them all; look here first after an upgrade.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import distributed, nn
 from torch.utils import _pytree as pytree
@@ -156,9 +159,33 @@ def gguf_header(file: Path) -> tuple[Mapping[str, Any], int]:
     """
     from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
 
+    _read_all_gguf_types()
     metadata, _ = read_gguf_metadata(str(file))
     header = GgufHeader.from_file(str(file))
     return metadata, header.data_start + max((each.offset + each.nbytes for each in header.tensors), default=0)
+
+
+@cache
+def _read_all_gguf_types() -> None:
+    """Teach transformers the types of weights that the package gguf reads and transformers' own reader lacks."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+    from transformers.integrations.gguf import dequant
+
+    def numbers_of(kind: GGMLQuantizationType) -> Callable[[torch.Tensor, torch.dtype], torch.Tensor]:
+        def read(blocks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+            return torch.from_numpy(quants.dequantize(blocks.cpu().numpy(), kind)).to(blocks.device, dtype)
+
+        return read
+
+    for kind, (elements, size) in GGML_QUANT_SIZES.items():
+        # Of one element are plain numbers.
+        if elements == 1 or kind in dequant.GGML_BLOCK:
+            continue
+        with suppress(NotImplementedError):
+            quants.dequantize(np.zeros((1, size), dtype=np.uint8), kind)
+            dequant.GGML_BLOCK[int(kind)] = elements, size
+            dequant.GGML_NAME[int(kind)] = kind.name
+            dequant._DEQUANT[int(kind)] = numbers_of(kind)
 
 
 def gguf_architectures() -> Sequence[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, quants
 
 from experiment_core_utils.b_model_loader import find_model, load_model_tokenizer, load_staged_model
 from experiment_core_utils.config.parts import ModelConfig, knob_config, only_model_in
@@ -55,6 +56,27 @@ def test_weights_config_tokenizer_and_chat_template_come_from_the_file(file: Pat
     assert not torch.equal(state["model.layers.1.mlp.down_proj.weight"], down)
     assert staged.describe()["quantised_file"] == {"format": "gguf", "type": "Q8_0"}
     assert staged.describe()["dtype"] == "float32"
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q5_0, GGMLQuantizationType.Q5_1])
+def test_types_that_only_the_package_gguf_reads_are_read(tmp_path: Path, kind: GGMLQuantizationType) -> None:
+    weights = write_tiny_gguf(tmp_path / "model.gguf", kind=kind)
+    place = str(tmp_path / "model.gguf")
+    staged = load_staged_model(ModelConfig(model_path=place), find_model(place), CPU)
+    for block, name in ((0, "ffn_up"), (1, "ffn_down")):
+        own = quants.dequantize(quants.quantize(weights[f"blk.{block}.{name}"], kind), kind)
+        read = staged.model.state_dict()[f"model.layers.{block}.mlp.{name.replace('ffn_', '')}_proj.weight"]
+        torch.testing.assert_close(read, torch.from_numpy(own), rtol=0, atol=0)
+
+
+def test_a_type_that_nothing_reads_is_not_called_a_torn_file(file: Path) -> None:
+    content = file.read_bytes()
+    # In the table of tensors: the name, 2 dimensions, the type.
+    named = content.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 2 * 8
+    assert content[named : named + 4] == (8).to_bytes(4, "little")
+    file.write_bytes(content[:named] + (222).to_bytes(4, "little") + content[named + 4 :])
+    with pytest.raises(ConfigurationError, match=r"weights of a type .*ggml type 222.*give the model in another"):
+        find_model(str(file))
 
 
 def test_random_weights_are_not_those_of_the_file(file: Path) -> None:
