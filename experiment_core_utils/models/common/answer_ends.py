@@ -26,6 +26,8 @@ from experiment_core_utils.tasks.answers import (
 TextOf = Callable[[Sequence[int]], str]
 # A tag in bytes and the white space behind it have no more.
 _TOKENS_OF_A_TAG = 32
+# A character in UTF-8 has at most four bytes, each of which may be a token.
+_PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -132,9 +134,11 @@ class AnswerEnds:
             if end <= thinking_until:
                 continue
             number = self._tokens_up_to(end, token_ids, self.text_of)
-            before = self.text_of(token_ids[:number])
-            if before_stop(before, self.stop, self.is_thinking_open) is not None:
-                return number
+            # Tokens that are parts of a character may show as one more character, or as one less.
+            for near in range(max(number - _PARTS, 1), min(number + _PARTS, len(token_ids)) + 1):
+                before = self.text_of(token_ids[:near])
+                if before_stop(before, self.stop, self.is_thinking_open) is not None:
+                    return near
             spans = thinking_spans(before, self.is_thinking_open)
             if spans and spans[-1][1] == len(before):
                 thinking_until = next_mark(text, end)
@@ -142,13 +146,8 @@ class AnswerEnds:
 
     @staticmethod
     def _tokens_up_to(length: int, token_ids: Sequence[int], text_of: TextOf) -> int:
-        """The least number of tokens, 1 or more, whose text has so many characters, each of them whole."""
-
-        def length_of(number: int) -> int:
-            # Of a character of several tokens the first ones are shown as U+FFFD.
-            return len(text_of(token_ids[:number]).rstrip("\ufffd"))
-
-        return 1 + bisect_left(range(1, len(token_ids)), length, key=length_of)
+        """The least number of tokens, 1 or more, whose text has so many characters."""
+        return 1 + bisect_left(range(1, len(token_ids)), length, key=lambda number: len(text_of(token_ids[:number])))
 
 
 NO_ENDS = AnswerEnds()

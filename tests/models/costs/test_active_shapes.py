@@ -76,6 +76,9 @@ def test_a_model_at_a_setting_has_the_formula_of_the_setting(
     whole = in_force(model)
     if knobs.num_experts is None:
         top_k = None
+    elif top_k is not None and knobs.top_k_limit is not None:
+        # Its groups allow no more.
+        top_k = min(top_k, knobs.top_k_limit[0])
     setting = Setting.of(top_k=top_k, num_active_blocks=RunningBlocks.of(blocks))
     with knobs.applied(top_k, blocks):
         turned = in_force(model)

@@ -155,4 +155,4 @@ def test_the_record_of_a_sample_says_what_is_thinking(families: dict[str, Transf
     found = sample_record(model, setting, sample(0, None), request, runs=(made,))
     assert (found.prediction, found.scored_answer) == ("<think>hm</think>\n\nred", "red")
     # A token for each byte: 17 up to the closing tag, the first of them from the prefill.
-    assert (found.thinking_tokens, found.thinking_s) == (17, 16 * 0.125)
+    assert (found.thinking_tokens, found.thinking_s_of(0)) == (17, 16 * 0.125)
