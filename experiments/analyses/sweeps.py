@@ -122,6 +122,7 @@ class Sweep:
     provenance: SweepProvenance
     settings: tuple[StoredSetting, ...]
     label: str = ""  #: what sets it apart, beside others, such as `bfloat16` or `eager`; empty alone
+    placebos: tuple[StoredSetting, ...] = ()  #: references measured again, which are controls and no settings
 
     def __repr__(self) -> str:
         name = f"{self.label}: " if self.label else ""
@@ -167,7 +168,7 @@ def load_sweeps(*results_dirs: Path) -> tuple[Sweep, ...]:
         own = load_sweep(folder)
         for at, (first, sweep) in enumerate(found):
             try:
-                found[at] = first, _one_sweep([*sweep.settings, *own.settings])
+                found[at] = first, _one_sweep([*sweep.settings, *sweep.placebos, *own.settings, *own.placebos])
                 break
             except ResultsError:  # another sweep
                 continue
@@ -176,10 +177,11 @@ def load_sweeps(*results_dirs: Path) -> tuple[Sweep, ...]:
     if len(found) == 1:
         return (found[0][1],)
     labels = labels_of([sweep for _, sweep in found], [folder for folder, _ in found])
-    return tuple(
-        Sweep(sweep.provenance, tuple(replace(setting, sweep=label) for setting in sweep.settings), label)
-        for label, (_, sweep) in zip(labels, found, strict=True)
-    )
+    labelled = []
+    for label, (_, sweep) in zip(labels, found, strict=True):
+        parts = [tuple(replace(each, sweep=label) for each in own) for own in (sweep.settings, sweep.placebos)]
+        labelled.append(replace(sweep, settings=parts[0], label=label, placebos=parts[1]))
+    return tuple(labelled)
 
 
 def labels_of(sweeps: Sequence[Sweep], folders: Sequence[Path]) -> list[str]:
@@ -212,7 +214,9 @@ def _one_sweep(stored: Sequence[StoredSetting]) -> Sweep:
     mixed = mixed_executions([setting.result for setting in settings])
     if mixed is not None:
         raise ResultsError(mixed)
-    return Sweep(_provenance(settings), tuple(settings))
+    own = tuple(each for each in settings if not each.result.is_placebo)
+    placebos = tuple(each for each in settings if each.result.is_placebo)
+    return Sweep(_provenance(settings), own or placebos, placebos=placebos if own else ())
 
 
 def mixed_executions(results: Sequence[SettingResult]) -> str | None:

@@ -107,6 +107,8 @@ def _concluded(found: Objectives, changes: tuple[KnobChange, ...], num_rounds: i
     leads = _leads(found, times, scores, against)
     # The cheapest of the sure ones, else what lacks least to a yes.
     others = [at for at in range(len(leads)) if at != against]
+    # One that costs no less is never a yes, however alike it is.
+    others = [at for at in others if found.cost[at] < found.cost[against]] or others
     nearest = min(sure, key=lambda at: found.cost[at]) if sure else max(others, key=lambda at: leads[at])
     compared = _comparison(found, times, scores, nearest, against)
     taken = nearest if sure else against
@@ -199,7 +201,7 @@ def _samples_for(contrasts: PairedContrasts | ScoreContrasts, gap: float, at: in
 
 def _num_rounds(found: Objectives, results: Sequence[SettingResult]) -> int | None:
     """Runs of samples that all settings have, one a sample in a table; None where settings were not in rounds."""
-    if found.replication.source != "rounds":
+    if "round" not in found.replication.levels:
         return None
     if not results:
         return found.num_cost_samples

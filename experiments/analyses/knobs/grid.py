@@ -109,7 +109,7 @@ def grids_of(*sweeps: Sweep) -> tuple[TaskGrid, ...]:
         ResultsError: settings of one task scored by two metrics, samples of one id that are different questions, or a
             file without a key that this needs.
     """
-    settings = [setting for sweep in sweeps for setting in sweep.settings]
+    settings = [setting for sweep in sweeps for setting in (*sweep.settings, *sweep.placebos)]
     tasks = sorted({each.task for each in settings})
     return tuple(grid_of(task, [each for each in settings if each.task == task]) for task in tasks)
 
