@@ -134,6 +134,10 @@ def test_what_a_knob_cannot_touch_and_a_placebo_are_controls_of_a_grid(tmp_path:
     found = in_rounds(tmp_path, times, settings=(low, more, high, again))
     # The placebo is in no front and no effect, and the reference is the reference.
     assert [point.key for point in found.points] == [low.key, more.key, high.key]
+    # Nor in anything else that reads a sweep, such as a comparison of two.
+    sweep = load_sweep(tmp_path)
+    assert {each.key for each in sweep.settings} == {low.key, more.key, high.key}
+    assert [each.key for each in sweep.placebos] == [again.key]
     by_kind = {each.kind: each for each in found.controls}
     assert set(by_kind) == {"untouched", "carry_over", "first", "placebo"}
     # The tier may change vision time, and top-k may not.
