@@ -65,7 +65,7 @@ class AnswerEnds:
         stop = self._tokens_up_to_stop(generated) if self.stop else None
         if stop is not None:
             return generated[:stop], True
-        return generated, bool(generated) and generated[-1] in self.token_ids
+        return generated, bool(generated) and self._is_end(generated)
 
     def generated(self, token_ids: Sequence[int]) -> list[int]:
         """What of a row of a batch was generated for it: up to the first end, or everything where ends are ignored."""

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.variant import reference_meaning
 from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN
 from experiment_core_utils.primitives.texts import counted, first_of
@@ -84,7 +85,9 @@ def _knob_charts(analysis: TaskAnalysis, with_accuracy: bool) -> list[Chart]:
 
 def knob_colour(name: str) -> str:
     """The colour of one of `knob_names`."""
-    return PURPLE if name == SWEEP else KNOB_COLOURS[knob_names().index(name) % len(KNOB_COLOURS)]
+    # A placebo is in no picture, and takes no knob's colour away.
+    drawn = [each for each in knob_names() if each != PLACEBO.name]
+    return PURPLE if name == SWEEP else KNOB_COLOURS[drawn.index(name) % len(KNOB_COLOURS)]
 
 
 def short_name(point: KnobPoint) -> str:
