@@ -472,7 +472,7 @@ def read_cells(path: Path) -> list[Cell]:
     return [Cell(**each) for each in json.loads(path.read_text(encoding="utf-8"))["cells"]]
 
 
-BEGIN, END = "<!-- from verdict_level -->", "<!-- end -->"
+BEGIN, END = "<!-- from experiments.benchmarks.verdict_level -->", "<!-- end -->"
 
 
 def write_page(cells: Sequence[Cell], page: Path) -> None:
