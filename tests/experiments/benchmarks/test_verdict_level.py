@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments.benchmarks.verdict_level import (
-    WORLDS,
-    Knobs,
-    World,
-    accuracy_verdicts,
-    measured,
-    speed,
-    wrong_and_found,
-)
+from experiments.benchmarks.simulated_runs import WORLDS, Knobs, World, measured, speed
+from experiments.benchmarks.verdict_level import accuracy_verdicts, wrong_and_found
 
 BY_NAME = {world.name: world for world in WORLDS}
 
