@@ -182,7 +182,7 @@ def describe_hardware(device: torch.device) -> Hardware:
 
 def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoice) -> Variables:
     """The experimental parameters as requested; `max_new_tokens` and the choice of blocks as they came out."""
-    parts = (config.task, config.model, config.knobs, config.measuring, config.search, config.machine)
+    parts = (config.task, config.model, config.knobs, config.measuring, config.machine)
     found = {name: value for part in parts for name, value in part if name in Variables.model_fields}
     return Variables.model_construct(
         **found

@@ -47,14 +47,13 @@ from experiment_core_utils.primitives.interruption import signals_stop
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.journal import LOCK_NAME, only_run_in, remove_journals
-from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, SearchRecord, write_plan
+from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, write_plan
 from experiment_core_utils.records.locks import MainProcessWatch, RunLock
 from experiment_core_utils.records.setting_result import SettingResult, setting_file_name
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.saved_results.eval_results import write_eval_results
 from experiment_core_utils.saved_results.trackers import check_tracker
 from experiment_core_utils.sweep.batches import alone_caveats
-from experiment_core_utils.sweep.front_search import random_order
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
     agreed_fingerprint,
@@ -87,7 +86,6 @@ from experiment_core_utils.sweep.run import (
     provenance_of_run,
 )
 from experiment_core_utils.sweep.sample_runs import RunContext, unseen_caveats
-from experiment_core_utils.sweep.search_rounds import FrontSearch, finished_search, only
 from experiment_core_utils.sweep.steadiness import (
     conditions_caveats,
     discarded_caveats,
@@ -95,7 +93,6 @@ from experiment_core_utils.sweep.steadiness import (
     steadiness_part,
 )
 from experiment_core_utils.tasks.interface import answer_of, scored
-from experiment_core_utils.tasks.sampling import few_samples_caveats
 
 FOLDER_SEEN_WITHIN_S = 90.0
 _POLL_S = 0.5
@@ -116,8 +113,6 @@ class RunReport:
     #: the table of all settings, with those of this fingerprint that earlier runs left in the folder; None where every
     #: setting failed, and on processes other than the main one
     csv_path: Path | None
-    #: what `pareto_search.json` contains; None where no front was searched, and on other processes
-    search: SearchRecord | None = None
 
     @property
     def exit_code(self) -> int:
@@ -138,7 +133,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
     Args:
         energy: what `--energy` measures with; None finds it on the machine.
     """
-    folder, is_search = config.machine.output_dir, config.search.pareto_search
+    folder = config.machine.output_dir
     # Processes wait for each other here, until the model is loaded; later they meet in their journals only.
     if config.machine.tracker is not None:
         check_tracker(config.machine.tracker)
@@ -157,9 +152,8 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         locks: list[RunLock] = []  # of the main process alone
         broadcast_from_main(lambda: locks.append(stack.enter_context(only_run_in(folder / PARTS_FOLDER))), accelerator)
         watch = None if locks else MainProcessWatch(folder / PARTS_FOLDER / LOCK_NAME, config.machine.worker_timeout)
-        order, grid = requested.order, tuple(setting.key for setting in requested.grid)
-        searched = grid if is_search else None
-        keys = broadcast_from_main(lambda: due_keys(folder, order, ledger, searched), accelerator)
+        order = requested.order
+        keys = broadcast_from_main(lambda: due_keys(order, ledger), accelerator)
         broadcast_from_main(lambda: tidy_folder(folder, ledger, order.keys, keys), accelerator)
         broadcast_from_main(lambda: fill_in_places(requested, ledger), accelerator)
         due = settings_of(keys, requested.settings)
@@ -184,7 +178,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
             run = loaded_run(requested, accelerator, ledger, experiment_id, run_uid, due, energy)
             # Looked at before each sample and while waiting: no process goes on without the others or its folder.
             stack.enter_context(run.context.stop.watching(locks[0].refresh if watch is None else watch.check))
-            failed = search_front(run, due) if is_search else measure_settings(run, due)
+            failed = measure_settings(run, due)
             run.measurer.warn_of_refused_batches()
             if watch is not None:
                 wait_for_main(run.context, watch)
@@ -197,16 +191,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         write_eval_results(results, requested.task, folder)
         if experiment_id is not None:
             locks[0].announce_end(experiment_id)
-    return RunReport(
-        experiment_id,
-        True,
-        results,
-        failed,
-        left_out,
-        folder,
-        csv_path,
-        None if searched is None else finished_search(folder, searched, ledger),
-    )
+    return RunReport(experiment_id, True, results, failed, left_out, folder, csv_path)
 
 
 def loaded_run(
@@ -319,7 +304,7 @@ def save_unfinished(run: ProfilingRun, settings: Sequence[Setting]) -> None:
     if not common:
         return
     for setting in begun:
-        merged = merge_parts([only(part, common) for part in parts[setting]], sorted(common))
+        merged = merge_parts([part.only(common) for part in parts[setting]], sorted(common))
         if merged.samples:
             summarise_and_save(run, setting, merged, is_stopped=True)
     print(
@@ -379,7 +364,6 @@ def summarise_and_save(
     requested, bench, ledger = run.requested, run.bench, run.context.ledger
     model, metric = bench.model, bench.metric
     config = run.config
-    is_search = config.search.pareto_search and setting != requested.beside
     answers = [answer_of(sample) for sample in merged.samples]
     scoring = scored(answers, metric)
     accuracy = summarise_accuracy(answers, scoring, metric)
@@ -398,7 +382,6 @@ def summarise_and_save(
         requested.order,
         config.measuring.until_precision,
         merged,
-        is_search=is_search,
         is_stopped=is_stopped,
     )
     caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
@@ -410,8 +393,6 @@ def summarise_and_save(
     caveats += answer_caveats(accuracy, len(answers), summary.counts.share_one_token)
     limit = answer_limit_at(setting, bench.max_new_tokens)
     caveats += cut_caveats([sample.ended for sample in merged.samples], limit)
-    if config.search.pareto_search:
-        caveats += few_samples_caveats(len(requested.settings), len(merged.samples))
     provenance = run.provenance.with_keys(
         preparation=bench.requests.describe(),
         experiment_ids=list(merged.experiment_ids),
@@ -439,33 +420,3 @@ def summarise_and_save(
         ledger.mark_done(setting.key, name)
     ledger.remove_others(name)
     return name
-
-
-def search_front(run: ProfilingRun, settings: Sequence[Setting]) -> dict[str, SettingFailure]:
-    """Search the front, then save every setting that was measured and what was found; returns those that failed.
-
-    The reference setting is measured on all samples: before the search where it is beside the grid, else after it.
-
-    Raises:
-        As `measure_settings`.
-    """
-    context, bench, config, requested = run.context, run.bench, run.config, run.requested
-    beside = [setting for setting in settings if setting == requested.beside]
-    failed = measure_settings(run, beside) if beside else {}
-    settings = [setting for setting in settings if setting != requested.beside]
-    if not settings:
-        return failed
-    order = random_order(requested.sample_ids, config.task.seed)
-    reference = None if config.knobs.no_reference else reference_setting(requested.source.limits).key
-    search = FrontSearch(config.measuring, config.machine, context, bench, run.measurer, settings, order, reference)
-    with bench.requests, signals_stop(context.stop):
-        result = search.run()
-    if context.is_main:
-        files = {}
-        for setting in settings:
-            if setting.key in search.failures:
-                context.ledger.mark_failed(setting.key, search.failures[setting.key])
-            else:
-                files[setting.key] = summarise_and_save(run, setting, search.measured[setting.key])
-        search.close(result, files)
-    return failed | search.failures | search.rest_failed

@@ -107,7 +107,6 @@ LONGEST_FILES = (
     "test_network.py",
     "test_run_text_generation.py",
     "test_two_machines.py",
-    "test_search_rounds.py",
     "test_decode_kernels.py",
     "test_e2_knob_pareto.py",
     "test_slurm_sweep.py",

@@ -449,16 +449,6 @@ def _knob_config(flags: tuple[type[Part], ...]) -> type[GridConfig]:
     return cast(type[GridConfig], made)
 
 
-class SearchConfig(Part):
-    """The accuracy-latency front without the full grid."""
-
-    pareto_search: bool = Field(
-        default=False,
-        description="leave out what another setting beats on the first samples, and stop after a third of the "
-        "full grid's time",
-    )
-
-
 NUM_WARMUP_RUNS = 2
 
 
@@ -469,7 +459,7 @@ class MeasuringConfig(Part):
     num_latency_samples: CountOrZero | None = Field(
         default=None,
         description="samples drawn to be measured; the others are only answered (default: 100; all with "
-        "--until_precision or --pareto_search)",
+        "--until_precision)",
     )
     accuracy_batch_size: CountInMemory = Field(
         default=8,

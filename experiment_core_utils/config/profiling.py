@@ -16,7 +16,6 @@ from experiment_core_utils.config.parts import (
     MachineConfig,
     MeasuringConfig,
     ModelConfig,
-    SearchConfig,
     TaskConfig,
     knob_config,
     validated_as,
@@ -34,9 +33,6 @@ class ProfilingConfig(Part):
     task: TaskConfig = Field(default_factory=TaskConfig, title="the task")
     #: of the class that `knob_config` makes
     knobs: Any = Field(default_factory=lambda: knob_config()(), title="knobs")
-    search: SearchConfig = Field(
-        default_factory=SearchConfig, title="search of the accuracy-latency front without the full grid"
-    )
     measuring: MeasuringConfig = Field(default_factory=MeasuringConfig, title="how it is measured")
     machine: MachineConfig = Field(default_factory=MachineConfig, title="the machine and the output")
 
@@ -101,7 +97,6 @@ class ProfilingConfig(Part):
         one_by_one = {
             "until_precision": measuring.until_precision is not None,
             "energy": measuring.energy != "off",
-            "pareto_search": self.search.pareto_search,
         }
         if given := [f"--{name}" for name, is_given in one_by_one.items() if is_given]:
             raise ConfigurationError(
@@ -115,20 +110,12 @@ class ProfilingConfig(Part):
     def _check_placebo(self) -> Self:
         alone = {
             "no_reference": self.knobs.no_reference,
-            "pareto_search": self.search.pareto_search,
             "order blocked": self.measuring.order == "blocked",
         }
         if self.knobs.placebo and (given := [f"--{name}" for name, is_given in alone.items() if is_given]):
             raise ConfigurationError(
                 f"{given[0]} leaves --placebo nothing to be compared with: it takes turns with the reference; drop one"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_search(self) -> Self:
-        for name in ("until_precision", "num_latency_samples"):
-            if self.search.pareto_search and getattr(self.measuring, name) is not None:
-                raise ConfigurationError(f"--pareto_search decides how many samples are measured; drop --{name}")
         return self
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import StringConstraints, TypeAdapter, ValidationError
 from pydantic_core import to_json
@@ -21,8 +21,7 @@ from experiment_core_utils.primitives.files import (
     write_json_atomically,
     write_text_atomically,
 )
-from experiment_core_utils.primitives.texts import counted, short_digest
-from experiment_core_utils.records.json_record import Amount, Count, Number, Record
+from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.result_files import (
     check_schema,
     field_fault,
@@ -316,61 +315,3 @@ def read_plan(output_dir: Path) -> RunPlan:
         raise ResultsRefused(f"{path} is broken: its numbers cannot be those of a run; begin the run again")
     check_schema(plan.schema_version, PLAN_VERSION, f"{path} is not a plan", "begin the run again")
     return plan
-
-
-class RemainingSetting(Record):
-    """A setting that stayed in a search to its end."""
-
-    setting: str  #: its key
-    result_file: str  #: name of its result file
-    num_samples: Count  #: samples that it was measured on
-    accuracy: Number | None  #: mean score; None if no sample has one
-    T_total_mean: Amount  #: mean total time in ms
-
-
-class BeatenSetting(Record):
-    """A setting that left a search, and the setting for which it did."""
-
-    setting: str  #: its key
-    result_file: str  #: name of its result file
-    by: str  #: the setting that beat it
-    round: Count  #: the round after which it left, from 1
-    num_samples: Count  #: samples that all settings in the race had by then
-    accuracy_gain: Number  #: accuracy of `by` minus its own
-    T_total_ratio: Amount  #: total time of `by` over its own, geometric mean
-
-
-class SearchRecord(Record):
-    """What a front search found and took, which is the JSON of its file."""
-
-    schema_version: Literal[2]  #: 2
-    fingerprint: str  #: that of the results
-    #: `settled` (of each two that remained one is surely faster and the other more accurate), `budget` or `samples`
-    #: (all have all samples)
-    stopped: str
-    share: Amount | None  #: `T_model` / `T_model_full_grid`; None if no sample ran
-    T_model: Amount  #: model time of all measured runs in ms
-    #: estimated time of all settings on all samples in ms, without failed ones; 0 if no sample ran
-    T_model_full_grid: Amount
-    front: list[RemainingSetting]  #: a list of [remaining settings](#remaining-settings-of-a-search), fastest first
-    undecided: list[RemainingSetting]  #: a list of the same: beaten by the means, but not surely
-    eliminated: list[BeatenSetting]  #: a list of [beaten settings](#beaten-settings-of-a-search), in order of leaving
-    failed: dict[str, dict[str, Any]]  #: setting -> object of `error`, `reason`, `attempts`
-    rounds: list[dict[str, Count]]  #: a list of objects, setting -> samples requested in that round
-
-    @property
-    def places(self) -> dict[str, str]:
-        """For each setting that did not fail, where it ended."""
-        remaining = {"front": self.front, "undecided": self.undecided}
-        return {each.setting: place for place, found in remaining.items() for each in found} | {
-            each.setting: f"beaten by {each.by}" for each in self.eliminated
-        }
-
-    @property
-    def sentence(self) -> str:
-        """What the search found and took."""
-        fraction = "" if self.share is None else f", {self.share:.3f} of the full grid's model time (estimated)"
-        return (
-            f"front of {counted(len(self.front), 'setting')} ({len(self.undecided)} undecided, {len(self.eliminated)} "
-            f"eliminated) after {counted(len(self.rounds), 'round')}{fraction}; stopped: {self.stopped}"
-        )

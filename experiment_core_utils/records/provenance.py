@@ -162,7 +162,6 @@ class Variables(Record):
     batch_size: Any = None  #: 1: of measured samples
     decoding: Any = None  #: `greedy`
     sampling_strategy: Any = None  #: `--sampling_strategy`
-    pareto_search: Any = None  #: `--pareto_search`: the setting has the samples of its rounds only
     #: the scores that were used: path as given, or that of the model's own; None if neither, `none`, or sets
     importance_scores_file: Any = None
     block_sets_file: Any = None  #: path as given; None if not given

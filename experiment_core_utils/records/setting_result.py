@@ -155,7 +155,7 @@ class Precision(Record):
     #: pictures where samples share some; None if samples of fewer than 2 pictures
     reached: Number | None = None
     #: `num_samples`: every sample drawn was requested; `precision`: a process was precise enough before;
-    #: `pareto_search`: the search needed no more; `stopped`: the run was stopped, and is not finished
+    #: `stopped`: the run was stopped, and is not finished
     stopped_by: str | None = None
     num_processes_stopped: Count | None = None  #: how many processes had enough before their last sample
 

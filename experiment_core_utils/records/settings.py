@@ -6,7 +6,7 @@ torch, so that stored results can be read and scored again without it.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from experiment_core_utils.primitives.statistics import Distribution, mean_of
@@ -309,6 +309,16 @@ class MeasuredSetting:
     rounds: tuple[RoundsTrace, ...] = ()  #: of every process and run that measured several settings in turn
     arrivals: tuple[ArrivalsTrace, ...] = ()  #: of every batch of requests that arrived at a rate
     run_uids: tuple[str, ...] = ()  #: of these runs, as far as they have one, ascending
+
+    def only(self, sample_ids: set[int]) -> "MeasuredSetting":
+        """The part of these samples alone; of a batch of requests all are among them or none is."""
+        return replace(
+            self,
+            requested_ids=None,
+            samples=tuple(sample for sample in self.samples if sample.sample_id in sample_ids),
+            failures=tuple(failure for failure in self.failures if failure.sample_id in sample_ids),
+            arrivals=tuple(each for each in self.arrivals if sample_ids.issuperset(each.sample_ids)),
+        )
 
 
 @dataclass(frozen=True)

@@ -125,19 +125,13 @@ def _percent(share: float | None) -> str:
 
 def closing_table(
     results: Sequence[SettingResult],
-    places: Mapping[str, str] | None = None,
     fronts: Mapping[str, str] | None = None,
 ) -> str:
     """The table that a run prints at its end.
 
     Args:
-        places: how each setting ended in a search; those of the front come first.
         fronts: how sure it is that each setting is on the front of accuracy and mean latency.
     """
-    if places is not None:
-        rank = {"front": 0, "undecided": 1}
-        places = {setting_key(each): places.get(setting_key(each), "not searched") for each in results}
-        results = sorted(results, key=lambda each: rank.get(places[setting_key(each)], 2))
     rows = []
     reference, further = reference_of(results), further_knobs(results)
     titles = {knob.title: knob for knob in all_knobs() if knob.published or knob in further}
@@ -170,11 +164,6 @@ def closing_table(
             }
         )
     table = pd.DataFrame(rows)
-    if places is not None:
-        table.insert(
-            list(table.columns).index("accuracy [95 %]") + 1, "samples", [result.num_samples for result in results]
-        )
-        table["search"] = [places[setting_key(result)] for result in results]
     if fronts:
         table[FRONT_HEADING] = [fronts.get(setting_key(result)) for result in results]
     if reference is None:

@@ -193,8 +193,6 @@ def untried_sentences(source: ModelSource) -> list[str]:
 def upper_bound_sentences(config: ProfilingConfig) -> list[str]:
     """Why a run may take less than the estimate, which counts every sample drawn at every setting."""
     reasons = []
-    if config.search.pareto_search:
-        reasons.append("--pareto_search stops at a third of this model time")
     if config.measuring.until_precision is not None:
         reasons.append("--until_precision may end the rounds before the last sample")
     return [f"at most: {reason}" for reason in reasons]

@@ -59,12 +59,10 @@ from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Fin
 from experiment_core_utils.records.setting_result import PROTOCOL_VERSION
 from experiment_core_utils.records.settings import MeasuringOrder
 from experiment_core_utils.sweep.estimate import PlanSize
-from experiment_core_utils.sweep.search_rounds import check_searchable, finished_search
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.prompt_forms import described_form, form_of
-from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import SampledDataset
 
 
@@ -270,14 +268,12 @@ def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | No
     """Refuse what can be known to fail before anything is written, then make the folder of the results.
 
     Raises:
-        ConfigurationError: the samples or the metric do not suit a search, or the folder cannot be made or written to.
+        ConfigurationError: the folder cannot be made or written to.
         EnergyRefused: energy is required and nothing on this machine measures it.
         OutputRefused: a folder, a link or a device has the name of a table that the run would write at its end.
     """
     config = requested.config
     folder = config.machine.output_dir
-    if config.search.pareto_search:
-        check_searchable(get_metric(requested.task.metric), len(requested.drawn))
     if config.measuring.energy == "required":
         check_energy(requested.source, config.machine.device, folder, energy)
     for path in table_paths(requested.task.name, folder, config.machine.format) if folder.is_dir() else ():
@@ -292,22 +288,9 @@ def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | No
         ) from error
 
 
-def due_keys(
-    folder: Path, order: MeasuringOrder, ledger: Ledger, searched: Collection[str] | None = None
-) -> tuple[str, ...]:
-    """Keys of the settings that have no result yet, in `order`.
-
-    A search is one piece of work: until it is finished all its settings are due.
-
-    Args:
-        searched: keys of the settings that a search decides about; None where none is made.
-    """
-    due = {key for key in order.keys if ledger.result(key) is None}
-    if searched is not None:
-        search = finished_search(folder, searched, ledger)
-        due -= set(searched)
-        due |= set(searched) if search is None or search.failed else set()
-    return tuple(key for key in order.keys if key in due)
+def due_keys(order: MeasuringOrder, ledger: Ledger) -> tuple[str, ...]:
+    """Keys of the settings that have no result yet, in `order`."""
+    return tuple(key for key in order.keys if ledger.result(key) is None)
 
 
 def fill_in_places(requested: RequestedRun, ledger: Ledger) -> None:
@@ -571,7 +554,6 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         most_processes_per_device(accelerator),
         (PROTOCOL_VERSION, measuring.order),
         (measuring.profiler, measuring.use_profiler_on_all_samples),
-        config.search.pareto_search or None,
         environment_stamp(accelerator.device),
         *_later_parts(config, choice, stops_of(requested, task)),
         *_prompt_part(requested_run),
@@ -692,8 +674,7 @@ def num_timed(config: ProfilingConfig, num_samples: int) -> int:
     measuring = config.measuring
     if measuring.num_latency_samples is not None:
         return min(measuring.num_latency_samples, num_samples)
-    is_decided = measuring.until_precision is not None or config.search.pareto_search
-    return num_samples if is_decided else min(TIMED_SAMPLES, num_samples)
+    return num_samples if measuring.until_precision is not None else min(TIMED_SAMPLES, num_samples)
 
 
 def answered_in_batches(config: ProfilingConfig, num_samples: int) -> tuple[int, int] | None:

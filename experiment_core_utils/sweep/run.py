@@ -302,8 +302,7 @@ def provenance_of_run(
         *unseen_in_server_caveats(source, config.measuring.energy, config.model),
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),
         *(batching_caveats(num_drawn, timed, described.get("dtype")) if is_together else []),
-        # In a search each setting has a number of samples, and so a caveat, of its own.
-        *([] if config.search.pareto_search else few_samples_caveats(len(requested.settings), num_drawn)),
+        *few_samples_caveats(len(requested.settings), num_drawn),
     ]
     return Provenance.model_validate(
         {

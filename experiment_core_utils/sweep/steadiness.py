@@ -52,7 +52,6 @@ def steadiness_part(
     until_precision: float | None,
     merged: MeasuredSetting,
     *,
-    is_search: bool,
     is_stopped: bool = False,
 ) -> SteadinessPart:
     """Order, warm-up, conditions and precision of a setting."""
@@ -62,7 +61,7 @@ def steadiness_part(
         open_loop=open_loop_of(merged.arrivals),
         warmup=[warmup_of(each) for each in merged.warmups],
         conditions=conditions_of(merged.conditions),
-        precision=precision_of(until_precision, merged, is_search=is_search, is_stopped=is_stopped),
+        precision=precision_of(until_precision, merged, is_stopped=is_stopped),
     )
 
 
@@ -141,7 +140,7 @@ def warmup_of(warmup: WarmUp) -> WarmUpRuns:
 
 
 def precision_of(
-    until_precision: float | None, merged: MeasuredSetting, *, is_search: bool = False, is_stopped: bool = False
+    until_precision: float | None, merged: MeasuredSetting, *, is_stopped: bool = False
 ) -> Precision:
     """How well the mean total time is known, and why no more samples were requested."""
     of_samples = "precision" if merged.num_stopped_early else "num_samples"
@@ -150,7 +149,7 @@ def precision_of(
     return Precision.model_construct(
         asked=until_precision,
         reached=relative_half_width([total for total, _ in timed], [picture for _, picture in timed]),
-        stopped_by="stopped" if is_stopped else "pareto_search" if is_search else of_samples,
+        stopped_by="stopped" if is_stopped else of_samples,
         num_processes_stopped=merged.num_stopped_early,
     )
 

@@ -42,11 +42,8 @@ class Concluded:
 
 
 def concluded(report: RunReport) -> Concluded:
-    """The conclusion of a finished run; of a search that of the settings of its front, and of the reference."""
+    """The conclusion of a finished run."""
     taken = report.results
-    if report.search is not None:
-        keys = {each.setting for each in report.search.front}
-        taken = tuple(each for each in taken if setting_key(each) in keys or each.is_reference)
     if not taken:
         return Concluded(None)
     task = taken[0].provenance.task.name
@@ -82,13 +79,8 @@ def closing_lines(report: RunReport, found: Concluded | None = None) -> list[str
         for key, failure in report.failed.items()
     ]
     if report.results:
-        # A search measures most settings on fewer samples than others.
-        if report.search is not None:
-            lines.append(closing_table(report.results, report.search.places))
-        else:
-            lines.append(closing_table(report.results, fronts=found.front))
+        lines.append(closing_table(report.results, found.front))
         lines += [*column_lines(report.results, found.front), *reference_lines(report.results)]
-        lines += [] if report.search is None else [report.search.sentence]
         lines += [] if found.conclusion is None else found.conclusion.lines
         fixed = {setting_key(each): each.T_fixed_length for each in report.results if not each.is_placebo}
         line = fixed_length_line({key: time for key, time in fixed.items() if time is not None})

@@ -167,7 +167,6 @@ def test_the_python_call_is_checked_as_the_command_line() -> None:
         ({"num_samples": "5"}, "^--num_samples: .*valid integer; write 5 without quotes"),
         ({"device": "tpu"}, "^--device: .*'cpu' or 'cuda' .given: 'tpu'"),
         ({"tier_list": ["low"], "vision_tokens_list": [432]}, "^--tier_list and --vision_tokens_list are both given"),
-        ({"pareto_search": True, "until_precision": 0.1}, "drop --until_precision$"),
     ],
 )
 def test_a_wrong_python_call_is_one_clear_line(values: dict[str, object], message: str) -> None:

@@ -54,7 +54,6 @@ def test_a_refused_address_is_shown_without_its_password() -> None:
         (("--request_rate", "2"), "--request_rate is of requests to --endpoint, which is not given; drop it"),
         ((*AT_A_RATE, "--concurrency", "2"), "--request_rate 2.5 and --concurrency 2 are two ways to ask several"),
         ((*AT_A_RATE, "--until_precision", "0.1"), "--until_precision is of requests that run one by one"),
-        ((*AT_A_RATE, "--pareto_search"), "--pareto_search is of requests that run one by one"),
         ((*AT_A_RATE, "--energy", "optional"), "--energy is of requests that run one by one"),
         ((*AT_A_RATE, "--num_latency_samples", "0"), "--num_latency_samples 0 leaves none"),
         ((*AT_A_RATE[:-1], "0"), "--request_rate 0 is not possible; give more than 0, such as 2.5"),

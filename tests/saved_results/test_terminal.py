@@ -67,13 +67,6 @@ def test_without_the_reference_there_is_no_such_column() -> None:
         assert "reference" not in closing_table(results) and reference_lines(results) == []
 
 
-def test_a_search_that_did_not_decide_about_the_reference_says_so() -> None:
-    results = [result("low", 0.75), result(None, 1.0, is_reference=True)]
-    table = closing_table(results, {"tier-low_topk2_blocks2": "front"})
-    assert [row.rpartition("  ")[2].strip() for row in table.splitlines()[1:]] == ["front", "– – not searched"]
-    assert column(table, "of reference") == ["75 %", "reference"]
-
-
 def cells(table: str, row: int = 0) -> dict[str, str]:
     """The cells of a row of a table of single words, by heading; `p95 ms` is `p95`."""
     head, *rows = (line.replace(" ms ", " ").replace("ms/token", "ms/token").split() for line in table.splitlines())

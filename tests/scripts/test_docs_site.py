@@ -46,7 +46,7 @@ def test_every_subcommand_and_every_flag_is_on_the_page_of_commands(config: MkDo
         assert f"## {name}\n" in described
         for action in parser._actions:
             assert action.dest == "help" or all(flag in described for flag in action.option_strings)
-    assert described.count("| `--num_runs_per_sample") == described.count("| `--pareto_search") == 1
+    assert described.count("| `--num_runs_per_sample") == described.count("| `--until_precision") == 1
     assert "| `--measure accuracy answer_loss` |" in described
     assert "| `--beam_width N` | width of --select beam (default: 3) |" in described
     assert "%(default)s" not in described

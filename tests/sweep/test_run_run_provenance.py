@@ -45,7 +45,7 @@ def test_caveats_come_from_the_machine_the_batches_and_the_number_of_samples() -
     ]
 
 
-def test_few_samples_are_no_caveat_of_one_setting_or_of_a_search() -> None:
+def test_few_samples_are_no_caveat_of_one_setting() -> None:
     run = requested()
 
     def kinds(each: RequestedRun) -> list[str]:
@@ -55,4 +55,3 @@ def test_few_samples_are_no_caveat_of_one_setting_or_of_a_search() -> None:
 
     assert len(run.settings) > 1 and kinds(run) == ["few_samples"]
     assert kinds(replace(run, grid=run.grid[:1], beside=None)) == []
-    assert kinds(replace(run, config=run.config.replaced(pareto_search=True))) == []

@@ -11,14 +11,12 @@ import pytest
 from experiment_core_utils.a_distributed import next_run_id
 from experiment_core_utils.meters.energy_files import read_energy_windows, read_windows
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, ResultsError, ResultsRefused
-from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.journal import read_end, read_journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.result_files import parsed_json, read_json
 from experiment_core_utils.records.setting_result import SettingResult, read_setting
 from experiment_core_utils.saved_results.tasks_command import main as tasks
-from experiment_core_utils.sweep.search_rounds import wait_until_all_are_over
 from experiments.controller.evaluate_controller import main as evaluate_controller
 from experiments.core_exp.e1_stage_latency import main as e1
 from experiments.core_exp.e2_knob_pareto import main as e2
@@ -200,11 +198,6 @@ def test_a_file_that_is_not_there_is_no_damage(tmp_path: Path) -> None:
 PLANTED: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "journal": (".parts/a.rank0.jsonl", read_journal, "cannot be read"),
     "end of a journal": (".parts/a.rank0.jsonl", read_end, "cannot be read"),
-    "end of a search": (
-        ".parts/search_over.rank0",
-        lambda path: wait_until_all_are_over(path.parent, 1, "0002", 1.0, StopRequest()),
-        "cannot be read",
-    ),
     "emissions": ("emissions_0002.csv", read_windows, "cannot be read"),
     "energy": ("energy_0002.json", read_energy_windows, "cannot be read"),
     "table": ("1_gpu/a/a_overall.csv", lambda path: list(status_lines(path.parents[2])), "cannot be read"),

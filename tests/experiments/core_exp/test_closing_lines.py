@@ -7,9 +7,8 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.pipeline import RunReport
-from experiment_core_utils.records.ledger import RemainingSetting, SearchRecord
 from experiment_core_utils.records.sample_result import FailedSample
-from experiment_core_utils.records.setting_result import Order, SettingResult, setting_key
+from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.records.settings import SettingFailure
 from experiment_core_utils.saved_results.terminal import closing_table
 from experiments.core_exp.closing_lines import closing_lines
@@ -75,30 +74,6 @@ def test_the_reference_is_in_the_table_with_a_line_on_what_it_is() -> None:
         "of reference: total time in percent of that of tier-low_topk4_blocks2, the model as it is"
     )
     assert not any("of reference" in line for line in rest)
-
-
-def test_a_search_concludes_of_its_front_and_the_reference() -> None:
-    def timed(top_k: int, total_s: float) -> SettingResult:
-        samples = [measured_sample(at, staged_run(0.1, total_s - 0.1 + at / 1e3, ())) for at in range(200)]
-        knobs = Setting.of(vision=tier_target("low"), top_k=top_k, num_active_blocks=RunningBlocks.of((0, 1)))
-        return result_of(part(*samples), knobs).with_keys(setting_order=Order(how="rounds", position=0))
-
-    results = timed(2, 0.6), timed(3, 0.4), timed(8, 0.8).with_keys(is_reference=True, in_grid=False)
-    (front,) = [
-        RemainingSetting(
-            setting=setting_key(each), result_file="file", num_samples=200, accuracy=1.0, T_total_mean=600.0,
-        )
-        for each in results[:1]
-    ]  # fmt: skip
-    search = SearchRecord(
-        schema_version=2, fingerprint="f00d", stopped="settled", share=0.5, T_model=1.0,
-        T_model_full_grid=2.0, front=[front], undecided=[], eliminated=[], failed={}, rounds=[],
-    )  # fmt: skip
-    lines = closing_lines(replace(NOTHING_LEFT, results=results, search=search))
-    (line,) = [each for each in lines if each.startswith("conclusion: ")]
-    # 600 to 799 ms against 800 to 999: a mean of ratios of 0.75 to 0.80; the faster setting left the search.
-    assert line.startswith("conclusion: take tier-low_topk2_blocks2 instead of tier-low_topk8_blocks2 (the reference, ")
-    assert "faster: yes (700 ms, 0.78 times as long [0.77, 0.78])" in line and search.sentence in lines
 
 
 def test_samples_that_fail_in_every_setting_are_one_line() -> None:

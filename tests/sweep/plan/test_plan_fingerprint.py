@@ -80,7 +80,6 @@ FINGERPRINTED = {
     "concurrency": ["--endpoint", "http://localhost:1/v1", "--model", "m", "--concurrency", "2"],
     "request_rate": ["--endpoint", "http://localhost:1/v1", "--model", "m", "--request_rate", "2"],
     "num_threads": ["--num_threads", "1"],
-    "pareto_search": ["--pareto_search"],
     "random_weights": ["--random_weights"],
     "profiler": ["--use_profiler"],
     "use_profiler_on_all_samples": ["--use_profiler_on_all_samples"],

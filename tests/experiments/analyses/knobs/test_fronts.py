@@ -9,7 +9,6 @@ from scipy import stats
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.primitives.replication import one_after_another
 from experiment_core_utils.primitives.statistics import bounded_mean_interval, on_front
-from experiment_core_utils.sweep.front_search import Survivor, front_of
 from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.conclusion import conclude
 from experiments.analyses.knobs.conclusion import front_words as conclusion_words
@@ -273,10 +272,11 @@ def test_front_and_conclusion_answer_alike_whether_the_reference_can_be_replaced
 def test_a_measured_grid_has_the_front_that_the_search_is_compared_with() -> None:
     table = read_table(REPOSITORY / "docs" / "core_exp" / "pareto_table.json")
     accuracy, seconds = table.scores.mean(axis=1), table.seconds.mean(axis=1)
-    standings = [
-        Survivor(key, len(table.sample_ids), float(accuracy[at]), float(seconds[at]))
-        for at, key in enumerate(table.settings)
-    ]
-    expected = {each.key for each in front_of(standings)}
+    means = list(zip(seconds, accuracy, strict=True))
+    expected = {
+        key
+        for key, own in zip(table.settings, means, strict=True)
+        if not any(other != own and other[0] <= own[0] and other[1] >= own[1] for other in means)
+    }
     is_on = on_front(seconds, accuracy)
     assert {key for key, on in zip(table.settings, is_on, strict=True) if on} == expected
