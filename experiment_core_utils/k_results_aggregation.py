@@ -38,8 +38,6 @@ from experiment_core_utils.records.text import (
 
 T = TypeVar("T")
 _POLL_S = 0.05
-# Whole journals are read at each look, not only their ends.
-_ROUND_POLL_S = 0.5
 _IDS_NAMED = 20
 _PROMPTS_NAMED = 10
 
@@ -99,11 +97,6 @@ class SharedSetting:
         """The samples of each process that are finished in none of these, by rank."""
         done = {finished.sample_id for content in journals.values() for finished in content.finished}
         return {rank: [each for each in shard if each not in done] for rank, shard in self.shards.items()}
-
-    def is_given_up(self, journals: Mapping[int, JournalContent]) -> bool:
-        """Whether the setting failed in a process of this run."""
-        ends = (content.end for content in journals.values())
-        return any(end is not None and end.failure and end.experiment_id == self.experiment_id for end in ends)
 
     def is_at_end(self, rank: int, growth: "_Growth") -> bool:
         """Whether a process is at the end of its shard; a journal that has not grown is not read again.
@@ -171,32 +164,6 @@ def collect_parts(shared: SharedSetting, timeout_s: float, stop: StopRequest) ->
         stop.raise_if_requested(f"while waiting for process {', '.join(map(str, sorted(waiting)))}")
         time.sleep(_POLL_S)
     return shared.parts_of(shared.own_journals())
-
-
-def collect_finished(shared: SharedSetting, timeout_s: float, stop: StopRequest) -> list[MeasuredSetting]:
-    """What all journals of the setting hold, once these samples are finished or a process has given the setting up.
-
-    Other than `collect_parts` it does not wait for ends: a journal to which more is added in a later round has one
-    from the round before.
-
-    Raises:
-        WorkerLost: no journal of the setting has grown for `timeout_s`, and samples are missing.
-        ResultsNotSaved: samples of this process, which has come to its end, are missing.
-        Stopped: a stop was requested while waiting.
-    """
-    growth = _Growth(timeout_s)
-    while True:
-        journals = shared.own_journals()
-        missing = {rank: ids for rank, ids in shared.missing_in(journals).items() if ids}
-        if not missing or shared.is_given_up(journals):
-            return shared.parts_of(journals)
-        if shared.own_rank in missing:
-            raise ResultsNotSaved(_removed_message(journal_path(shared.folder, shared.key, shared.own_rank)))
-        growth.note({rank: content.num_bytes for rank, content in journals.items()})
-        if growth.has_stopped:
-            raise WorkerLost(_lost_message(shared.key, timeout_s, missing))
-        stop.raise_if_requested("while waiting for the other processes")
-        time.sleep(_ROUND_POLL_S)
 
 
 def _removed_message(path: Path) -> str:
