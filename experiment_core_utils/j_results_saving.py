@@ -3,6 +3,7 @@
 Every file is written whole or not at all.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from experiment_core_utils.records.requests import KnobProof, StagedRun, VisionG
 from experiment_core_utils.records.result_files import (
     LOCAL_ENERGY,
     aggregated_path,
+    content_digest,
     local_energy_type,
     raw_result_path,
     read_experiments,
@@ -348,8 +350,9 @@ def experiment_result(
 
 
 def save_setting_result(result: SettingResult, path: Path) -> None:
-    """Write the JSON of a setting, whole or not at all; raises OutputRefused or ResultsNotSaved."""
-    write_json_atomically(result.content(), path)
+    """Write the JSON of a setting and its digest, whole or not at all; raises OutputRefused or ResultsNotSaved."""
+    content = json.loads(json.dumps(result.content()))
+    write_json_atomically(content | {"digest": content_digest(content)}, path)
 
 
 def aggregate_stats(distributions: Mapping[str, Distribution]) -> dict[str, float | int | None]:

@@ -64,6 +64,9 @@ COMMANDS = Group(
             ("knobprof analyse stages results/core_exp", "knobprof analyse knobs results/core_exp --percentile 99"),
         ),
         "compare": Command("experiments.core_exp.compare_runs", "what is faster, slower or the same in another run"),
+        "verify": Command(
+            "experiments.core_exp.verify_run", "whether results, tables and conclusion are what the run wrote"
+        ),
         "tables": Command("experiments.core_exp.write_tables", "write the CSV files of a run again"),
         "collect": Command(
             "experiments.core_exp.collect_table", "measure a full grid, and write it as one small table"

@@ -1,8 +1,9 @@
 """The journal of a process's samples of one setting, written line by line so that none is lost.
 
-One JSON object a line, of one key that says what it is: `header` (JournalHeader), `warmup` (WarmUp), `conditions`
-(ConditionsReading), `sample` (FinishedSample), `group` (ArrivedGroup), `rounds` (RoundsTrace), `energy`
-(SettingEnergy), `energy_pass` (EnergyPass), `energy_end` (EnergyPassesEnd), `load` (SettingLoad) or `end` (ShardDone).
+One JSON object a line, of one key that says what it is, and `crc32`, that of the line without it: `header`
+(JournalHeader), `warmup` (WarmUp), `conditions` (ConditionsReading), `sample` (FinishedSample), `group` (ArrivedGroup),
+`rounds` (RoundsTrace), `energy` (SettingEnergy), `energy_pass` (EnergyPass), `energy_end` (EnergyPassesEnd), `load`
+(SettingLoad) or `end` (ShardDone).
 The lines of a sample are on the disk before the next one begins. A process that is killed while it writes leaves the
 beginning of a line; it is ignored when read, and cut off by the process that resumes. So samples that arrive together
 are one line: all of them are finished or none is.
@@ -10,6 +11,7 @@ are one line: all of them are finished or none is.
 
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -48,6 +50,7 @@ from experiment_core_utils.records.settings import (
 
 JOURNAL_VERSION = 1
 LOCK_NAME = "lock"
+_CRC = re.compile(rb',"crc32":[0-9]{1,10}}$')
 # Longer than any `end` line.
 _TAIL_BYTES = 1 << 16
 Line = (
@@ -359,13 +362,16 @@ def remove_journals(folder: Path, key: str) -> None:
 
 def _encode(line: Line) -> bytes:
     kind = _NAMES[type(line)]
-    return b'{"' + kind.encode() + b'":' + _ADAPTERS[kind].dump_json(line) + b"}\n"
+    written = b'{"' + kind.encode() + b'":' + _ADAPTERS[kind].dump_json(line)
+    return written + b',"crc32":%d}\n' % zlib.crc32(written + b"}")
 
 
 def _decode(line: bytes, path: Path, number: int | None) -> Line:
     where = "its last line" if number is None else f"line {number}"
     try:
-        ((kind, content),) = parsed_json(line).items()
+        parsed = parsed_json(line)
+        checksum = parsed.pop("crc32", None)
+        ((kind, content),) = parsed.items()
         if kind == "header":
             check_schema(content["schema_version"], JOURNAL_VERSION, f"{path} is not a journal", "delete it")
         decoded: Line = _ADAPTERS[kind].validate_json(to_json(content), strict=True)
@@ -378,6 +384,9 @@ def _decode(line: bytes, path: Path, number: int | None) -> Line:
         reason = f" ({first_line(error)})" if isinstance(error, ValueError) else ""
         raise ResultsRefused(f"{path}: {where} is not one of this version's journal{reason}; delete it") from error
     fault = _fault_of(decoded)
+    # Commit dfe8f148 wrote none.
+    if fault is None and checksum is not None and checksum != zlib.crc32(_CRC.sub(b"}", line)):
+        fault = "it was EDITED: its crc32 is that of another line"
     if fault is not None:
         raise ResultsRefused(f"{path}: {where} is broken: {fault}; delete it, or that line alone")
     return decoded

@@ -1,5 +1,6 @@
 """File names of text experiments and of tracebacks, and strict reading of JSON."""
 
+import hashlib
 import json
 import math
 import re
@@ -211,6 +212,12 @@ def read_object_of_kind(path: Path, kind: str, version: int, advice: str) -> dic
         raise ResultsRefused(f"{path} is not a {kind} (it has kind {shortened(found)}); {advice}")
     check_schema(content.get("schema_version"), version, f"{path} is not a {kind}", advice)
     return dict(content)
+
+
+def content_digest(content: Mapping[str, Any]) -> str:
+    """SHA-256 of all keys but `digest`, as JSON of sorted keys without spaces."""
+    others = {name: value for name, value in content.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def check_schema(found: object, version: int, fault: str, advice: str) -> None:

@@ -23,7 +23,7 @@ from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, Knob, Number, Ratio, Record, Share, Time
 from experiment_core_utils.records.provenance import Provenance, Variables
-from experiment_core_utils.records.result_files import read_versioned_object
+from experiment_core_utils.records.result_files import content_digest, read_versioned_object
 from experiment_core_utils.records.sample_result import (
     OPTIONAL_PARTS,
     DecoderKnobs,
@@ -329,6 +329,9 @@ class ResultOrigin(Record):
     #: digest of everything but the knobs that makes results comparable; see
     #: [profiling.md](profiling.md#stopping-and-resuming)
     fingerprint: str
+    #: SHA-256 of the file's other keys, as JSON of sorted keys without spaces, by which an edited file is known; None
+    #: if not saved, or of commit dfe8f148
+    digest: str | None = None
 
 
 class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, DecoderPart, VisionPart, ResultOrigin):
@@ -376,6 +379,11 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
         return block(field_table(names | self._figures))
 
     @property
+    def is_unchecked(self) -> bool:
+        """Whether it is of commit dfe8f148, which wrote neither digests nor `run_uid`."""
+        return self.digest is None and "run_uid" not in self.provenance.model_fields_set
+
+    @property
     def is_placebo(self) -> bool:
         """Whether it is the reference measured a second time, as a control (`--placebo`)."""
         return PLACEBO.name in self.knobs
@@ -403,6 +411,8 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
         fault = next(_contradictions(result), None)
         if fault is not None:
             raise ResultsRefused(f"{where} {fault}; {advice}")
+        if result.digest != content_digest(content) and not result.is_unchecked:
+            raise ResultsRefused(f"{where} was EDITED: its digest is that of another content; {advice}")
         if result.protocol_version == 1:
             # Its means are of the samples' median runs, too.
             return result

@@ -302,14 +302,16 @@ def runs_frame(sweep: Sweep) -> pd.DataFrame:
     return frame.astype({f"{name}_ms": "float64" for name in names})
 
 
+def results_folders(results_dir: Path) -> list[Path]:
+    """The folder and its direct sub-folders, those with results; the folder itself where none has any."""
+    if not results_dir.is_dir():
+        return [results_dir]
+    below = (path for path in results_dir.iterdir() if path.is_dir() and not path.name.startswith(NOT_DATASETS))
+    return [each for each in (results_dir, *sorted(below)) if any(each.glob(RESULT_FILES))] or [results_dir]
+
+
 def _stored(results_dir: Path) -> Iterator[StoredSetting]:
-    folders = [results_dir]
-    if results_dir.is_dir():
-        folders += sorted(
-            path for path in results_dir.iterdir() if path.is_dir() and not path.name.startswith(NOT_DATASETS)
-        )
-        folders = [folder for folder in folders if any(folder.glob(RESULT_FILES))] or [results_dir]
-    for folder in folders:
+    for folder in results_folders(results_dir):
         for name, result in read_results(folder).items():
             yield StoredSetting(result.provenance.task.name, setting_key(result), folder / name, result)
 

@@ -1,13 +1,14 @@
 """What a finished run comes to, and the lines that the driver prints of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from experiment_core_utils.pipeline import RunReport
 from experiment_core_utils.primitives.errors import EXIT_CODE_INVALID
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.conclusion import Conclusion, save_conclusion
-from experiment_core_utils.records.setting_result import setting_file_name, setting_key
+from experiment_core_utils.records.setting_result import SettingResult, setting_file_name, setting_key
 from experiment_core_utils.saved_results.terminal import (
     caveat_lines,
     closing_table,
@@ -41,14 +42,13 @@ class Concluded:
         return EXIT_CODE_INVALID if is_strict and is_invalid and not report.failed else report.exit_code
 
 
-def concluded(report: RunReport) -> Concluded:
-    """The conclusion of a finished run."""
-    taken = report.results
-    if not taken:
+def concluded(results: Sequence[SettingResult], folder: Path) -> Concluded:
+    """The conclusion of the results of a finished run in its folder."""
+    if not results:
         return Concluded(None)
-    task = taken[0].provenance.task.name
+    task = results[0].provenance.task.name
     settings = sorted(
-        (StoredSetting(task, setting_key(each), report.output_dir / setting_file_name(each), each) for each in taken),
+        (StoredSetting(task, setting_key(each), folder / setting_file_name(each), each) for each in results),
         key=setting_order,
     )
     try:
@@ -62,7 +62,7 @@ def concluded(report: RunReport) -> Concluded:
 
 def concluded_and_saved(report: RunReport, tracker: str | None) -> Concluded:
     """The conclusion of a finished run, also in its folder and, with the settings, in an experiment tracker."""
-    found = concluded(report)
+    found = concluded(report.results, report.output_dir)
     if found.conclusion is not None:
         save_conclusion(found.conclusion, report.experiment_id, report.output_dir)
         if tracker is not None:
@@ -73,7 +73,7 @@ def concluded_and_saved(report: RunReport, tracker: str | None) -> Concluded:
 def closing_lines(report: RunReport, found: Concluded | None = None) -> list[str]:
     """The lines of a finished run: settings that failed first, then the table, the conclusion, caveats, what was left
     out, and where it is."""
-    found = found or concluded(report)
+    found = found or concluded(report.results, report.output_dir)
     lines = [
         f"failed: {key}: {failure.error} after {counted(failure.attempts, 'attempt')}: {failure.reason}"
         for key, failure in report.failed.items()

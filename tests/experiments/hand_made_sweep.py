@@ -10,6 +10,7 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
 from experiment_core_utils.records.requests import StageFlops
+from experiment_core_utils.records.result_files import content_digest
 from experiment_core_utils.records.settings import MeasuredSample
 from tests.hand_made_records import measured_sample, part, staged_run, stored_result
 
@@ -88,5 +89,7 @@ def write(folder: Path, *results: dict[str, Any]) -> Path:
         vision = vision if each["tier"] is None else f"tier-{each['tier']}_crops2"
         experts = "" if each["top_k"] is None else f"topk{each['top_k']}_"
         name = f"signs_imgsize{vision}_{experts}blocks{each['num_active_blocks']}.json"
-        (folder / name).write_text(json.dumps(each))
+        # Results that have a run's id have a digest, too.
+        digest = {"digest": content_digest(each)} if "run_uid" in each["provenance"] else {}
+        (folder / name).write_text(json.dumps(each | digest))
     return folder

@@ -278,7 +278,8 @@ def test_no_space_left_is_reported_in_the_systems_words(tmp_path: Path) -> None:
         ('"total_s":', '"total_s":0,"y":', "total_s is 0.0, and a time is above 0"),
         ('"runs":', '"runs":null,"y":', "runs is None"),
         ('"fingerprint":', '"fingerprint":"../../x","y":', "fingerprint is '../../x', which is part of file names"),
-        ('"key":', '"key":"another","y":', "is of 'another', process 0, and not what its name says"),
+        ('"key":', '"key":"another","y":', "line 1 is broken: it was EDITED: its crc32 is that of another line"),
+        ('"total_s":', '"total_s":1', "line 2 is broken: it was EDITED: its crc32 is that of another line"),
     ],
 )
 def test_an_edited_line_is_named_with_its_field(tmp_path: Path, old: str, new: str, words: str) -> None:
@@ -372,3 +373,10 @@ def test_a_folder_into_which_another_process_writes_is_left_alone(tmp_path: Path
     ):
         tidy_journals(tmp_path, fingerprint, never_saved)
     assert journal.path.exists()
+
+
+def test_a_journal_under_another_name_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, MEASURED)
+    other = path.rename(path.with_name("another.rank0.jsonl"))
+    with pytest.raises(ResultsRefused, match="is of 'tier-low_topk2_blocks3', process 0, and not what its name says"):
+        read_journal(other)

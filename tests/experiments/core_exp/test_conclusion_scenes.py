@@ -109,7 +109,7 @@ def test_idle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = kp.load(tmp_path)
     report = RunReport("0007", True, results.settings, {}, (), tmp_path, None)
     words = {OWN: "no", "tier-high_topk2_blocks4": "yes", "tier-low_topk2_blocks4": "yes"}
-    front, of_run = results.front(), concluded(report).front
+    front, of_run = results.front(), concluded(report.results, report.output_dir).front
     assert dict(of_run) == words
     assert {row.setting: (row.word, row.status) for row in front.itertuples()} == {
         key: (word, "established") for key, word in words.items() if key != OWN
@@ -143,7 +143,7 @@ def test_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, *lines = closing_lines(report)
     assert "front" not in table and sum("background load" in each for each in lines) == 1
     assert lines[-1].endswith(", INVALID")
-    concluded_of_it = concluded(report)
+    concluded_of_it = concluded(report.results, report.output_dir)
     assert [concluded_of_it.exit_code(report, is_strict=strict) for strict in (False, True)] == [0, 4]
     failed = replace(report, failed={"x": SettingFailure("OutOfMemory", "no memory", 3)})
     assert concluded_of_it.exit_code(failed, is_strict=True) == 1
