@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,33 @@ from experiment_core_utils.primitives.csv_tables import (
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
 from experiment_core_utils.primitives.statistics import rate
+from experiment_core_utils.records.columns import (
+    ANSWER_COLUMNS,
+    CORRECT_ANSWER_COLUMNS,
+    ENERGY_COLUMNS,
+    ENERGY_SOURCE_COLUMNS,
+    FIXED_LENGTH_COLUMNS,
+    FURTHER_COLUMNS,
+    KNOB_COLUMNS,
+    LATENCY_COLUMNS,
+    OPEN_LOOP_COLUMNS,
+    ORIGIN_COLUMNS,
+    PASSES_COLUMNS,
+    PROTOCOL_COLUMNS,
+    RATE_COLUMNS,
+    READ_FIRST,
+    REFERENCE_COLUMNS,
+    SAMPLE_COLUMNS,
+    SCORING_COLUMNS,
+    SETTING_COLUMNS,
+    SHARE_OF_REFERENCE,
+    STAT_COLUMNS,
+    STEADINESS_COLUMNS,
+    TEXT_COLUMNS,
+    TYPICAL_COLUMNS,
+    UTILISATION_COLUMNS,
+    WHOLE_COLUMNS,
+)
 from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.result_files import RESULT_FILES, aggregated_path, read_experiments, read_rows
 from experiment_core_utils.records.sample_result import SampleResult
@@ -43,59 +69,6 @@ from experiment_core_utils.records.setting_result import (
     share_of_reference,
 )
 
-# Columns of the knobs that have names of their own, in both tables.
-KNOB_COLUMNS = tuple(name for knob in all_knobs() for name in knob.published)
-
-
-@dataclass(frozen=True)
-class SampleColumn:
-    """A column of the table of samples."""
-
-    name: str  #: with the unit, where it is not a count, a name, a share or a score
-    source: str  #: key of `per_sample_results`; dotted for one inside an object; in brackets what is not a key of it
-    kind: type[str] | type[int] | type[float] | type[bool]  #: of the values
-    meaning: str = ""  #: the content of a cell; "" where `source` says all
-
-
-SAMPLE_COLUMNS = (
-    SampleColumn("task", "(provenance)", str, "`task.name` of the provenance"),
-    SampleColumn("setting", "(knobs)", str, "key of the setting, such as `tier-low_topk8_blocks16`"),
-    *(SampleColumn(name, "(top level)", str if name == "tier" else int) for name in KNOB_COLUMNS),
-    SampleColumn("sample_id", "sample_id", int),
-    SampleColumn("image_id", "metadata.image_id", str),
-    SampleColumn("question_type", "question_type", str),
-    SampleColumn("question", "metadata.question", str),
-    SampleColumn("pred", "pred", str),
-    SampleColumn("answers", "metadata.answers", str, "`metadata.answers`, the reference answers, as a JSON list"),
-    SampleColumn("accuracy", "accuracy", float),
-    SampleColumn("parse_status", "parse_status", str),
-    SampleColumn("T_total_ms", "T_total", float),
-    SampleColumn("T_vision_total_ms", "T_vision_total", float),
-    SampleColumn("T_LLM_prefill_ms", "T_LLM_prefill", float),
-    SampleColumn("T_LLM_decode_ms", "T_LLM_decode", float),
-    SampleColumn("T_first_token_ms", "T_first_token", float),
-    SampleColumn("T_decode_per_token_ms", "T_decode_per_token", float),
-    SampleColumn("T_preprocess_ms", "T_preprocess", float),
-    SampleColumn("T_transfer_ms", "T_transfer", float),
-    SampleColumn("num_runs", "runs", int, "how many there are in `runs`"),
-    SampleColumn("num_outlier_runs", "outlier_runs", int, "how many there are in `outlier_runs`"),
-    SampleColumn("energy_j", "energy_j", float),
-    SampleColumn("energy_source", "energy_source", str),
-    SampleColumn("target_crops", "target_crops", int),
-    SampleColumn("actual_num_crops", "actual_num_crops", int),
-    SampleColumn("pooled_image_features", "pooled_image_features", int),
-    SampleColumn("actual_vision_tokens", "actual_vision_tokens", int),
-    SampleColumn("image_marker_tokens", "image_marker_tokens", int),
-    SampleColumn("input_text_tokens", "input_text_tokens", int),
-    SampleColumn("prompt_tokens", "prompt_tokens", int),
-    SampleColumn("output_tokens", "output_tokens", int),
-    SampleColumn("output_ended", "output_ended", bool),
-    SampleColumn("vision_flops", "vision_flops", float),
-    SampleColumn("prefill_flops", "prefill_flops", float),
-    SampleColumn("decode_flops_per_token", "decode_flops_per_token", float),
-    SampleColumn("accuracy_batch_size", "accuracy_batch_size", int),
-    SampleColumn("prompt", "metadata.prompt", str),
-)
 _IN_NO_CSV = re.compile("[\0\ud800-\udfff]")
 
 
@@ -138,144 +111,6 @@ def _values(samples: Sequence[SampleResult], source: str) -> list[Cell]:
     return [len(value) if isinstance(value, list) else value for value in values]
 
 
-SETTING_COLUMNS = (
-    *KNOB_COLUMNS,
-    "num_samples",
-    "num_failed_samples",
-    "accuracy",
-    "accuracy_ci95_low",
-    "accuracy_ci95_high",
-    "selected_crops_mean",
-    "actual_vision_tokens_mean",
-)
-STAT_COLUMNS = (
-    "T_vision_total_mean",
-    "T_LLM_prefill_mean",
-    "T_LLM_decode_mean",
-    "T_total_mean",
-    "T_total_std",
-    "T_total_p50",
-    "T_total_p95",
-    "T_total_p99",
-    "T_decode_per_token_mean",
-    "T_first_token_mean",
-    "T_preprocess_mean",
-    "output_tokens_mean",
-    "prompt_tokens_mean",
-    "vision_flops_mean",
-    "prefill_flops_mean",
-    "decode_flops_per_token_mean",
-    "thinking_tokens_mean",
-    "T_thinking_mean",
-)
-# Of the samples' median runs, beside those of all runs.
-TYPICAL_COLUMNS = ("T_total_mean_typical", "T_total_p95_typical", "T_total_p99_typical")
-# At the end of a row, so that the columns before them keep their places.
-SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
-ANSWER_COLUMNS = ("share_empty", "share_one_token")
-STEADINESS_COLUMNS = ("share_outlier_runs",)
-PROTOCOL_COLUMNS = ("share_discarded_runs", "protocol_version")
-LATENCY_COLUMNS = ("num_latency_samples",)
-# Keys of `open_loop`.
-OPEN_LOOP_COLUMNS = ("request_rate", "achieved_rate", "most_under_way")
-UTILISATION_COLUMNS = ("mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode")
-# Columns by the keys of `energy.summary`.
-ENERGY_COLUMNS = {
-    "energy_vision_j": "vision_j",
-    "energy_prefill_j": "prefill_j",
-    "energy_decode_j": "decode_j",
-    "energy_decode_j_per_token": "decode_j_per_token",
-    "energy_end_to_end_j": "end_to_end_j",
-    "energy_end_to_end_uncertainty_j": "end_to_end_uncertainty_j",
-    "energy_end_to_end_idle_j": "end_to_end_idle_j",
-    "energy_end_to_end_net_j": "end_to_end_net_j",
-    "energy_j_per_output_token": "j_per_output_token",
-    "energy_closure_residual_share": "closure_residual_share",
-    "energy_source_ratio": "source_ratio",
-}
-# The same, or where only passes were measured those of `energy.passes`.
-ENERGY_SOURCE_COLUMNS = {"energy_source": "source", "energy_kind": "kind"}
-# The same, after all others.
-CORRECT_ANSWER_COLUMNS = {
-    f"energy_j_per_correct_answer{ending}": f"j_per_correct_answer{ending}"
-    for ending in ("", "_ci95_low", "_ci95_high")
-}
-# Columns by the keys of `energy.passes`.
-PASSES_COLUMNS = {
-    f"energy_passes_{key}": key
-    for key in (
-        "j_per_request",
-        "j_per_request_ci95_low",
-        "j_per_request_ci95_high",
-        "net_j_per_request",
-        "j_per_output_token",
-        "j_per_correct_answer",
-        "j_per_correct_answer_ci95_low",
-        "j_per_correct_answer_ci95_high",
-        "num_passes",
-        "num_requests",
-    )
-}
-FIXED_LENGTH_COLUMNS = {"fixed_length_tokens": "num_tokens", "T_fixed_length_mean_ms": "mean"}
-REFERENCE_COLUMNS = ("is_reference", "in_grid")
-
-# Columns that identify a row of the CSV of settings among rows of other tables. Names beside what they are from.
-IDENTITY_COLUMNS = {
-    "task": "`provenance.task.name`",
-    "setting": "key of the setting, such as `tier-low_topk8_blocks16`",
-    "model_name": "`provenance.model.name`",
-    "precision": "`provenance.model.dtype`",
-    "device": "`provenance.hardware`: `gpu_name`, on the CPU `device`",
-    "execution": "`provenance.model.execution`",
-}
-ORIGIN_COLUMNS = {
-    "experiment_id": "`provenance.experiment_id`",
-    "file": "name of the JSON file of the setting",
-}
-RATE_COLUMNS = {
-    "tokens_per_second": "output tokens / mean time of a sample's runs, over the measured samples, one at a time; "
-    "absent with `--request_rate`",
-    "requests_per_second": "measured samples / mean time of a sample's runs, one request at a time; absent with "
-    "`--request_rate`",
-    **{
-        f"counted_{part}_bytes": f"`memory.counted_{part}_bytes`"
-        for part in ("memory", "weights", "kv_cache", "activation")
-    },
-    "peak_memory_bytes": "`memory.peak_memory_bytes`",
-    "process_rss_bytes": "`memory.process_rss_bytes`",
-}
-# Column of the mean total time over that of the model as it is, on the samples that both have.
-SHARE_OF_REFERENCE = "T_total_share_of_reference"
-# Columns before the origin, beside what they are from.
-FURTHER_COLUMNS = {
-    "vision": "the requested picture: tier, token target or `own`",
-    "num_total_blocks": "the same key",
-    "target_vision_tokens_mean": "the same key",
-    "pooled_image_features_mean": "`aggregate_stats`",
-    "drift_ratio_max": "largest `before` or `after` of `drift`",
-    SHARE_OF_REFERENCE: "mean total time over that of the reference setting, on the samples that both have",
-}
-# Whole numbers, beside counts (`num_…`), bytes and levels of knobs that are.
-WHOLE_COLUMNS = ("fixed_length_tokens", "protocol_version", "most_under_way")
-# Columns of text, and those of yes and no.
-TEXT_COLUMNS = (*IDENTITY_COLUMNS, *ORIGIN_COLUMNS, "tier", "metric", *ENERGY_SOURCE_COLUMNS)
-# What people read first; the other columns follow in the order of `settings_frame`, the origin at the end.
-READ_FIRST = (
-    *IDENTITY_COLUMNS,
-    *SETTING_COLUMNS[: SETTING_COLUMNS.index("accuracy_ci95_high") + 1],
-    "metric",
-    "T_total_mean_ms",
-    "T_total_p95_ms",
-    "T_vision_total_mean_ms",
-    "T_LLM_prefill_mean_ms",
-    "T_LLM_decode_mean_ms",
-    "T_first_token_mean_ms",
-    "T_decode_per_token_mean_ms",
-    *RATE_COLUMNS,
-    "energy_passes_j_per_request",
-    "energy_end_to_end_j",
-    "energy_j_per_output_token",
-)
 # Digits that are kept of a number in the CSV files; the JSON files have all.
 _DIGITS = 6
 

@@ -19,16 +19,17 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typedd
 
 from pydantic import BaseModel
 
-from experiment_core_utils import l_results_csv_cleaning as csv
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, plain_type
 from experiment_core_utils.config.profiling import ProfilingConfig, build_parser, parts_of_flags
 from experiment_core_utils.config.text import TextConfig
+from experiment_core_utils.l_results_csv_cleaning import in_reading_order
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
 from experiment_core_utils.primitives.flag_fields import Part
 from experiment_core_utils.records import (
     caveats,
+    columns,
     compute,
     conclusion,
     controls,
@@ -105,7 +106,8 @@ def table_of(name: str) -> str:
         return _table(("column", "from"), settings_columns())
     if name == "samples_csv":
         return _table(
-            ("column", "kind", "from"), [(each.name, _KINDS[each.kind], _source(each)) for each in csv.SAMPLE_COLUMNS]
+            ("column", "kind", "from"),
+            [(each.name, _KINDS[each.kind], _source(each)) for each in columns.SAMPLE_COLUMNS],
         )
     if name not in RECORDS:
         raise ResultsError(f"the page asks for a table from {name!r}, which is the name of no record; give a record's")
@@ -152,36 +154,36 @@ def settings_columns() -> list[tuple[str, str]]:
     }
     same = "the same key"
     found = {
-        **csv.IDENTITY_COLUMNS,
-        **csv.RATE_COLUMNS,
-        **csv.ORIGIN_COLUMNS,
-        **{name: interval.get(name, same) for name in csv.SETTING_COLUMNS},
-        **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in csv.STAT_COLUMNS if name.startswith("T_")},
-        **{name: "`aggregate_stats`" for name in csv.STAT_COLUMNS if not name.startswith("T_")},
-        **{name: f"`T_fixed_length.{key}`" for name, key in csv.FIXED_LENGTH_COLUMNS.items()},
-        **dict.fromkeys(csv.SCORING_COLUMNS, same),
-        **dict.fromkeys(csv.ANSWER_COLUMNS, f"{same}; left out where it is 0 in every row"),
-        **dict.fromkeys(csv.LATENCY_COLUMNS, f"{same}; in files from before it was there, `num_samples`"),
-        **dict.fromkeys(csv.STEADINESS_COLUMNS, same),
-        **{name: f"`energy.summary.{key}`" for name, key in csv.ENERGY_COLUMNS.items()},
+        **columns.IDENTITY_COLUMNS,
+        **columns.RATE_COLUMNS,
+        **columns.ORIGIN_COLUMNS,
+        **{name: interval.get(name, same) for name in columns.SETTING_COLUMNS},
+        **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in columns.STAT_COLUMNS if name.startswith("T_")},
+        **{name: "`aggregate_stats`" for name in columns.STAT_COLUMNS if not name.startswith("T_")},
+        **{name: f"`T_fixed_length.{key}`" for name, key in columns.FIXED_LENGTH_COLUMNS.items()},
+        **dict.fromkeys(columns.SCORING_COLUMNS, same),
+        **dict.fromkeys(columns.ANSWER_COLUMNS, f"{same}; left out where it is 0 in every row"),
+        **dict.fromkeys(columns.LATENCY_COLUMNS, f"{same}; in files from before it was there, `num_samples`"),
+        **dict.fromkeys(columns.STEADINESS_COLUMNS, same),
+        **{name: f"`energy.summary.{key}`" for name, key in columns.ENERGY_COLUMNS.items()},
         **{
             name: f"`energy.summary.{key}`, else `energy.passes.{key}`"
-            for name, key in csv.ENERGY_SOURCE_COLUMNS.items()
+            for name, key in columns.ENERGY_SOURCE_COLUMNS.items()
         },
         "energy_sample_j_mean": "`energy_j_mean` of `aggregate_stats`: apportioned, over samples",
-        **dict.fromkeys(csv.UTILISATION_COLUMNS, "`hardware_utilisation`"),
-        **{name: f"`energy.summary.{key}`" for name, key in csv.CORRECT_ANSWER_COLUMNS.items()},
-        **{name: f"`energy.passes.{key}`" for name, key in csv.PASSES_COLUMNS.items()},
-        **dict.fromkeys(csv.REFERENCE_COLUMNS, same),
-        **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in csv.TYPICAL_COLUMNS},
-        **dict.fromkeys(csv.PROTOCOL_COLUMNS, same),
-        **{name: f"`open_loop.{name}`" for name in csv.OPEN_LOOP_COLUMNS},
-        **csv.FURTHER_COLUMNS,
+        **dict.fromkeys(columns.UTILISATION_COLUMNS, "`hardware_utilisation`"),
+        **{name: f"`energy.summary.{key}`" for name, key in columns.CORRECT_ANSWER_COLUMNS.items()},
+        **{name: f"`energy.passes.{key}`" for name, key in columns.PASSES_COLUMNS.items()},
+        **dict.fromkeys(columns.REFERENCE_COLUMNS, same),
+        **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in columns.TYPICAL_COLUMNS},
+        **dict.fromkeys(columns.PROTOCOL_COLUMNS, same),
+        **{name: f"`open_loop.{name}`" for name in columns.OPEN_LOOP_COLUMNS},
+        **columns.FURTHER_COLUMNS,
     }
-    return [(name, found[name]) for name in csv.in_reading_order(list(found))]
+    return [(name, found[name]) for name in in_reading_order(list(found))]
 
 
-def _source(column: csv.SampleColumn) -> str:
+def _source(column: columns.SampleColumn) -> str:
     if column.meaning:
         return column.meaning
     return "the top level" if column.source.startswith("(") else f"`{column.source}`"

@@ -13,7 +13,6 @@ from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting, setting_of
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.l_results_csv_cleaning import (
-    SAMPLE_COLUMNS,
     read_results,
     sample_columns,
     sample_rows,
@@ -25,6 +24,7 @@ from experiment_core_utils.models.interface import SERVER
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.records.columns import SAMPLE_COLUMNS
 from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.json_record import Record
 from experiment_core_utils.records.provenance import Model

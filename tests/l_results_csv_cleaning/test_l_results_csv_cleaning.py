@@ -14,11 +14,6 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import token_target
 from experiment_core_utils.l_results_csv_cleaning import (
-    FURTHER_COLUMNS,
-    OPEN_LOOP_COLUMNS,
-    ORIGIN_COLUMNS,
-    SETTING_COLUMNS,
-    TYPICAL_COLUMNS,
     json_to_csv,
     read_results,
     read_results_csv,
@@ -30,6 +25,13 @@ from experiment_core_utils.l_results_csv_cleaning import (
     write_tables,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiment_core_utils.records.columns import (
+    FURTHER_COLUMNS,
+    OPEN_LOOP_COLUMNS,
+    ORIGIN_COLUMNS,
+    SETTING_COLUMNS,
+    TYPICAL_COLUMNS,
+)
 from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.sample_result import FailedSample

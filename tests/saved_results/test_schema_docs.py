@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.l_results_csv_cleaning import SAMPLE_COLUMNS
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.records.columns import SAMPLE_COLUMNS
 from experiment_core_utils.records.journal import LINE_KINDS
 from experiment_core_utils.saved_results.schema_docs import (
     PAGES,

@@ -12,9 +12,9 @@ import pandas as pd
 
 from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.registry import all_knobs
-from experiment_core_utils.l_results_csv_cleaning import SHARE_OF_REFERENCE
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.records.columns import SHARE_OF_REFERENCE
 from experiment_core_utils.records.conclusion import FRONT_MEANING, FRONT_OPPOSITE, VERDICT_LEGEND, WORDS
 from experiment_core_utils.records.provenance import ASKED_AT
 from experiment_core_utils.saved_results.terminal import FRONT_HEADING, REFERENCE_HEADING

@@ -7,8 +7,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiment_core_utils.l_results_csv_cleaning import FURTHER_COLUMNS, read_results_csv
+from experiment_core_utils.l_results_csv_cleaning import read_results_csv
 from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.records.columns import FURTHER_COLUMNS
 from experiments.analyses.sweeps import (
     joint_settings_frame,
     load_sweep,
