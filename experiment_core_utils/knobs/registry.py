@@ -1,5 +1,6 @@
 """The knobs that there are, in the order in which keys name them, and the door for others."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
@@ -25,7 +26,7 @@ from experiment_core_utils.primitives.errors import (
     library_faults_named,
 )
 from experiment_core_utils.primitives.files import read_given, run_python_file
-from experiment_core_utils.primitives.texts import did_you_mean
+from experiment_core_utils.primitives.texts import did_you_mean, shown
 
 _KNOBS: dict[str, Knob[Any]] = {
     knob.name: knob
@@ -54,16 +55,49 @@ def register_knob(knob: Knob[Any]) -> None:
     """Add a knob behind those that there are; one of the same class and name is replaced, as a module is loaded again.
 
     Raises:
-        ConfigurationError: another knob has its name or one of its flags.
+        ConfigurationError: another knob has its name, its title or one of its flags, a table or a file of results has
+            one of these, or it cannot be written in one.
     """
+    _check_names(knob)
     before = _KNOBS.get(knob.name)
     if before is not None and type(before).__qualname__ != type(knob).__qualname__:
         raise ConfigurationError(f"there is a knob {knob.name} already; give this one another name")
+    if any(knob.title == other.title for other in all_knobs() if other is not before):
+        raise ConfigurationError(f"knob {knob.name}: another one has the title {knob.title!r}; give it another one")
     taken = {flag for other in all_knobs() if other is not before for flag in other.flags.model_fields}
     twice = sorted(taken & knob.flags.model_fields.keys())
     if twice:
         raise ConfigurationError(f"knob {knob.name}: there is a flag --{twice[0]} already; give it another name")
     _KNOBS[knob.name] = knob
+
+
+def _check_names(knob: Knob[Any]) -> None:
+    """Raises ConfigurationError for what is no knob, or one whose columns, keys or sentences would not be its own."""
+    # Results name the knobs of a setting, and so are imported behind them.
+    from experiment_core_utils.records.columns import HEADINGS, SLOPE_KEYS
+    from experiment_core_utils.records.setting_result import published_names
+
+    if not isinstance(knob, Knob):
+        raise ConfigurationError(f"register_knob got {shown(knob)}; give an object of a class that is made from Knob")
+    texts = {what: getattr(knob, what, None) for what in ("name", "title", "plural", "meaning")}
+    wrong = next((what for what, text in texts.items() if not isinstance(text, str) or not text.isprintable()), None)
+    if wrong is not None:
+        raise ConfigurationError(f"{type(knob).__name__}.{wrong} is {shown(texts[wrong])}; give a text of one line")
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,49}", knob.name):
+        raise ConfigurationError(
+            f"a knob is called {shown(knob.name)!r}; use letters, digits and _, a letter first, 50 at most"
+        )
+    # Where the name is a knob's own, `register_knob` says so.
+    reserved = {name.casefold() for name in published_names() | _KNOBS.keys()}
+    if knob.name not in _KNOBS and (knob.name.casefold() in reserved or knob.name.startswith(SLOPE_KEYS)):
+        raise ConfigurationError(f"knob {knob.name}: results have a column or key of that name; give it another one")
+    if not knob.title.strip() or knob.title.strip() in HEADINGS | published_names() - {knob.name}:
+        raise ConfigurationError(f"knob {knob.name}: the title {knob.title!r} is another column's; give it another one")
+    if knob.published:
+        raise ConfigurationError(
+            f"knob {knob.name}: `published` names fields of results, {', '.join(knob.published)}, which are those of "
+            "the project's own knobs; leave it empty, and a column has the knob's name"
+        )
 
 
 def unregister_knob(name: str) -> None:

@@ -148,10 +148,17 @@ def check_label(knob: Knob[Any], value: Any) -> None:
     """Raises ConfigurationError for a label that cannot be part of a file name, or that does not name the value."""
     label, level = knob.label(value), knob.level(value)
     named = knob.parsed(label)
-    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9.-]*", label) or named is None or knob.level(named) != level:
+    # The ending of a journal's name begins with .rank, that of a result with .json.
+    is_part = isinstance(label, str) and re.fullmatch(r"(?!.*\.(?:rank|json))[A-Za-z0-9][A-Za-z0-9.-]*", label)
+    if not is_part or named is None or knob.level(named) != level:
         raise ConfigurationError(
-            f"knob {knob.name}: its label of {level} is {label!r}; write one of letters, digits, - and . that "
-            "`parsed` reads back"
+            f"knob {knob.name}: its label of {level} is {label!r}; write one of letters, digits, - and ., without "
+            ".rank and .json, that `parsed` reads back"
+        )
+    if (others := parsed_labels([label])) is None or knob.name not in others:
+        raise ConfigurationError(
+            f"knob {knob.name}: its label of {level}, {label}, is {', '.join(others or {_OLD: None})} of another knob; "
+            "write another one"
         )
 
 

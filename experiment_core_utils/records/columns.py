@@ -1,4 +1,4 @@
-"""The columns of the tables of settings and of samples, which no knob of a user can be called like."""
+"""The columns of tables of settings and samples, and the names that stand beside those of knobs in other tables."""
 
 from dataclasses import dataclass
 
@@ -193,3 +193,27 @@ READ_FIRST = (
     "energy_end_to_end_j",
     "energy_j_per_output_token",
 )
+# Keys beside the levels of knobs in what analyses read and write; of a line also those that begin with SLOPE_KEYS.
+ANALYSIS_KEYS = frozenset(
+    "key sweep num_score_samples num_energy_samples energy_mean_j flops_mean request_flops pictures crops text_tokens "
+    "vision_tokens stage driver r2 residual_std_ms num_points num_clusters x_min x_max reason".split()
+)
+SLOPE_KEYS = ("slope_ms", "intercept_ms")
+# Headings beside the titles of knobs in the table that closes a run.
+HEADINGS = frozenset(
+    (
+        "crops", "tokens", "accuracy [95 %]", "samples", "vision ms", "prefill ms", "first token ms", "decode ms",
+        "total ms", "of reference", "p95 ms", "ms/token", "answered/s", "under way", "GFLOP", "MB", "J", "failed",
+        "unparsed", "cut", "empty", "one token", "search", "front by mean",
+    )
+)  # fmt: skip
+# All columns of both tables.
+TABLE_COLUMNS = frozenset(
+    (
+        *(column.name for column in SAMPLE_COLUMNS), *SETTING_COLUMNS, *STAT_COLUMNS, *TYPICAL_COLUMNS,
+        *(f"{name}_ms" for name in (*STAT_COLUMNS, *TYPICAL_COLUMNS)), *SCORING_COLUMNS, *ANSWER_COLUMNS,
+        *STEADINESS_COLUMNS, *PROTOCOL_COLUMNS, *LATENCY_COLUMNS, *OPEN_LOOP_COLUMNS, *UTILISATION_COLUMNS,
+        *ENERGY_COLUMNS, *ENERGY_SOURCE_COLUMNS, "energy_sample_j_mean", *CORRECT_ANSWER_COLUMNS, *PASSES_COLUMNS,
+        *FIXED_LENGTH_COLUMNS, *REFERENCE_COLUMNS, *FURTHER_COLUMNS, *READ_FIRST, *ORIGIN_COLUMNS,
+    )
+)  # fmt: skip

@@ -8,8 +8,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field
 
@@ -19,6 +20,7 @@ from experiment_core_utils.knobs.vision_tokens import TIERS
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
 from experiment_core_utils.primitives.notebook_html import block, field_table, shown
 from experiment_core_utils.primitives.statistics import fraction_of
+from experiment_core_utils.records.columns import ANALYSIS_KEYS, TABLE_COLUMNS
 from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, Knob, Number, Ratio, Record, Share, Time
@@ -488,6 +490,22 @@ def fixed_length_of(result: SettingResult) -> FixedLengthTime | None:
     """The time of an answer of fixed length, also of older files."""
     known = result.T_fixed_length
     return known or FixedLengthTime.from_stats(result.aggregate_stats, result.provenance.experimental_variables)
+
+
+@cache
+def published_names() -> frozenset[str]:
+    """Names of columns of tables, and of keys of results and analyses, whatever record they are in."""
+
+    def keys_of(kind: Any) -> Iterator[str]:
+        if isinstance(kind, type) and issubclass(kind, Record):
+            yield from kind.model_fields
+            kinds: Iterable[Any] = (each.annotation for each in kind.model_fields.values())
+        else:
+            kinds = get_args(kind)
+        for each in kinds:
+            yield from keys_of(each)
+
+    return TABLE_COLUMNS | ANALYSIS_KEYS | frozenset(keys_of(SettingResult))
 
 
 def setting_key(result: SettingResult) -> str:

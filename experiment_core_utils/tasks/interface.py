@@ -1,13 +1,16 @@
 """The interface of tasks and metrics: samples, their prompts and their scores."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
+from numbers import Real
 from typing import Any, Literal, Protocol
 
 from PIL import Image
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.tasks.answers import answer_in, scored_text
 
@@ -169,11 +172,19 @@ def _check_scores(scores: Sequence[Score], answers: Sequence[Answer], metric: Me
     if len(scores) != len(answers):
         raise ConfigurationError(f"metric {metric.name} gave {len(scores)} scores of {len(answers)} answers")
     for score, answer in zip(scores, answers, strict=True):
-        if score.value is not None and not 0 <= score.value <= metric.best:
+        to = f"to {what or repr(answer.prediction[:60])}"
+        if score.value is not None and not (isinstance(score.value, Real) and 0 <= score.value <= metric.best):
             raise ConfigurationError(
-                f"metric {metric.name} gave {score.value} to {what or repr(answer.prediction[:60])}; a score is "
-                f"from 0 to {metric.best:g}, or None"
+                f"metric {metric.name} gave {score.value} {to}; a score is from 0 to {metric.best:g}, or None"
             )
+        for name, figure in score.details.items():
+            # The means of the details stand beside these.
+            if not isinstance(name, str) or not name.isprintable() or name in ("unparsed", "few_references", "idf"):
+                raise ConfigurationError(
+                    f"metric {metric.name} gave a detail called {shown(name)} {to}; give it another name, of one line"
+                )
+            if not isinstance(figure, Real) or not math.isfinite(figure):
+                raise ConfigurationError(f"metric {metric.name} gave {figure} as {name} {to}; give a finite number")
 
 
 def require_references(metric: str, references: Sequence[str]) -> None:

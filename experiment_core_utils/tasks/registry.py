@@ -3,6 +3,7 @@
 The one place that knows which there are.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,7 +16,7 @@ from experiment_core_utils.primitives.errors import (
     first_line,
     package_of_extra,
 )
-from experiment_core_utils.primitives.files import check_file_name_part, run_python_file
+from experiment_core_utils.primitives.files import check_file_name_part, run_python_file, shortened
 from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.tasks.datasets.files.data_file import OPEN_METRIC, DataFileTask
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
@@ -155,7 +156,19 @@ def register_task(
 
 
 def register_metric(metric: Metric) -> None:
-    """Make a metric known under its name; raises ConfigurationError for a name that the project's own metrics have."""
+    """Make a metric known under its name.
+
+    Raises:
+        ConfigurationError: the project's own metrics have the name, it cannot be part of a folder's name, or `best` is
+            no highest score.
+    """
+    if not isinstance(metric.name, str) or not re.fullmatch(r"\w[\w.@+-]{0,99}", metric.name):
+        raise ConfigurationError(
+            f"metric {shortened(metric.name)} is part of folder names; use letters, digits, _, -, ., @ and + only, 100 "
+            "at most, a letter or digit first"
+        )
+    if not 0 < metric.best <= 1e6:
+        raise ConfigurationError(f"metric {metric.name}: best is {metric.best}; give the highest score, above 0")
     if metric.name in _METRICS:
         raise ConfigurationError(f"metric {metric.name!r} is one of the project's own; give it another name")
     _registered_metrics[metric.name] = metric

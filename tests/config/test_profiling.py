@@ -199,7 +199,7 @@ def test_help_and_a_wrong_flag_need_no_torch() -> None:
 @pytest.mark.parametrize("flag", ["num_samples", "num_configs"])
 def test_a_knob_cannot_have_the_flag_of_another_part(flag: str) -> None:
     flags = create_model("OwnFlags", __base__=Part, **{flag: (int | None, None)})  # type: ignore[call-overload]
-    register_knob(type("Own", (TopK,), {"name": "own_knob", "flags": flags})())
+    register_knob(type("Own", (TopK,), {"name": "own_knob", "title": "own knob", "published": (), "flags": flags})())
     try:
         with pytest.raises(ConfigurationError, match=f"knob own_knob: there is a flag --{flag} already; give it"):
             parse_config([])

@@ -27,6 +27,7 @@ class ShadeFlags(Part):
 
 class Shade(TopK):
     name, title, plural, flags = "shade", "shade", "shades", ShadeFlags
+    published = ()
 
 
 @pytest.fixture(autouse=True)
@@ -54,13 +55,48 @@ def test_a_registered_knob_comes_last_and_brings_its_flags() -> None:
 def test_names_and_flags_are_taken_once() -> None:
     register_knob(Shade())
     register_knob(Shade())  # as a module is loaded again
-    other = type("Other", (TopK,), {"name": "shade", "flags": ShadeFlags})
+    other = type("Other", (TopK,), {"name": "shade", "title": "other", "published": (), "flags": ShadeFlags})
     with pytest.raises(ConfigurationError, match="there is a knob shade already; give this one another name"):
         register_knob(other())
     with pytest.raises(
         ConfigurationError, match="knob tint: there is a flag --shade_list already; give it another name"
     ):
-        register_knob(type("Tint", (TopK,), {"name": "tint", "flags": ShadeFlags})())
+        register_knob(type("Tint", (Shade,), {"name": "tint", "title": "tint"})())
+
+
+@pytest.mark.parametrize(
+    ("attributes", "reason"),
+    [
+        ({"name": "accuracy"}, "knob accuracy: results have a column or key of that name; give it another one"),
+        ({"name": "T_total_mean_ms"}, "knob T_total_mean_ms: results have a column or key of that name"),
+        ({"name": "Energy_J"}, "knob Energy_J: results have a column or key of that name"),
+        ({"name": "sweep"}, "knob sweep: results have a column or key of that name"),
+        ({"name": "slope_ms_per_token_ci95"}, "results have a column or key of that name"),
+        ({"name": "per_sample_results"}, "results have a column or key of that name"),
+        ({"name": "../up"}, r"a knob is called '../up'; use letters, digits and _, a letter first, 50 at most"),
+        ({"name": "two words"}, "a knob is called 'two words'"),
+        ({"name": "a" * 51}, "50 at most"),
+        ({"name": "red\x1b[31m"}, r"Odd.name is red\\x1b\[31m; give a text of one line"),
+        ({"name": None}, "Odd.name is None; give a text of one line"),
+        ({"title": "a\nb"}, r"Odd.title is a\\nb; give a text of one line"),
+        ({"title": "tokens"}, "knob odd: the title 'tokens' is another column's; give it another one"),
+        ({"title": "top-k"}, "knob odd: another one has the title 'top-k'; give it another one"),
+        ({"published": ("accuracy",)}, "knob odd: `published` names fields of results, accuracy, which are those of "),
+    ],
+)
+def test_a_name_that_results_have_or_that_cannot_be_written_is_refused(
+    attributes: dict[str, object], reason: str
+) -> None:
+    flags = type("OddFlags", (Part,), {})
+    given = {"name": "odd", "title": "odd", "plural": "odds", "published": (), "flags": flags} | attributes
+    with pytest.raises(ConfigurationError, match=reason):
+        register_knob(type("Odd", (TopK,), given)())
+    assert tuple(knob.name for knob in all_knobs()) == OWN
+
+
+def test_a_class_in_place_of_an_object_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="register_knob got <class .*Shade'>; give an object of a class that"):
+        register_knob(Shade)
 
 
 def test_a_file_is_run_once_until_it_changes(tmp_path: Path) -> None:

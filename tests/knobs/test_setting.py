@@ -82,11 +82,17 @@ class WronglyLabelled(TopK):
     """Labels that no file name can have, or that name no value."""
 
     def label(self, value: int) -> str:
-        return {1: "k 1", 2: "topk3", 3: "experts3"}.get(value, f"topk{value}")
+        return {1: "k 1", 2: "topk3", 3: "experts3", 5: "topk5.rank1"}.get(value, f"topk{value}")
 
 
-@pytest.mark.parametrize(("value", "label"), [(1, "'k 1'"), (2, "'topk3'"), (3, "'experts3'")])
+@pytest.mark.parametrize(("value", "label"), [(1, "'k 1'"), (2, "'topk3'"), (3, "'experts3'"), (5, "'topk5.rank1'")])
 def test_a_label_that_names_nothing_is_refused(value: int, label: str) -> None:
     check_label(WronglyLabelled(), 4)
     with pytest.raises(ConfigurationError, match=f"knob top_k: its label of {value} is {label}; write one"):
         check_label(WronglyLabelled(), value)
+
+
+def test_a_label_of_another_knob_is_refused() -> None:
+    other = type("Other", (TopK,), {"name": "other"})()
+    with pytest.raises(ConfigurationError, match="knob other: its label of 4, topk4, is top_k of another knob; write"):
+        check_label(other, 4)

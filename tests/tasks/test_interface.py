@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from experiment_core_utils.tasks.interface import (
     scored,
     scores_of,
 )
+from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
 from tests.hand_made_records import measured_sample
 
 
@@ -58,3 +60,17 @@ def test_a_score_out_of_the_metrics_range_is_named_with_the_sample(value: float)
 def test_a_metric_gives_one_score_for_each_answer() -> None:
     with pytest.raises(ConfigurationError, match="metric generous gave 2 scores of 1 answers"):
         scored([Answer("B", ("b",))], Generous(0.5, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("details", "reason"),
+    [
+        ({"unparsed": 1.0}, "metric own gave a detail called unparsed to 'cat'; give it another name, of one line"),
+        ({"a\nb": 1.0}, r"a detail called a\\nb to 'cat'"),
+        ({"half": float("nan")}, "metric own gave nan as half to 'cat'; give a finite number"),
+    ],
+)
+def test_details_are_finite_numbers_with_names_of_their_own(details: dict[str, Any], reason: str) -> None:
+    metric = AnswerMetric("own", lambda answer: Score(1.0, details=details))
+    with pytest.raises(ConfigurationError, match=reason):
+        scored([Answer("cat", ("cat",))], metric)

@@ -3,15 +3,17 @@
 import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.tasks.interface import Answer
+from experiment_core_utils.tasks.interface import Answer, Score
 from experiment_core_utils.tasks.registry import (
     get_metric,
     get_metric_for_dataset,
     list_metrics,
     list_tasks,
     load_task,
+    register_metric,
     task_entry,
 )
+from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
 
 
 def test_every_task_has_a_metric_and_opens() -> None:
@@ -47,6 +49,19 @@ def test_metrics_are_known_by_their_names() -> None:
         "vqa_score vqa_score_molmo mc mc_molmo em em_lenient relaxed ansl_em anls cider_score mmmu_score mixed".split()
     )
     assert [get_metric(name).name for name in list_metrics()] == list_metrics()
+
+
+@pytest.mark.parametrize("name", ["../up", "two words", "red\x1b[31m", "", ".", "a" * 101, "a/b"])
+def test_a_metrics_name_is_part_of_a_folders_name(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"^metric '.*is part of folder names; use letters, digits, _, -"):
+        register_metric(AnswerMetric(name, lambda answer: Score(1.0)))
+    assert name not in list_metrics()
+
+
+def test_a_metric_has_a_highest_score() -> None:
+    for best in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigurationError, match=f"metric none_best: best is {best}; give the highest score"):
+            register_metric(AnswerMetric("none_best", lambda answer: Score(1.0), best=best))
 
 
 def test_metric_scores() -> None:

@@ -1,15 +1,21 @@
 """A knob beside the published ones in frames, E1, E2, E3 and the report."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from experiment_core_utils.knobs.interface import Knob, KnobLimits, KnobRequest, Level, RequestedValues
 from experiment_core_utils.knobs.registry import register_knob, unregister_knob
+from experiment_core_utils.l_results_csv_cleaning import settings_frame as all_columns
 from experiment_core_utils.primitives.flag_fields import Part
+from experiment_core_utils.records.columns import HEADINGS, SLOPE_KEYS
+from experiment_core_utils.records.setting_result import published_names
+from experiment_core_utils.saved_results.terminal import closing_table
 from experiments.analyses.charts.knob_charts import knob_colour
 from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, PURPLE, YELLOW
 from experiments.analyses.knobs.grid import grids_of, knobs_of
@@ -72,7 +78,13 @@ def folder(tmp_path: Path) -> Path:
 
 def test_it_is_a_column_of_its_name(folder: Path) -> None:
     sweep = load_sweep(folder)
-    assert settings_frame(sweep)["heat"].tolist() == [1.0, 1.5, 2.0, 1.0, 1.5, 2.0]
+    frame = settings_frame(sweep)
+    assert frame["heat"].tolist() == [1.0, 1.5, 2.0, 1.0, 1.5, 2.0]
+    results = [each.result for each in sweep.settings]
+    assert set(all_columns(results)) | set(samples_frame(sweep)) <= {"heat", *published_names()}
+    titles = {"vision", "top-k", "blocks", "heat"}
+    known = "|".join(map(re.escape, sorted(titles | HEADINGS, key=len, reverse=True)))
+    assert re.fullmatch(rf"(?: *(?:{known}))+", closing_table(results).splitlines()[0])
     samples = samples_frame(sweep)
     assert samples["heat"].tolist() == [1.0, 1.0, 1.5, 1.5, 2.0, 2.0] * 2
     assert samples["vision"].tolist() == ["low"] * 12 and samples["num_active_blocks"].dtype == "int64"
@@ -90,6 +102,10 @@ def test_e1_has_lines_of_its_levels_within_those_of_the_published_knobs(folder: 
     breakdown = json.loads((folder / "analysis" / "e1_stage_latency_breakdown.json").read_text())
     pooled, *_, last = breakdown["prefill_vs_input_tokens"]
     knobs = ("top_k", "num_active_blocks", "heat")
+    names = {"heat", *published_names()}
+    assert {name for name in last if not name.startswith(SLOPE_KEYS)} <= names
+    table = pd.read_csv(folder / "analysis" / "e1_line_fits.csv")
+    assert {name for name in table if not name.startswith(SLOPE_KEYS)} <= names
     assert [pooled[name] for name in knobs] == [None] * 3 and [last[name] for name in knobs] == [2, 4, 2.0]
 
 
@@ -98,6 +114,7 @@ def test_e2_turns_it_in_a_colour_of_its_own(folder: Path) -> None:
     assert knobs_of(grid.points) == ("vision", "top_k", "num_active_blocks", "heat")
     assert e2_knob_pareto.main([str(folder), "--num_draws", "100"]) == 0
     (task,) = json.loads((folder / "analysis" / "e2_knob_grid_results.json").read_text())["tasks"]
+    assert task["settings"][0].keys() <= {"heat", *published_names()}
     assert [each["heat"] for each in task["settings"]] == [1.0, 1.5, 2.0] * 2
     # Of 875 to 1250 ms heat explains all.
     (share,) = [each["share"] for each in task["effects"]["latency_mean"]["terms"] if each["knobs"] == ["heat"]]
