@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from experiment_core_utils.config.served import ServedModel, served_models
-from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.knobs.registry import all_knobs, knob_file
 from experiment_core_utils.knobs.strategies import LHS_CONFIGS, Strategy
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -406,8 +406,8 @@ class TaskConfig(Part):
 class GridConfig(Part):
     """Which combinations of the knobs' values are settings; the values themselves are flags of the knobs."""
 
-    knob_module: FilePath | None = Field(
-        default=None, description="Python file that registers knobs of your own (register_knob), with their flags"
+    knob_module: Annotated[FilePath, BeforeValidator(knob_file)] | None = Field(
+        default=None, description="Python file, or module, that registers knobs of your own, with their flags"
     )
     no_reference: bool = Field(
         default=False,

@@ -222,6 +222,25 @@ class Knob(ABC, Generic[V]):
         """
         return shape
 
+    def flops(self, flops: Any, value: V) -> Any | None:
+        """The operations of a request at the value; None where they are not known, as by default those of a knob with
+        `applied` and without `shape`.
+
+        Args:
+            flops: the `StageFlops` by the model's formulas of the other knobs and of the `shape` at the value.
+        """
+        is_known = type(self).applied is Knob.applied or type(self).shape is not Knob.shape
+        return flops if is_known else None
+
+    def step_bytes(self, num_bytes: float, value: V) -> float | None:
+        """Bytes of weights that a decode step reads at the value; None where they are not known, as by default those of
+        a knob with `applied`.
+
+        Args:
+            num_bytes: by the model's formulas, of the other knobs.
+        """
+        return num_bytes if type(self).applied is Knob.applied else None
+
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
         """Whether what was counted is what the setting requests; None where it is.
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +107,31 @@ def unregister_knob(name: str) -> None:
     _LOADED.clear()
 
 
+def knob_file(given: Path | str) -> Path:
+    """The Python file that `--knob_module` names, by its path or as a module, such as `knob_profiler.head_fraction`.
+
+    A module whose package cannot be imported is taken for a path.
+    """
+    name = str(given)
+    if Path(given).exists() or name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+        return Path(given)
+    try:
+        found = find_spec(name)
+    except ImportError:
+        found = None
+    return Path(given if found is None or found.origin is None else found.origin)
+
+
 def load_knob_module(path: Path) -> None:
     """Run a Python file that registers knobs, once as long as it does not change.
+
+    Args:
+        path: as `knob_file` reads it.
 
     Raises:
         ConfigurationError: it cannot be run, or registers what `register_knob` refuses.
     """
+    path = knob_file(path)
     content, place = read_given(path, "--knob_module"), path.resolve()
     if _LOADED.get(place) != content:
         before = dict(_KNOBS)
@@ -129,7 +149,7 @@ def _name_faults(knob: Knob[Any], path: Path) -> None:
 
     One in a run at a setting becomes a SettingError, which the setting fails with, any other a ConfigurationError.
     """
-    of_setting = ("prove", "shape")
+    of_setting = ("prove", "shape", "flops", "step_bytes")
     of_request = ("own", "requested", "fingerprint", "full_grid", "order", "short", "cell", "listed")
     of_names = ("label", "parsed", "level", "of_level", "read", "published_fields")
     for name in (*of_setting, *of_request, *of_names):

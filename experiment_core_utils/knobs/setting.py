@@ -91,6 +91,23 @@ class Setting:
             shape = knob_named(name).shape(shape, value)
         return shape
 
+    def flops(self, flops: Any) -> Any | None:
+        """The operations of a request by the model's formulas, with what each knob says of its cost; None where that of
+        one is not known.
+
+        Args:
+            flops: a `StageFlops`, or None.
+        """
+        for name, value in self.values.items():
+            flops = None if flops is None else knob_named(name).flops(flops, value)
+        return flops
+
+    def step_bytes(self, num_bytes: float | None) -> float | None:
+        """Bytes of weights that a decode step reads; as `flops`."""
+        for name, value in self.values.items():
+            num_bytes = None if num_bytes is None else knob_named(name).step_bytes(num_bytes, value)
+        return num_bytes
+
     @property
     def labels(self) -> tuple[str, ...]:
         """The parts of the key, one a knob."""

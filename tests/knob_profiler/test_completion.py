@@ -51,7 +51,7 @@ def completed(line: str, folder: Path) -> list[str]:
         # The file of a knob is read first, and has no name yet.
         ("knobprof profile --knob_module n", ["notes.txt "]),
         (
-            f"knobprof profile --knob_module {REPOSITORY}/tests/knobs/head_fraction.py --head_f",
+            f"knobprof profile --knob_module {REPOSITORY}/knob_profiler/head_fraction.py --head_f",
             ["--head_fraction_list "],
         ),
     ],

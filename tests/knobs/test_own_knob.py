@@ -1,6 +1,8 @@
 """A knob that one file registers, through every command that plans, measures or reads settings."""
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.registry import all_knobs, load_knob_module, unregister_knob
 from experiment_core_utils.pipeline import RunReport, run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
+from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.records.setting_result import setting_key
 from experiment_core_utils.saved_results import tasks_command
 from experiment_core_utils.saved_results.terminal import caveat_lines, closing_table
@@ -20,7 +23,7 @@ from experiments.controller import lookup
 from experiments.core_exp import e1_stage_latency, e2_knob_pareto, report
 from tests.models.tiny_checkpoints import write_checkpoint
 
-MODULE = Path(__file__).with_name("head_fraction.py")
+MODULE = REPOSITORY / "knob_profiler" / "head_fraction.py"
 PUBLISHED = {knob.name for knob in all_knobs()}
 OWN = ("--knob_module", str(MODULE))
 MORE = ("--num_samples", "4", "--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--max_repeats", "0",
@@ -60,6 +63,14 @@ def test_its_flags_are_on_the_command_line_and_its_values_in_the_plan(folder: Pa
         parse_config([*OWN, "--head_fraction_list", "2"])
     plan = describe_plan(parse_config(flags_for(folder, tmp_path))).text
     assert "own_blocks2_head0.25" in plan
+
+
+def test_the_command_of_the_page_runs_wherever_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (REPOSITORY / "docs" / "profiling.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^    (knobprof profile --knob_module .*)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    plan = describe_plan(parse_config([*shlex.split(command)[2:], "--num_samples", "2", "--output_dir", "results"]))
+    assert plan.text.count("_head0.5 ") >= 12
 
 
 def test_it_acts_and_is_in_json_and_tables(run: RunReport) -> None:

@@ -16,6 +16,7 @@ from experiment_core_utils.knobs.registry import (
 )
 from experiment_core_utils.knobs.top_k import TopK
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.primitives.flag_fields import Part
 
 OWN = tuple(knob.name for knob in all_knobs())
@@ -101,7 +102,7 @@ def test_a_class_in_place_of_an_object_is_refused() -> None:
 
 def test_a_file_is_run_once_until_it_changes(tmp_path: Path) -> None:
     file, log = tmp_path / "mine.py", tmp_path / "log"
-    source = (Path(__file__).parent / "head_fraction.py").read_text() + f"open({str(log)!r}, 'a').write('x')\n"
+    source = (REPOSITORY / "knob_profiler" / "head_fraction.py").read_text() + f"open({str(log)!r}, 'a').write('x')\n"
     try:
         for content in ("", "", "# changed\n", "# changed\n"):
             file.write_text(source + content)

@@ -148,10 +148,10 @@ class TurnedKnobs:
         """FLOPs at a setting, from those by the model's formula; None where they are not known."""
         for adapter in self._counting.values():
             flops_at = partial(adapter.flops, flops_at=flops_at)
-        return flops_at(setting)
+        return setting.flops(flops_at(setting))
 
     def step_bytes(self, setting: Setting, bytes_at: Callable[[Setting], float | None]) -> float | None:
         """Bytes of weights that a decode step reads at a setting; None where they are not known."""
         for adapter in self._counting.values():
             bytes_at = partial(adapter.step_bytes, bytes_at=bytes_at)
-        return bytes_at(setting)
+        return setting.step_bytes(bytes_at(setting))

@@ -79,7 +79,7 @@ class TransformersWork:
         architecture = self._architecture.at(setting)
         flops = [architecture.request_flops(shape.size(self._limit)).stages for shape in shapes]
         elements = cache_elements(architecture.decoder.blocks, max(tokens) + self._limit)
-        return RequestWork(statistics.fmean(tokens), mean_flops(flops), elements, reason)
+        return RequestWork(statistics.fmean(tokens), setting.flops(mean_flops(flops)), elements, reason)
 
     def _shapes_at(self, crops: CropRange | None) -> tuple[list[RequestShape], str | None]:
         """Those of the samples that can be run, and why the first that cannot be run cannot."""

@@ -90,7 +90,7 @@ class MolmoeWork:
         if len(faults) == len(tokens):
             return RequestWork(None, None, None, reason)
         largest = self._largest_elements(setting, architecture.decoder.blocks)
-        return RequestWork(statistics.fmean(tokens), mean_flops(flops), largest, reason)
+        return RequestWork(statistics.fmean(tokens), setting.flops(mean_flops(flops)), largest, reason)
 
     def _shape(self, task: Task, sample: Sample) -> PromptShape:
         refuse_several_pictures(sample)

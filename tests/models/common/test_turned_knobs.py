@@ -10,7 +10,8 @@ from torch import nn
 
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, RunningBlocks
 from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
-from experiment_core_utils.knobs.registry import load_knob_module, unregister_knob
+from experiment_core_utils.knobs.interface import Knob
+from experiment_core_utils.knobs.registry import knob_named, load_knob_module, register_knob, unregister_knob
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K
 from experiment_core_utils.models.common.turned_knobs import CountingAdapter, RequestKnob, TurnedKnobs
@@ -69,7 +70,7 @@ class Headed(nn.Module):
 @pytest.fixture(autouse=True)
 def own_knob() -> Iterator[None]:
     """A knob without an adapter: the fraction of the features that the head reads."""
-    load_knob_module(Path(__file__).parents[2] / "knobs" / "head_fraction.py")
+    load_knob_module(Path("knob_profiler.head_fraction"))
     yield
     unregister_knob("head_fraction")
 
@@ -136,6 +137,18 @@ def test_what_is_counted_and_costs_come_from_the_adapters_that_count() -> None:
     assert knobs.flops(setting, lambda _: whole) == StageFlops(None, 500, None)
     assert knobs.step_bytes(setting, lambda _: 80.0) == 40
     assert (knobs.flops(setting, lambda _: None), knobs.step_bytes(setting, lambda _: None)) == (None, None)
+
+
+def test_costs_of_a_knob_that_acts_on_modules_are_what_it_says_or_not_known() -> None:
+    knobs, _ = made()
+    whole = StageFlops(None, 1000, None)
+    half, own = Setting.of(head_fraction=0.5), Setting.of(top_k=3)
+    assert (knobs.flops(half, lambda _: whole), knobs.step_bytes(half, lambda _: 80.0)) == (whole, 80.0)
+    silent = type("Silent", (type(knob_named("head_fraction")),), {"flops": Knob.flops, "step_bytes": Knob.step_bytes})
+    silent.__qualname__ = "HeadFraction"  # in its place
+    register_knob(silent())
+    assert (knobs.flops(half, lambda _: whole), knobs.step_bytes(half, lambda _: 80.0)) == (None, None)
+    assert (knobs.flops(own, lambda _: whole), knobs.step_bytes(own, lambda _: 80.0)) == (whole, 80.0)
 
 
 def test_a_knob_of_requests_says_what_is_in_force() -> None:

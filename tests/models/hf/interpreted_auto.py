@@ -26,7 +26,6 @@ from experiment_core_utils.models.common.cuda_graphs import Reruns
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.sweep.execution import settle_execution
 from experiment_core_utils.sweep.requests import RequestSource
 from tests.models.hf.interpreted_engines import take_few_programs
@@ -98,7 +97,7 @@ def main() -> None:
             "refused prefill": settled(folder, [FIRST], Noted(refuses_prefill=True)),
             "refused twice": settled(folder, [BOTH], Noted(refuses_modules=True), is_changed=True),
         }
-        load_knob_module(REPOSITORY / "tests" / "knobs" / "head_fraction.py")
+        load_knob_module(Path("knob_profiler.head_fraction"))
         found["on modules"] = settled(folder, [FIRST, BOTH.replaced(head_fraction=0.5)], Noted())
     print(json.dumps(found))
 

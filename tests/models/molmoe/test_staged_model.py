@@ -23,7 +23,6 @@ from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import EngineRefused
-from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.records.requests import RequestShape
 from experiment_core_utils.sweep.sample_runs import check_proof
 from tests.conftest import tiny_config
@@ -74,7 +73,7 @@ def test_a_split_that_is_refused_leaves_no_store_behind(tiny_checkpoint: Path, p
 def test_engines_refuse_a_knob_that_acts_on_modules(tiny_checkpoint: Path) -> None:
     processor = load_processor(find_model(str(tiny_checkpoint)))
     staged = MolmoeStagedModel("tiny", MolmoeForConditionalGeneration(tiny_config()).eval(), processor, "graph")
-    load_knob_module(REPOSITORY / "tests" / "knobs" / "head_fraction.py")
+    load_knob_module(Path("knob_profiler.head_fraction"))
     try:
         setting = Setting.of(vision=tier_target("low"), top_k=2, num_active_blocks=RunningBlocks.of((0, 1)))
         with pytest.raises(EngineRefused, match="^head_fraction acts on modules, and engines call none; .*eager"):

@@ -52,6 +52,14 @@ class HeadFraction(Knob[float]):
         """See `Knob.of_level`."""
         return float(level)
 
+    def flops(self, flops: Any, value: float) -> Any:
+        """See `Knob.flops`; features that are 0 are multiplied, too."""
+        return flops
+
+    def step_bytes(self, num_bytes: float, value: float) -> float:
+        """See `Knob.step_bytes`; and so are their weights."""
+        return num_bytes
+
     @contextmanager
     def _reading(self, head: nn.Linear, count: int) -> Any:
         def without_the_rest(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
