@@ -105,7 +105,7 @@ def check_texts(row: QuestionRow) -> None:
         raise SampleError(f"the question is {shown(repr(row.question))}, not a text")
     odd = [text for text in (*row.answers, *row.options) if not is_text(text)]
     if odd:
-        raise SampleError(f"{shown(repr(odd[0]))} is among the answers or options, which must be texts")
+        raise SampleError(f"{shown(repr(odd[0]))} is among the answers or options, which must be texts; quote it")
     for name, value in (("question's id", row.question_id), ("picture's name", row.image_id)):
         if not is_text(value):
             raise SampleError(f"the {name} is {shown(repr(value))}, not a text")

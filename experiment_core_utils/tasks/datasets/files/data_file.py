@@ -20,6 +20,7 @@ from experiment_core_utils.tasks.datasets.files.answer_cells import (
 )
 from experiment_core_utils.tasks.datasets.files.columns import LETTERS, Columns, is_empty
 from experiment_core_utils.tasks.datasets.files.file_rows import read_rows
+from experiment_core_utils.tasks.datasets.files.layouts import columns_by_shape, unfolded
 from experiment_core_utils.tasks.datasets.files.picture_cells import pictures_in
 from experiment_core_utils.tasks.datasets.pictures import PictureFolders
 from experiment_core_utils.tasks.datasets.questions import (
@@ -88,7 +89,13 @@ class DataFileTask(RowTask):
         self.source: Mapping[str, str] = file.source
         folders = file.folders if data_dir is None else (data_dir,)
         self._pictures = PictureFolders(folders, folders, exactly=True)
-        self._columns = Columns.of(file.columns, {**file.mapping, **(columns or {})}, path)
+        named = {**file.mapping, **(columns or {})}
+        first_rows = [row for row, _ in zip(file.inspected(), range(_INSPECTED_ROWS), strict=False)]
+        try:
+            shaped = columns_by_shape(first_rows, file.columns, named)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--data_file {path}: {error}") from error
+        self._columns = Columns.of(file.columns, shaped | named, path)
         self._columns.refuse_near(file.inspected, lambda name: any(file.filled(name)), text_only=text_only)
         near = self._columns.all_near_pictures(file.inspected) if text_only else ()
         num_pictures = sum(map(any, zip(*map(file.filled, (*self._columns.pictures, *near)), strict=True)))
@@ -96,6 +103,9 @@ class DataFileTask(RowTask):
         left_out = text_only and num_pictures > 0
         rows_with = counted(num_pictures, "row")
         self.remarks: list[str] = [f"--text_only: the pictures of {rows_with} are left out"] * left_out
+        if shaped:
+            pairs = " ".join(f"{name}={column}" for name, column in shaped.items())
+            self.remarks.append(f"columns are read by their shape, as by --columns {shown(pairs)}")
         rows = file.select([name for name in file.columns if name not in self._columns.pictures])
         texts = self._with_numbers_read(rows)
         self._questions = [self._question_or_reason(row, where) for row, where in zip(texts, file.where, strict=True)]
@@ -261,7 +271,7 @@ class DataFileTask(RowTask):
     def _choice(self, row: Row) -> tuple[Sequence[Any], Any] | None:
         """Options and right answer of a row that has both, as they are written; None of any other."""
         try:
-            given = self._columns.own(row)
+            given = unfolded(self._columns.own(row))
             if "options" not in given or "answer" not in given:
                 return None
             return texts_in(given["options"], "options"), text_of(given["answer"])
@@ -276,7 +286,7 @@ class DataFileTask(RowTask):
 
     def _question(self, row: Row, where: str) -> QuestionRow:
         """The row without its pictures; raises SampleError for one that is no question."""
-        given = self._columns.own(row)
+        given = unfolded(self._columns.own(row))
         for name, value in given.items():
             _check_utf8(name, value)
         if "question" not in given:
