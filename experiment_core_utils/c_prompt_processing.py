@@ -23,7 +23,7 @@ from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.files.columns import mapping_of
 from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
-from experiment_core_utils.tasks.registry import get_metric, load_data_file, load_task, load_task_module
+from experiment_core_utils.tasks.registry import get_metric, load_data_file, load_task, load_task_module, task_entry
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
 
 # What is asked where no task is given.
@@ -190,10 +190,28 @@ def refuse_unfit_pictures(
                 "column of the pictures by --columns image=COLUMN, or --text_only to ask without any"
             )
     elif not config.text_only and any(each.image is not None for each in _inspected(task, sample_ids)):
-        raise ConfigurationError(
-            f"{model} is a text model and cannot see the pictures of {task.name}; give a task without pictures, such "
-            f"as --dataset_name {TEXT_TASK}, or --text_only to ask without them"
-        )
+        raise _unseen(model, task.name)
+
+
+def refuse_picture_tasks(names: Iterable[str | None], config: TaskConfig, *, takes_pictures: bool, model: str) -> None:
+    """Refuse to ask a text model about tasks that are known to have pictures, before their data are looked for.
+
+    Raises:
+        ConfigurationError: see above; or there is no task of a name.
+    """
+    if takes_pictures or config.text_only or config.data_file is not None:
+        return
+    if config.task_module is not None:
+        load_task_module(config.task_module)
+    if pictured := [name for name in names if name is not None and task_entry(name).has_pictures]:
+        raise _unseen(model, pictured[0])
+
+
+def _unseen(model: str, task: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{model} is a text model and cannot see the pictures of {task}; give a task without pictures, such as "
+        f"--dataset_name {TEXT_TASK}, or --text_only to ask without them"
+    )
 
 
 def refuse_unfit_requests(

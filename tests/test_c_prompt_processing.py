@@ -15,6 +15,7 @@ from experiment_core_utils.c_prompt_processing import (
     filter_prompts_by_length,
     fingerprint_of_ids,
     picture_caveats,
+    refuse_picture_tasks,
     refuse_unfit_pictures,
     sort_prompts_by_length,
     tokenise_prompts,
@@ -263,3 +264,13 @@ def test_what_cannot_be_tokenised_is_named() -> None:
     tokenizer.pad_token = None
     with pytest.raises(ConfigurationError, match="no pad token; set tokenizer.pad_token = tokenizer.eos_token"):
         tokenise_prompts(["a"], tokenizer)
+
+
+def test_a_text_model_is_refused_published_pictures_before_their_data_are_looked_for() -> None:
+    config, both = TaskConfig(dataset_name="text_vqa"), ("reference_questions", "text_vqa")
+    advice = "gpt is a text model and cannot see the pictures of text_vqa; give a task without pictures, such as "
+    with pytest.raises(ConfigurationError, match=f"{advice}--dataset_name reference_questions, or --text_only to ask"):
+        refuse_picture_tasks(both, config, takes_pictures=False, model="gpt")
+    refuse_picture_tasks(both, config, takes_pictures=True, model="molmo")
+    refuse_picture_tasks(both, config.model_copy(update={"text_only": True}), takes_pictures=False, model="gpt")
+    refuse_picture_tasks((None, "reference_questions"), config, takes_pictures=False, model="gpt")

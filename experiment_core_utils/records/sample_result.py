@@ -233,6 +233,11 @@ class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, S
         return self.with_keys(**times_over_runs(self.runs, self.thinking_tokens)) if self.runs else self
 
     @property
+    def may_have_picture(self) -> bool:
+        """Whether the question has a picture; also where an older file does not say so."""
+        return self.picture_sha256 is not None or self.data_sha256 is None or self.T_vision_total is not None
+
+    @property
     def request_flops(self) -> float | None:
         """FLOPs of the whole request; None for an architecture without formulas.
 

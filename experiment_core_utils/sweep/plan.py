@@ -18,6 +18,7 @@ from experiment_core_utils.c_prompt_processing import (
     draw_other_samples,
     fingerprint_of_ids,
     open_task,
+    refuse_picture_tasks,
     refuse_unfit_pictures,
     refuse_unfit_requests,
     with_task_named,
@@ -205,6 +206,8 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     sides, limits = config.knobs.picture_side_list, config.knobs.answer_limit_list
     has_pictures = source.takes_pictures and (not source.may_lack_vision or sides is not None)
     config = config.model_copy(update={"task": with_task_named(config.task, takes_pictures=has_pictures)})
+    named = (config.task.dataset_name,)
+    refuse_picture_tasks(named, config.task, takes_pictures=source.takes_pictures, model=source.name)
     task = open_task(config.task, has_chat_template=source.has_chat_template, model_type=source.model_type)
     choice = chosen_blocks(config, source)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)

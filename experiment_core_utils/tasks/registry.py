@@ -62,6 +62,7 @@ class TaskEntry:
     metric: str
     default_split: str
     open: Callable[[str, TaskSource], Task]
+    has_pictures: bool | None = None  #: None where only its samples show that
 
 
 def _generated(task: type[GeneratedTask] | type[ReferenceMixed]) -> TaskEntry:
@@ -90,7 +91,7 @@ def _published(module: str, reader: str, metric: str, default_split: str = "vali
             task: Callable[..., Task] = getattr(import_module(f"experiment_core_utils.tasks.datasets.{module}"), reader)
         return task(split, **{name: value for name, value in vars(source).items() if name != "model_type"})
 
-    return TaskEntry(metric=metric, default_split=default_split, open=open_task)
+    return TaskEntry(metric=metric, default_split=default_split, open=open_task, has_pictures=True)
 
 
 def _of_lmms_eval(name: str) -> TaskEntry:

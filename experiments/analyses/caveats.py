@@ -94,7 +94,7 @@ class AnalysisCaveat(Caveat):
         "no_verdict": CaveatKind("warning", "{task}: no verdict: the {reason}".format_map),
         "few_pictures": CaveatKind(
             "warning",
-            "{task}: to establish one of {num_settings} settings by {cost} takes {least} pictures; there are "
+            "{task}: to establish one of {num_settings} settings by {cost} takes {least} {independent}; there are "
             "{num_pictures}".format_map,
         ),
         "samples_left_out": CaveatKind(

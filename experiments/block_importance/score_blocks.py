@@ -17,6 +17,7 @@ from experiment_core_utils.b_model_loader import find_requested_checkpoint, load
 from experiment_core_utils.c_prompt_processing import (
     ids_that_chose,
     open_tasks,
+    refuse_picture_tasks,
     refuse_unfit_pictures,
     with_task_named,
 )
@@ -220,6 +221,7 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
     source = find_requested_checkpoint(config)
     named = with_task_named(config.task, takes_pictures=source.takes_pictures)
     names = own.dataset_name or ([named.dataset_name] if named.dataset_name is not None else [])
+    refuse_picture_tasks(names, config.task, takes_pictures=source.takes_pictures, model=source.name)
     tasks = tuple(
         open_tasks(
             config.task, names, has_chat_template=source.has_chat_template, model_type=source.model_type

@@ -9,6 +9,7 @@ from experiment_core_utils.knobs.registry import knob_named
 from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_text
+from experiment_core_utils.records.requests import StageName
 from experiments.analyses.charts.chart import (
     Axis,
     Band,
@@ -35,7 +36,7 @@ from experiments.analyses.charts.style import (
     VERMILION,
 )
 from experiments.analyses.files import MOST_PANELS
-from experiments.analyses.stages.analysis import StageAnalysis
+from experiments.analyses.stages.analysis import NO_PICTURE, StageAnalysis
 from experiments.analyses.stages.fractions import Generation, Regime, grouped, summed_stages
 from experiments.analyses.stages.operations import StagePoint
 from experiments.analyses.stages.profiles import PARTS, ProfiledRequest
@@ -79,26 +80,42 @@ def fractions_chart(regimes: Sequence[Regime]) -> Chart:
     groups, footnote = some_groups(map(_group, regimes))
     regimes = [regime for regime in regimes if _group(regime) in groups]
     has_tasks = len({each.task for each in regimes}) > 1
-    names = [(f"{each.task} · " if has_tasks else "") + f"{each.vision} · {_tokens(each)}" for each in regimes]
-    parts = [[100 * each.stages[stage].share for each in regimes] for stage in STAGES]
+    has_pictures = {each.vision for each in regimes} != {NO_PICTURE}
+    names = [
+        " · ".join([each.task] * has_tasks + [each.vision] * has_pictures + [_tokens(each)]) for each in regimes
+    ]
+    parts = {stage: [100 * each.stages[stage].share for each in regimes] for stage in STAGES}
     x = Axis("fraction of the time of a request (%)", limits=(0, 100))
     note = "Each bar's name ends with the mean total. All values of the other knobs are pooled."
-    title = "Where the time of a request goes, by vision knob and answer length"
+    title = f"Where the time of a request goes, by {'vision knob and ' if has_pictures else ''}answer length"
     return Chart("e1_stage_shares", [_stage_bars(title, x, names, regimes, parts, note)],
                  panel_size_in=(8.2, 1.2 + 0.3 * len(regimes)), footnote=footnote)  # fmt: skip
 
 
 def _stage_bars(
-    title: str, x: Axis, names: Sequence[str], regimes: Sequence[Regime], parts: Sequence[Sequence[float]], note: str
+    title: str,
+    x: Axis,
+    names: Sequence[str],
+    regimes: Sequence[Regime],
+    parts: Mapping[StageName, Sequence[float]],
+    note: str,
 ) -> Panel:
-    """A bar of the three stages' `parts` for each regime, named on the axis; of very many evenly spread ones are."""
-    texts = [[_regime_text(*named, stage) for named in zip(names, regimes, strict=True)] for stage in STAGES]
+    """A bar of the stages' `parts` for each regime, named on the axis; of very many evenly spread ones are.
+
+    A stage that takes no time anywhere is left out.
+    """
+    stages = [stage for stage, own in parts.items() if any(own)]
+    texts = [[_regime_text(*named, stage) for named in zip(names, regimes, strict=True)] for stage in stages]
     ticks = {
         place: f"{names[place]} · {time_text(regimes[place].total_ms)}" for place in thinned(len(names), MOST_NAMES)
     }
     y = Axis(ticks=ticks, is_reversed=True, limits=(-0.6, len(names) - 0.4))
     bars = stacked_bars(
-        STAGES, parts, [STAGE_COLOURS[stage] for stage in STAGES], texts, are_percentages=x.limits is not None
+        stages,
+        [parts[stage] for stage in stages],
+        [STAGE_COLOURS[stage] for stage in stages],
+        texts,
+        are_percentages=x.limits is not None,
     )
     return Panel(title, x, y, bars, note, height_px=max(360, 110 + 24 * len(ticks)))
 
@@ -139,7 +156,7 @@ def settings_chart(settings: Sequence[Regime], references: Mapping[str, str]) ->
         + f"{each.setting}{', reference' if each.setting == references.get(each.task) else ''}"
         for each in ordered
     ]
-    parts = [[each.stages[stage].mean_ms for each in ordered] for stage in STAGES]
+    parts = {stage: [each.stages[stage].mean_ms for each in ordered] for stage in STAGES}
     x, note = Axis("time (ms)", from_zero=True), "Each generation counts with its own length."
     panel = _stage_bars("Mean time of a request at each setting, fastest first", x, names, ordered, parts, note)
     left_out = len(ordered) - len(panel.y.ticks or ())
@@ -164,11 +181,12 @@ def stages_over_tokens_chart(generations: Sequence[Generation]) -> Chart:
         marks: list[Mark] = [
             Band(lengths, starts[rows, at], ends[rows, at], STAGE_COLOURS[stage], stage, opacity=1.0)
             for at, stage in enumerate(STAGES)
+            if sums[:, at].any()
         ]
         half = next((n for n, row in enumerate(starts, start=1) if 100 - row[2] >= 50), None)
         panels.append(
             Panel(
-                f"vision {vision}" + (f", {task}" if has_tasks else ""),
+                ", ".join([f"vision {vision}"] * (vision != NO_PICTURE) + [task] * (has_tasks or vision == NO_PICTURE)),
                 Axis("output tokens", limits=(lengths[0], lengths[-1])),
                 Axis("fraction of the time (%)", limits=(0, 100)),
                 marks,

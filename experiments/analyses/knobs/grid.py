@@ -88,6 +88,7 @@ class TaskGrid:
     memory_bytes: np.ndarray | None = None
     question_types: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
     controls: tuple[Control, ...] = ()  #: of settings that took turns
+    independent: str = "pictures"  #: what `pictures` names: `samples` where none has a picture
 
 
 def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[Level, ...]:
@@ -151,6 +152,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         memory_bytes=_memory_bytes(settings, len(ids)),
         question_types=tuple(samples[sample_id].question_type for sample_id in ids),
         controls=controls,
+        independent="pictures" if any(each.may_have_picture for each in samples.values()) else "samples",
     )
 
 

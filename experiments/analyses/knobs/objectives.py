@@ -102,6 +102,7 @@ class Objectives:
     sample_costs: np.ndarray  #: [S, m], of the samples on which all have one; of a percentile that of the first run
     log_costs: np.ndarray  #: [S, m], of these samples the mean over runs of the logarithm
     cost_clusters: np.ndarray  #: [m], the number of each of these samples' picture
+    independent: str = "pictures"  #: as in `TaskGrid`
 
     @property
     def have_waited(self) -> bool:
@@ -118,7 +119,7 @@ class Objectives:
         fewest = fewest_for(PERCENT.get(self.of.statistic))
         if self.num_cost_pictures >= fewest:
             return None
-        return f"{self.of.label} needs {fewest} pictures for a verdict and has {self.num_cost_pictures}"
+        return f"{self.of.label} needs {fewest} {self.independent} for a verdict and has {self.num_cost_pictures}"
 
     @property
     def reference(self) -> int | None:
@@ -283,6 +284,7 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
         num_score_samples=int(scored.sum()),
         num_cost_samples=int(paid.sum()),
         num_cost_pictures=num_cost_pictures,
+        independent=grid.independent,
         num_pictures=len({picture for picture, has in zip(grid.pictures, scored, strict=True) if has}),
         num_dropped_samples=int((np.isfinite(scores).any(axis=0) & ~scored).sum()),
         accuracy=scores[:, scored].mean(axis=1),

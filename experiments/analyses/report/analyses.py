@@ -105,7 +105,7 @@ def _with_sure_tails(analysis: TaskAnalysis) -> TaskAnalysis:
     least, timed = _fewest(analysis.grid), _num_timed(analysis)
     if timed >= least and len(analysis.grid.points) <= MOST_SETTINGS:
         return analysis
-    reason = f"a verdict on P95 needs {least} pictures with times, and there are {timed}"
+    reason = f"a verdict on P95 needs {least} {analysis.grid.independent} with times, and there are {timed}"
     missing = NoObjectives(analysis.grid.task, LATENCY_P95, reason)
     costs = [front.found.of if isinstance(front, FrontAnalysis) else front.of for front in analysis.fronts]
     fronts = [each for each, of in zip(analysis.fronts, costs, strict=True) if of != LATENCY_P95]

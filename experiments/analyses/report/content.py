@@ -12,6 +12,7 @@ import pandas as pd
 
 from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.columns import SHARE_OF_REFERENCE
@@ -49,7 +50,7 @@ NUMBERS = (
     ("vision ms", "mean time of the vision stage", "T_vision_total_mean_ms", 1.0, 1),
     ("prefill ms", "mean time of the prefill", "T_LLM_prefill_mean_ms", 1.0, 1),
     ("ms a token", "mean time of a decode step", "T_decode_per_token_mean_ms", 1.0, 2),
-    ("tokens in", "mean prompt tokens, image tokens included", "prompt_tokens_mean", 1.0, 0),
+    ("tokens in", "mean tokens of the whole prompt", "prompt_tokens_mean", 1.0, 0),
     ("tokens out", "mean output tokens", "output_tokens_mean", 1.0, 1),
     ("J a request", "mean energy of a request", "energy_sample_j_mean", 1.0, 2),
     ("J a token", "energy for each output token", "energy_passes_j_per_output_token", 1.0, 3),
@@ -71,7 +72,7 @@ FIRST = ("accuracy", "T_total_mean_ms", SHARE_OF_REFERENCE, "request_flops", "co
          "energy_sample_j_mean")  # fmt: skip
 # Energies of repeated stages, whose kind is `energy_kind`; that of samples is always measured.
 _OF_STAGES = ("energy_passes_j_per_output_token", "energy_passes_j_per_correct_answer")
-OPTIONAL = ("num_failed_samples", SHARE_OF_REFERENCE,
+OPTIONAL = ("num_failed_samples", SHARE_OF_REFERENCE, "T_vision_total_mean_ms",
             "request_flops",
             "energy_sample_j_mean", "energy_passes_j_per_output_token", "energy_passes_j_per_correct_answer",
             "mfu_prefill", "mbu_decode", "counted_memory_bytes",
@@ -178,6 +179,9 @@ def settings_table(found: Analyses) -> ReportTable:
     is_known["num_failed_samples"] = bool(frame["num_failed_samples"].any())
     kept = [each for each in NUMBERS if is_known.get(each[2], True)]
     knobs = [knob for knob in all_knobs() if knob.name in frame and frame[knob.name].notna().any()]
+    if not is_known["T_vision_total_mean_ms"] and frame[VISION_TOKENS.name].eq("own").all():
+        # No picture was seen, and its own way to see them is no knob.
+        knobs.remove(VISION_TOKENS)
     places = _places(found)
     columns = [
         *([Column("sweep", "what sets its sweep apart", False, True)] if has_sweeps else []),

@@ -170,7 +170,7 @@ def _shown(
     one = next(iter(answers.values()))
     scored = [answer.accuracy == best for answer in answers.values() if answer.accuracy is not None]
     question, options = one.metadata.question, one.metadata.options
-    picture, reason = pictures.of(one)
+    picture, reason = pictures.of(one) if one.may_have_picture else (None, None)
     return ShownSample(
         title=f"{task}, sample {sample_id}",
         verdict=f"right at {sum(scored)} of {counted(len(scored), 'setting')}",

@@ -60,9 +60,10 @@ def stage_section(own: SweepAnalyses, settings: pd.DataFrame) -> Section:
         reasons.append(f"No utilisation (MFU): {shared.peak_reason}.")
     if not found.profiles and found.profiles_reason is not None:
         reasons.append(f"No attention, FFN, routing and experts: {found.profiles_reason}.")
+    has_vision = any(each.vision_ms is not None for each in found.generations)
     intro = (
-        "A request runs through vision encoding, prefill and decode. Each answer also gives the stage times of "
-        "every shorter answer, so no length is modelled."
+        f"A request runs through {'vision encoding, ' * has_vision}prefill and decode. Each answer also gives the "
+        "stage times of every shorter answer, so no length is modelled."
     )
     charts = stage_charts(found, shared.peak_flops_per_s)
     return Section("e1", title, intro, charts, reasons, [*stage_findings(own), *energy_findings(settings)])

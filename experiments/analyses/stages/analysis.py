@@ -148,10 +148,8 @@ def decode_sentences(found: StageAnalysis, task: str) -> Iterator[str]:
     for vision, own in groups.items():
         lengths.setdefault(tokens_until_decode_is_half(own), []).append(vision)
     if lengths:
-        parts = [
-            ("never" if length is None else f"from {length} output tokens on") + f" ({', '.join(visions)})"
-            for length, visions in lengths.items()
-        ]
+        of = {length: "" if set(groups) == {NO_PICTURE} else f" ({', '.join(own)})" for length, own in lengths.items()}
+        parts = [f"{'never' if n is None else f'from {n} output tokens on'}{visions}" for n, visions in of.items()]
         yield f"Decode takes at least half of the time: {'; '.join(parts)}."
 
 
@@ -164,8 +162,10 @@ def stage_findings(found: StageAnalysis) -> list[str]:
         sentences = [*decode_sentences(found, task), *([] if fixed is None else [fixed])]
         lines += [f"{task}: {each}" if len(tasks) > 1 else each for each in sentences]
     for each in regimes(found.generations, [None]):
-        parts = ", ".join(f"{stage} {part.share:.0%}" for stage, part in each.stages.items())
+        seen = [stage for stage in STAGES if stage != "vision" or each.vision != NO_PICTURE]
+        parts = ", ".join(f"{stage} {each.stages[stage].share:.0%}" for stage in seen)
         share = found.share_of_reference(each)
         of = "" if share is None else f" ({100 * share:.0f} % of {found.references[each.task]}, the reference)"
-        lines.append(f"{each.task}, vision {each.vision}: {time_text(each.total_ms)} a request{of}, {parts}")
+        vision = "" if {each.vision for each in found.generations} == {NO_PICTURE} else f", vision {each.vision}"
+        lines.append(f"{each.task}{vision}: {time_text(each.total_ms)} a request{of}, {parts}")
     return lines

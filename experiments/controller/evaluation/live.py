@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
-from experiment_core_utils.c_prompt_processing import choose_latency_ids, draw_other_samples, open_task, with_task_named
+from experiment_core_utils.c_prompt_processing import (
+    choose_latency_ids,
+    draw_other_samples,
+    open_task,
+    refuse_picture_tasks,
+    with_task_named,
+)
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES, describe_hardware
 from experiment_core_utils.knobs.block_choice import BlockChoice
@@ -107,6 +113,7 @@ def open_live(
         refuse_other_controller(learned, config.model, source)
     space = published_space(source.limits)
     named = with_task_named(config.task, takes_pictures=source.takes_pictures)
+    refuse_picture_tasks((named.dataset_name,), named, takes_pictures=source.takes_pictures, model=source.name)
     task = open_task(named, has_chat_template=source.has_chat_template, model_type=source.model_type)
     blocks = chosen_blocks(config, source)
     drawn = draw_other_samples(task, config.task, blocks)

@@ -165,7 +165,7 @@ def test_cost_and_axis_of_the_front_are_chosen_by_buttons(page: Page) -> None:
     # A cost without a front says why, in place of the picture.
     page.click(*centre(page, "document.querySelector('#front [value=energy]')"))
     page.wait(f"{FRONT}.hidden")
-    assert page.run("document.querySelector('#front figcaption:not([hidden])').textContent").startswith("No picture by")
+    assert page.run("document.querySelector('#front figcaption:not([hidden])').textContent").startswith("No chart by")
     page.click(*centre(page, "document.querySelector('#front [value=\"mean ms\"]')"))
     page.click(*centre(page, "document.querySelector('#front [value=zero]')"))
     page.wait(f"!{FRONT}.hidden && {FRONT}.layout.xaxis.type === 'linear'")
