@@ -5,51 +5,11 @@ Reading Competition scores ST-VQA and DocVQA (M. Mathew et al., "DocVQA", WACV 2
 half counts, and lengths are those before white space is collapsed.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 
+from rapidfuzz.distance import Levenshtein
+
 from experiment_core_utils.tasks.interface import in_either_order, require_references
-
-
-def levenshtein(first: str, second: str, limit: int) -> int | None:
-    """The least number of inserted, deleted and replaced code points that turns one text into the other.
-
-    Returns None where it is more than `limit`, without finding out by how much. Takes time in proportion to the
-    longer text and to the machine words of the shorter one; two texts whose lengths differ by more than `limit` cost
-    nothing.
-    """
-    shorter, longer = sorted((first, second), key=len)
-    if len(longer) - len(shorter) > limit:
-        return None
-    if shorter == longer:
-        return 0
-    if not shorter:
-        return len(longer)
-    where: defaultdict[str, int] = defaultdict(int)
-    for row, character in enumerate(shorter):
-        where[character] |= 1 << row
-    full = (1 << len(shorter)) - 1
-    last_row = 1 << (len(shorter) - 1)
-    # Bit i of `plus` (`minus`): going down from row i to row i + 1, the distance in this column rises (falls) by one.
-    plus, minus, distance = full, 0, len(shorter)
-    for columns_left, character in zip(range(len(longer) - 1, -1, -1), longer, strict=True):
-        equal = where.get(character, 0)
-        no_step_down = (((equal & plus) + plus) ^ plus) | equal | minus
-        across_plus = minus | (full & ~(no_step_down | plus))
-        across_minus = no_step_down & plus
-        if across_plus & last_row:
-            distance += 1
-        elif across_minus & last_row:
-            distance -= 1
-        # Each column that is left can lower the last row's distance by one at most.
-        if distance - columns_left > limit:
-            return None
-        # The first row counts the columns, so it always rises: a one is shifted in.
-        across_plus = (across_plus << 1) | 1
-        across_minus <<= 1
-        plus = full & (across_minus | ~(no_step_down | across_plus))
-        minus = full & no_step_down & across_plus
-    return distance
 
 
 @in_either_order
@@ -67,10 +27,21 @@ def anls(prediction: str, references: Sequence[str]) -> float:
     return max(_similarity(answer, reference) for reference in references)
 
 
+def docvqa_anls(prediction: str, references: Sequence[str]) -> float:
+    """ANLS as lmms-eval's `anls` has it for DocVQA: `anls` with the prediction's length as it stands, not stripped.
+
+    Raises:
+        SampleError: there are no references.
+    """
+    require_references("docvqa_anls", references)
+    return max(_similarity(prediction, reference) for reference in references)
+
+
 def _similarity(answer: str, reference: str) -> float:
     length = max(len(answer.upper()), len(reference.upper()))
+    texts = (" ".join(text.lower().split()) for text in (answer, reference))
     # More than half of the length in edits scores 0, so the distance need not be known beyond that.
-    distance = levenshtein(" ".join(answer.lower().split()), " ".join(reference.lower().split()), limit=length // 2)
-    if distance is None:
+    distance = Levenshtein.distance(*texts, score_cutoff=length // 2)
+    if distance > length // 2:
         return 0.0
     return 1.0 - distance / length if length else 1.0

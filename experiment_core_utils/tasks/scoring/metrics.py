@@ -8,11 +8,18 @@ from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.tasks.answers import unwrapped
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
-from experiment_core_utils.tasks.scoring.anls import anls
+from experiment_core_utils.tasks.scoring.anls import anls, docvqa_anls
 from experiment_core_utils.tasks.scoring.cider_score import BEST, DocumentFrequencies, score_captions
 from experiment_core_utils.tasks.scoring.em import em, em_lenient
 from experiment_core_utils.tasks.scoring.mc import UNPARSED, mc_molmo, require_index, select_mc_option
 from experiment_core_utils.tasks.scoring.mmmu_score import mmmu_open_score
+from experiment_core_utils.tasks.scoring.published import (
+    chartqa_relaxed,
+    gsm8k_boxed,
+    gsm8k_flexible,
+    mmmu_open,
+    mmmu_option,
+)
 from experiment_core_utils.tasks.scoring.relaxed import relaxed
 from experiment_core_utils.tasks.scoring.vqa_score import matching_fraction, vqa_score, vqa_score_molmo
 
@@ -173,6 +180,17 @@ def _relaxed_score(answer: Answer) -> Score:
     return _mc_score(answer) if answer.options else _open_score(relaxed)(answer)
 
 
+def _mmmu_published(answer: Answer) -> Score:
+    if not answer.options:
+        return _text_score(mmmu_open)(answer)
+    right = _right_option(answer)
+    require_index(answer.options, right)
+    chosen = mmmu_option(unwrapped(answer.prediction), answer.options)
+    if chosen is None:
+        return Score(0.0, parsed=False, parse_status=UNPARSED)
+    return Score(float(chosen == right), parse_status="letter")
+
+
 METRICS: tuple[Metric, ...] = (
     AnswerMetric("vqa_score", _unless_empty(_vqa_score), least_references=VQA_LEAST),
     AnswerMetric("vqa_score_molmo", _unless_empty(_vqa_score_molmo), least_references=VQA_MOLMO_LEAST),
@@ -185,4 +203,10 @@ METRICS: tuple[Metric, ...] = (
     AnswerMetric("anls", _text_score(anls)),
     CiderMetric(),
     AnswerMetric("mmmu_score", _mmmu_score),
+    AnswerMetric("vqa_v2", _text_score(vqa_score)),
+    AnswerMetric("chartqa_relaxed", _text_score(chartqa_relaxed)),
+    AnswerMetric("docvqa_anls", _text_score(docvqa_anls)),
+    AnswerMetric("mmmu", _mmmu_published),
+    AnswerMetric("gsm8k_boxed", _text_score(gsm8k_boxed)),
+    AnswerMetric("gsm8k_flexible", _text_score(gsm8k_flexible)),
 )
