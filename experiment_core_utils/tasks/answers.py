@@ -1,31 +1,26 @@
 """What of a generated text is the answer: without what the model thinks before it, up to the first stop text.
 
-Thinking is what models write between tags such as `<think>` and `</think>` (Qwen3, DeepSeek-R1, GLM-4.1V), `[THINK]`
-(Magistral), `<seed:think>` (Seed-OSS), `◁think▷` (Kimi-VL), `<|START_THINKING|>` (Command A), `<|channel>` (Gemma), or
-in other channels than `final` (GPT-OSS's response format "harmony").
+Thinking is what models write between marks such as `<think>` and `</think>` (Qwen3, DeepSeek-R1), `[THINK]`
+(Magistral), `<seed:think>` (Seed-OSS), `◁think▷` (Kimi-VL), `<|START_THINKING|>` (Command A), `<|inner_prefix|>`
+(Apertus), or in other channels than `final` (GPT-OSS's response format "harmony"). A mark is known by its form: a name
+of thinking in brackets, which closes where it has a slash or a word such as "end" in it.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-# Opening and closing tags.
-THINKING_TAGS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<reasoning>", "</reasoning>"),
-    ("<seed:think>", "</seed:think>"),
-    ("[THINK]", "[/THINK]"),
-    ("◁think▷", "◁/think▷"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-    ("<|channel>", "<channel|>"),
+_NAME = r"(?:think|thinking|thought|thoughts|reason|reasoning|inner|monologue|reflection|scratchpad|cot|working_out)"
+# The last two are Gemma's.
+_TAG = re.compile(
+    rf"<[|｜]?/?(?:[^\W_]{{1,20}}[:_▁]){{0,3}}{_NAME}(?:[:_▁][^\W_]{{1,20}}){{0,2}}[|｜]?>"
+    rf"|[\[◁]/?{_NAME}[\]▷]|<\|channel>|<channel\|>",
+    re.IGNORECASE,
 )
+_CLOSING = re.compile(r"/|(?:^|[^a-z])(?:end|suffix|stop|close)(?=[^a-z])|<channel\|>", re.IGNORECASE)
 # Of GPT-OSS: a header names the channel of the text up to the next of these.
 CHANNEL, MESSAGE = "<|channel|>", "<|message|>"
 CHANNEL_MARKS = (CHANNEL, MESSAGE, "<|start|>", "<|end|>")
 
-_OPENING = {opening.lower() for opening, _ in THINKING_TAGS}
-_TAG = re.compile("|".join(re.escape(tag) for tags in THINKING_TAGS for tag in tags), re.IGNORECASE)
 _MESSAGE = re.compile(
     r"<\|channel\|>\s*(\w+)(?:(?!<\|message\|>).)*<\|message\|>"
     r"(.*?)(?=<\|(?:start|end|return|call|channel)\|>|\Z)",
@@ -57,7 +52,7 @@ def thinking_spans(text: str, is_open: bool = False) -> list[Span]:
     spans: list[Span] = []
     begin = 0 if is_open else None
     for tag in _TAG.finditer(text):
-        if tag.group().lower() in _OPENING:
+        if not _CLOSING.search(tag.group()):
             begin = tag.start() if begin is None else begin
         elif begin is None:
             spans = [(0, tag.end())]
@@ -110,7 +105,13 @@ def scored_text(prediction: str, answer: str | None) -> str:
 
 def is_thinking_opened_by(prompt: str) -> bool:
     """Whether a prompt ends inside thinking, so that its answer begins there."""
-    return prompt.rstrip().lower().endswith(tuple(_OPENING))
+    tags = list(_TAG.finditer(prompt.rstrip()))
+    return bool(tags) and tags[-1].end() == len(prompt.rstrip()) and not _CLOSING.search(tags[-1].group())
+
+
+def marks_in(tokens: Iterable[str]) -> list[str]:
+    """Those of a tokenizer's tokens that begin or end thinking."""
+    return [token for token in tokens if _TAG.fullmatch(token)]
 
 
 def up_to_stop(text: str, stop: Sequence[str], is_open: bool = False) -> str:

@@ -13,10 +13,10 @@ from transformers import StoppingCriteria
 from experiment_core_utils.tasks.answers import (
     CHANNEL,
     CHANNEL_MARKS,
-    THINKING_TAGS,
     answer_in,
     before_stop,
     is_thinking_opened_by,
+    marks_in,
     next_mark,
     places_of_stops,
     thinking_spans,
@@ -220,7 +220,7 @@ def text_reader(tokenizer: Any) -> TextReader:
     """Text of ids, without special tokens, but with those by which thinking is told from the answer."""
     vocabulary: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     special = special_token_ids(tokenizer)
-    marks = [*(tag for tags in THINKING_TAGS for tag in tags), *(CHANNEL_MARKS if CHANNEL in vocabulary else ())]
+    marks = [*marks_in(vocabulary), *(CHANNEL_MARKS if CHANNEL in vocabulary else ())]
     kept = frozenset(vocabulary[mark] for mark in marks if vocabulary.get(mark) in special)
     return TextReader(tokenizer, special - kept, kept)
 
