@@ -77,19 +77,11 @@ class ControllerCaveat(Caveat):
                 f"{found['reasons']}"
             ),
         ),
-        "states_of_unknown_splits": CaveatKind(
-            "warning",
-            "of which splits the states are is not known; the grid's samples are of these: {splits}".format_map,
-        ),
         "other_task": CaveatKind(
             "warning", lambda found: f"the grid is of {', '.join(found['tasks'])}, and {found['task']} was measured"
         ),
         "other_split": CaveatKind(
             "warning", "the grid is of the split {split_of_grid} of {task}, and {split} was measured".format_map
-        ),
-        "trained_on_the_same": CaveatKind(
-            "warning",
-            lambda found: f"two_stage was {found['how']} {_of_requests(found)} that it is evaluated on",
         ),
         "trained_on_same_ids": CaveatKind(
             "warning", "two_stage was {how} samples of the same ids as those that it is evaluated on".format_map
@@ -103,14 +95,5 @@ class ControllerCaveat(Caveat):
             "warning",
             "two_stage was {how} other samples than the calibration ones, and may have seen those that it is evaluated "
             "on".format_map,
-        ),
-        "trained_on_unknown": CaveatKind(
-            "warning",
-            "which samples two_stage was {how} is not known: it may have seen those that it is evaluated on".format_map,
-        ),
-        "start_unknown": CaveatKind(
-            "warning",
-            "it is unknown whether two_stage was started from another training: it may have seen the samples that "
-            "it is evaluated on there".format_map,
         ),
     }

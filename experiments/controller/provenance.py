@@ -19,6 +19,7 @@ from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import MeasuredGrid
 from experiments.controller.networks.two_stage import TwoStageNetworks
 from experiments.controller.training.recorded_states import RecordedStates
+from experiments.controller.training.replay_environment import fingerprints
 from experiments.controller.training.run import earlier_trainings, load_networks, stored_environment
 
 _KNOBS = {
@@ -57,14 +58,6 @@ def refuse_other_source(
             )
     advice = "give the grid's as --model_path" if states is None else f"give other --states than {states}"
     refuse_other_model(grid, model_name, "the states", advice)
-
-
-def split_caveats(grid: MeasuredGrid, splits: Mapping[str, str] | None) -> list[ControllerCaveat]:
-    """Caveats for states that do not name their split (None), as those that were recorded before splits were kept."""
-    if splits is not None:
-        return []
-    of = ", ".join(f"{split} of {task}" for task, split in grid.splits.items()) or "not known either"
-    return [ControllerCaveat.of("states_of_unknown_splits", splits=of)]
 
 
 def task_caveats(grid: MeasuredGrid, task: str, split: str) -> list[ControllerCaveat]:
@@ -162,49 +155,36 @@ def _listed(value: Any) -> str:
 
 
 LAST, BEFORE = "trained on", "started from a training on"
-NOT_KNOWN = ControllerCaveat.of("start_unknown")
 
 
 def live_leaks(checkpoint: Path, task: Task, sample_ids: Sequence[int]) -> list[ControllerCaveat]:
     """Caveats over all trainings of the checkpoint, for a live evaluation on these samples of the task."""
-    found, are_all = earlier_trainings(checkpoint)
-    notes = [
-        note
-        for place, each in enumerate(found)
-        for note in training_caveats(each, task, sample_ids, BEFORE if place else LAST)
-    ]
-    return [*_each_once(notes), *[NOT_KNOWN] * (not are_all)]
+    found = enumerate(earlier_trainings(checkpoint))
+    return _each_once(
+        note for place, each in found for note in training_caveats(each, task, sample_ids, BEFORE if place else LAST)
+    )
 
 
 def training_caveats(
-    trained_on: Mapping[str, Any] | None, task: Task, sample_ids: Sequence[int], how: str = LAST
+    trained_on: Mapping[str, Any], task: Task, sample_ids: Sequence[int], how: str = LAST
 ) -> list[ControllerCaveat]:
     """Caveats where a two-stage controller is evaluated on samples of one training.
 
     Args:
-        trained_on: the training environment's description of itself. A replay keeps a digest of its samples alone, so
-            that a part of them cannot be recognised.
+        trained_on: the training environment's description of itself. It has a digest of its samples alone, so that a
+            part of them cannot be recognised.
         sample_ids: of the task, that it is evaluated on.
         how: `LAST` or `BEFORE`.
     """
-    described = trained_on or {}
-    if "sample_ids" in described:
-        same_task = (described["task"], described["split"]) == (task.name, task.split)
-        seen = len(set(described["sample_ids"]) & set(sample_ids)) if same_task else 0
-        return [_counted(how, seen, len(sample_ids))] * (seen > 0)
-    if described.get("kind") == "synthetic":
-        return []
-    digests = described.get("samples")
-    if digests is None:
-        return [ControllerCaveat.of("trained_on_unknown", how=how)]
-    if task.name not in digests or described.get("splits", {}).get(task.name, task.split) != task.split:
+    digests, splits = trained_on["samples"], trained_on["splits"]
+    if task.name not in digests or splits.get(task.name, task.split) != task.split:
         return []
     if digests[task.name] in (fingerprint_of_ids(sample_ids), fingerprint_of_ids(sorted(sample_ids))):
         return [ControllerCaveat.of("trained_on_same_ids", how=how)]
     return [ControllerCaveat.of("trained_on_a_digest", how=how, task=task.name)]
 
 
-def replay_leaks(checkpoint: Path, calibration: MeasuredGrid, validated: MeasuredGrid) -> list[ControllerCaveat]:
+def replay_leaks(checkpoint: Path, calibration: MeasuredGrid) -> list[ControllerCaveat]:
     """Caveats over all trainings of the checkpoint, for a replay.
 
     Args:
@@ -212,37 +192,12 @@ def replay_leaks(checkpoint: Path, calibration: MeasuredGrid, validated: Measure
             evaluation. May be empty.
     """
     own = fingerprints(calibration)
-    found, are_all = earlier_trainings(checkpoint)
-    notes = []
-    for place, described in enumerate(found):
-        how = BEFORE if place else LAST
-        if "sample_ids" in described:
-            seen = _seen_of_grid(described, validated)
-            notes += [_counted(how, seen, len(validated))] * (seen > 0)
-        elif described.get("kind") != "synthetic" and described.get("samples") != own:
-            notes.append(ControllerCaveat.of("trained_on_others", how=how))
-    return [*_each_once(notes), *[NOT_KNOWN] * (not are_all)]
+    return _each_once(
+        ControllerCaveat.of("trained_on_others", how=BEFORE if place else LAST)
+        for place, described in enumerate(earlier_trainings(checkpoint))
+        if described["samples"] != own
+    )
 
 
-def _seen_of_grid(described: Mapping[str, Any], validated: MeasuredGrid) -> int:
-    task, split = described["task"], described["split"]
-    if validated.splits.get(task, split) != split:
-        return 0
-    seen = {(task, sample_id) for sample_id in described["sample_ids"]}
-    return sum(key in seen for key in validated.keys)
-
-
-def _counted(how: str, seen: int, number: int) -> ControllerCaveat:
-    return ControllerCaveat.of("trained_on_the_same", how=how, num_seen=seen, num_requests=number)
-
-
-def _each_once(found: Sequence[ControllerCaveat]) -> Iterable[ControllerCaveat]:
-    return {each.sentence: each for each in found}.values()
-
-
-def fingerprints(grid: MeasuredGrid) -> dict[str, str]:
-    """Task -> digest of its samples, as a training records it."""
-    return {
-        task: fingerprint_of_ids([sample_id for name, sample_id in grid.keys if name == task])
-        for task in sorted(set(grid.tasks))
-    }
+def _each_once(found: Iterable[ControllerCaveat]) -> list[ControllerCaveat]:
+    return list({each.sentence: each for each in found}.values())

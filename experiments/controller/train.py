@@ -1,7 +1,6 @@
-"""Train the two-stage controller, on a synthetic environment or on a measured grid.
+"""Train the two-stage controller on a replay of a measured grid.
 
-knobprof controller train --environment synthetic --controller_dir results/controller_synthetic
-knobprof controller train --environment replay --grid results/grid --controller_dir results/controller
+knobprof controller train --grid results/grid --controller_dir results/controller
 """
 
 import argparse
@@ -10,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
@@ -20,71 +18,65 @@ from experiment_core_utils.primitives.units import LARGEST_SEED, MOST_TIMES, che
 from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.records.locks import RunLock
-from experiments.controller.training.environment import RewardRecipe
-from experiments.controller.training.grpo import GrpoRecipe
+from experiments.controller.training.expected import UpdateRecipe
 from experiments.controller.training.jobs import TrainingJob, open_job
-from experiments.controller.training.run import CHECKPOINT, Objective, TrainingPlan, TrainingRun, start_of
+from experiments.controller.training.replay_environment import RewardRecipe
+from experiments.controller.training.run import CHECKPOINT, TrainingPlan, TrainingRun, start_of
 from experiments.controller.training.summary import TensorboardCurves, summary_of, summary_writer, write_curves
-from experiments.controller.training.tabled_environment import Teacher
 
-ENVIRONMENTS = ("synthetic", "replay")
 SUMMARY = "training.json"
-OF_A_REPLAY = ("states", "calibration_share", "split_seed", "num_budgets")
 # For networks that were taught before, by a warm start or another training: not far away from that, because a grid has
 # too few samples to distinguish luck from what requests show.
-CAREFUL = GrpoRecipe(entropy_weight=0.02, kl_weight=0.1, learning_rate=1e-3)
+CAREFUL = UpdateRecipe(entropy_weight=0.02, kl_weight=0.1, learning_rate=1e-3)
 # Fields of the recipes, each a flag of its name.
 OF_START = ("entropy_weight", "kl_weight", "learning_rate")
-GRPO_FLAGS = {
-    "group_size": "roll-outs of a request",
+UPDATE_FLAGS = {
     "asks_per_update": "requests in an update",
-    "epochs": "optimisation steps on the same roll-outs",
-    "clip": "clip range of the probability ratios",
-    "spread_floor": "least standard deviation of a group's rewards",
+    "epochs": "optimisation steps on the same requests",
     "entropy_weight": "weight of the entropy bonus, which falls to 0",
     "kl_weight": "weight of the KL divergence from the start",
     "learning_rate": "learning rate of Adam",
     "max_grad_norm": "largest norm of a gradient",
 }
 REWARD_FLAGS = {"latency_weight": "weight of latency / budget", "over_budget_penalty": "reward lost over the budget"}
+# Flags of an objective that there is no more.
+OF_GRPO = ("--group_size", "--clip", "--spread_floor")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The program's own flags; with replay all others go to the profiler's configuration."""
+    """The program's own flags; all others go to the profiler's configuration."""
     parser = OneLineParser(
         prog="train.py",
         description="Train the two-stage controller.",
-        examples=(
-            "knobprof controller train --environment synthetic --controller_dir controller",
-            "knobprof controller train --environment replay --grid results/grid --controller_dir controller",
-        ),
+        examples=("knobprof controller train --grid results/grid --controller_dir controller",),
     )
     add = parser.add_argument
-    add("--environment", choices=ENVIRONMENTS, required=True, help="what answers choices: made-up tables, or a grid")
+    add("--environment", choices=("replay",), default="replay", help="what answers choices: a measured grid")
     add("--controller_dir", type=Path, required=True, metavar="DIR", help="folder of checkpoint, curves and summary")
-    add("--grid", type=Path, nargs="+", metavar="RESULTS", help="results of a full grid of settings, for replay")
-    add("--states", type=Path, metavar="FILE", help="recorded states (default: states.pt in --controller_dir); "
-        "for replay, which records them if the file is missing")  # fmt: skip
+    add("--grid", type=Path, nargs="+", required=True, metavar="RESULTS", help="results of a full grid of settings")
+    add("--states", type=Path, metavar="FILE", help="recorded states, made if the file is missing (default: states.pt "
+        "in --controller_dir)")  # fmt: skip
     add("--calibration_share", type=float, default=0.5, metavar="FRACTION",
         help="fraction of the grid's pictures to train on; the others are held out")  # fmt: skip
     add("--split_seed", type=int, default=0, help="seed of that split, as in evaluate_controller")
-    add("--num_budgets", type=int, default=16, metavar="N", help="number of latency budgets in a replay")
+    add("--num_budgets", type=int, default=16, metavar="N", help="number of latency budgets")
     add = parser.add_argument_group("the objective and its updates").add_argument
-    add("--objective", choices=get_args(Objective),
-        help="what an update raises: the expected reward over all choices, which tables give exactly, or roll-outs "
-             "compared in groups (default: expected in a replay, else grpo)")  # fmt: skip
+    add("--objective", choices=("expected",), default="expected",
+        help="what an update raises: the expected reward over all choices, which tables give exactly")  # fmt: skip
     add("--updates", type=int, default=500, help="number of training updates")
-    for recipe, texts in ((GrpoRecipe(), GRPO_FLAGS), (RewardRecipe(), REWARD_FLAGS)):
+    for recipe, texts in ((UpdateRecipe(), UPDATE_FLAGS), (RewardRecipe(), REWARD_FLAGS)):
         for name, text in texts.items():
             default = getattr(recipe, name)
             # Of those that depend on the start, None says that the flag was not given.
-            careful = f"; {getattr(CAREFUL, name)} with --warm_start or --init_from" if name in OF_START else ""
+            careful = f"; {getattr(CAREFUL, name)} with a warm start or --init_from" if name in OF_START else ""
             add(f"--{name}", type=type(default), default=None if name in OF_START else default,
                 help=f"{text} (default: {default}{careful})")  # fmt: skip
     add = parser.add_argument_group("the start, seeds and checkpoints").add_argument
-    add("--warm_start", choices=("none", *get_args(Teacher)),
-        help="teach first what is best in the tables: for each sample, at a budget, or for similar prompts at a budget "
-        "(default: per_budget in a replay without --init_from, else none)")  # fmt: skip
+    add(
+        "--warm_start",
+        choices=("none", "per_budget"),
+        help="teach first what is best in the tables at a budget (default: per_budget without --init_from, else none)",
+    )
     add("--warm_start_steps", type=int, default=300, help="steps of --warm_start")
     add("--init_from", type=Path, metavar="CHECKPOINT", help="start with the networks of another training")
     add("--training_seed", type=int, default=0, help="seed of weights, requests and draws")
@@ -98,19 +90,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Train a controller. Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
     given, rest = build_parser().parse_known_args(argv)
-    check_flags(argv)
-    train(given, rest)
-
-
-def check_flags(argv: Sequence[str] | None) -> None:
-    """Raises ConfigurationError for a replay flag with an environment on which it has no effect."""
-    # A name that is in the namespace gets no default: what is not None was given, even if it is the default itself.
-    given = build_parser().parse_known_args(argv, argparse.Namespace(**dict.fromkeys(OF_A_REPLAY)))[0]
-    unwanted = [f"--{name}" for name in OF_A_REPLAY if getattr(given, name) is not None]
-    if given.environment != "replay" and unwanted:
+    removed = [flag for flag in OF_GRPO if any(word.partition("=")[0] == flag for word in rest)]
+    if removed:
         raise ConfigurationError(
-            f"--environment {given.environment} takes no states and no split of a grid; drop {', '.join(unwanted)}"
+            f"{', '.join(removed)} belonged to GRPO, and the expected reward is the only objective; drop it"
         )
+    train(given, rest)
 
 
 def plan_of(given: argparse.Namespace) -> TrainingPlan:
@@ -120,16 +105,11 @@ def plan_of(given: argparse.Namespace) -> TrainingPlan:
     for name in ("split_seed", "training_seed"):
         check_within(f"--{name}", getattr(given, name), 0, LARGEST_SEED)
     check_fraction("--calibration_share", given.calibration_share)
-    teacher = given.warm_start
-    if teacher is None:
-        teacher = "per_budget" if given.environment == "replay" and given.init_from is None else "none"
-    were_trained = teacher != "none" or given.init_from is not None
-    overrides = {name: value for name in GRPO_FLAGS if (value := getattr(given, name)) is not None}
-    grpo = replace(CAREFUL if were_trained else GrpoRecipe(), **overrides)
+    is_warm = given.init_from is None if given.warm_start is None else given.warm_start != "none"
+    start = CAREFUL if is_warm or given.init_from is not None else UpdateRecipe()
+    recipe = replace(start, **{name: value for name in UPDATE_FLAGS if (value := getattr(given, name)) is not None})
     reward = RewardRecipe(given.latency_weight, given.over_budget_penalty)
-    warm = None if teacher == "none" else {"teacher": teacher, "steps": given.warm_start_steps}
-    objective: Objective = given.objective or ("expected" if given.environment == "replay" else "grpo")
-    return TrainingPlan(grpo, reward, given.updates, given.training_seed, warm, objective)
+    return TrainingPlan(recipe, reward, given.updates, given.training_seed, given.warm_start_steps * is_warm)
 
 
 def train(given: argparse.Namespace, rest: Sequence[str]) -> None:

@@ -22,7 +22,6 @@ from experiments.controller.provenance import (
     refuse_other_source,
     refuse_other_weights,
     replay_leaks,
-    split_caveats,
 )
 from experiments.controller.running.adaptive_generation import AdaptiveModel, request_of
 from experiments.controller.running.deciders import NetworkDecider
@@ -126,7 +125,7 @@ def learned_replay(
     networks = load_networks(checkpoint)
     path = states_file or checkpoint.with_name(STATES.usual_name)
     states = load_states(path)
-    refuse_other_source(grid, states.splits or {}, states.model["name"], path)
+    refuse_other_source(grid, states.splits, states.model["name"], path)
     refuse_other_weights(checkpoint, path, states.model)
     if network_differences(states, networks):
         raise ResultsError(
@@ -142,7 +141,6 @@ def learned_replay(
             each.model_copy(update={"advice": "no policy is evaluated on them"})
             for each in missing_caveats(missing, len(grid))
         ],
-        *split_caveats(grid, states.splits),
-        *replay_leaks(checkpoint, usable, known),
+        *replay_leaks(checkpoint, usable),
     ]
     return LearnedReplay(RecordedTwoStage(networks, states), known, tuple(caveats), len(missing))

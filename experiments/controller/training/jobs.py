@@ -1,4 +1,4 @@
-"""The environment that training flags request, networks that fit it, and samples that are held out."""
+"""The replay that training flags request, networks that fit it, and samples that are held out."""
 
 import argparse
 import sys
@@ -23,10 +23,9 @@ from experiments.controller.provenance import (
     refuse_other_model,
     refuse_other_source,
     refuse_other_weights,
-    split_caveats,
 )
 from experiments.controller.running.loaded_molmoe import find_molmoe, load_model
-from experiments.controller.training.grpo import warm_start
+from experiments.controller.training.expected import warm_start
 from experiments.controller.training.recorded_states import (
     STATES,
     RecordedStates,
@@ -35,11 +34,13 @@ from experiments.controller.training.recorded_states import (
     record_states,
     without_states,
 )
-from experiments.controller.training.replay_environment import grid_space, replay_environment, with_states
+from experiments.controller.training.replay_environment import (
+    ReplayEnvironment,
+    grid_space,
+    replay_environment,
+    with_states,
+)
 from experiments.controller.training.run import TrainingPlan, load_networks
-from experiments.controller.training.tabled_environment import TabledEnvironment, synthetic_environment
-
-SYNTHETIC_SAMPLES, SYNTHETIC_BUDGETS = 30, 12
 
 
 @dataclass(frozen=True)
@@ -47,52 +48,26 @@ class TrainingJob:
     """A training before its first update: loaded and measured."""
 
     networks: TwoStageNetworks
-    environment: TabledEnvironment
-    held_out: TabledEnvironment | None  #: other pictures than those trained on; None of a synthetic training
+    environment: ReplayEnvironment
+    held_out: ReplayEnvironment  #: of other pictures than those trained on
     caption: str  #: of the curves
     #: "task id" of each sample that was requested and is not trained or evaluated on -> why
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     def run_warm_start(self, plan: TrainingPlan) -> list[float]:
         """Run the warm start that the plan requests; returns its losses, none without one."""
-        if plan.warm_start is None:
-            return []
-        self.networks.budget.encode.requires_grad_(not self.environment.budget_token_is_fixed)
+        self.networks.budget.encode.requires_grad_(False)
         generator = torch.Generator().manual_seed(plan.seed + 1)
-        return warm_start(
-            self.networks,
-            self.environment,
-            plan.reward,
-            plan.warm_start["teacher"],
-            plan.warm_start["steps"],
-            plan.grpo.learning_rate,
-            generator,
-        )
+        recipe, steps = plan.recipe, plan.warm_start_steps
+        return warm_start(self.networks, self.environment, plan.reward, steps, recipe.learning_rate, generator)
 
 
 def open_job(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
-    """The environment that the flags request, with its networks.
+    """The replay that the flags request, with its networks.
 
     Raises:
         ConfigurationError, ResultsError: flags, files or model do not allow it.
     """
-    if given.environment == "synthetic":
-        unwanted = [*["--grid"] * (given.grid is not None), *["--init_from"] * bool(given.init_from), *rest[:1]]
-        if unwanted:
-            raise ConfigurationError(
-                f"--environment synthetic takes no grid, model or task; drop {', '.join(unwanted)}"
-            )
-        environment = synthetic_environment(SYNTHETIC_SAMPLES, SYNTHETIC_BUDGETS, seed=0)
-        networks = TwoStageNetworks(environment.space, environment.hidden_size, 1.0, plan.seed)
-        return TrainingJob(
-            networks, environment, None, f"synthetic environment  ·  trained on {SYNTHETIC_SAMPLES} samples"
-        )
-    if given.grid is None:
-        raise ConfigurationError("--grid RESULTS goes with --environment replay, which needs it")
-    return _replay(given, rest, plan)
-
-
-def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
     whole = load_grid(given.grid)
     grid = whole.with_all_knobs()
     train_part, held_part = split_by_picture(grid, given.calibration_share, given.split_seed)
@@ -104,8 +79,7 @@ def _replay(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) 
         states, networks = _record(given, rest, plan, grid, train_part)
         states.save(path)
     left_out = without_states(states, grid.keys)
-    caveats = [*missing_caveats(left_out, len(grid)), *split_caveats(grid, states.splits)]
-    said = [f"caveat: {found.sentence}" for found in [*whole.unchosen, *caveats]]
+    said = [f"caveat: {found.sentence}" for found in [*whole.unchosen, *missing_caveats(left_out, len(grid))]]
     for line in [*invalid_lines(whole.voided_by), *said]:
         print(line, file=sys.stderr)
     environment = replay_environment(train_part, states)
@@ -125,7 +99,7 @@ def _recorded(
             f"{path} contains states for {counted(len(states.budgets_s), 'budget')}, and --num_budgets is "
             f"{given.num_budgets}; give --num_budgets {len(states.budgets_s)}, or another file of --states"
         )
-    refuse_other_source(grid, states.splits or {}, states.model["name"], path)
+    refuse_other_source(grid, states.splits, states.model["name"], path)
     knobs = states.space.knobs
     differing = knob_differences(knobs, grid_space(grid, knobs.num_total_blocks, knobs.first_top_k))
     if differing:

@@ -103,8 +103,7 @@ class RecordedStates:
     budget: Mapping[str, torch.Tensor]  #: weights of the `BudgetToken`
     failed: Mapping[str, str]  #: "task id" -> why it could not be used
     model: Mapping[str, str]  #: name and digest, so that states of other weights are distinguished
-    #: task -> the split that its samples are of; None in a file from before splits were kept
-    splits: Mapping[str, str] | None = None
+    splits: Mapping[str, str]  #: task -> the split that its samples are of
 
     def save(self, path: Path) -> None:
         """Write the states; raises ResultsNotSaved where the disk refuses."""

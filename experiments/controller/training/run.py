@@ -7,18 +7,16 @@ import copy
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiments.controller.networks.two_stage import TwoStageNetworks
-from experiments.controller.training.environment import RewardRecipe, rewards
-from experiments.controller.training.expected import update_expected
-from experiments.controller.training.grpo import GrpoRecipe, update
+from experiments.controller.training.expected import UpdateRecipe, update_expected
 from experiments.controller.training.recorded_states import space_of
-from experiments.controller.training.tabled_environment import TabledEnvironment
+from experiments.controller.training.replay_environment import ReplayEnvironment, RewardRecipe
 from experiments.controller.training.tensor_file import FileKind, read_tensor_file, write_tensor_file
 
 CHECKPOINT = "checkpoint.pt"
@@ -27,19 +25,15 @@ TRAINING = FileKind("controller_training", 1, CHECKPOINT)
 DRAWN: Mapping[str, Any] = {"kind": "drawn"}
 
 
-Objective = Literal["expected", "grpo"]
-
-
 @dataclass(frozen=True)
 class TrainingPlan:
     """Everything that determines the result, except for the environment."""
 
-    grpo: GrpoRecipe
+    recipe: UpdateRecipe
     reward: RewardRecipe
     updates: int
-    seed: int  #: of the initial weights, of requests and of draws
-    warm_start: Mapping[str, Any] | None = None  #: how the networks were taught before; None for not at all
-    objective: Objective = "grpo"
+    seed: int  #: of the initial weights and of the requests that are drawn
+    warm_start_steps: int = 0  #: steps of `warm_start` before the first update; 0 for none
 
     def __post_init__(self) -> None:
         check_within("--updates", self.updates, 1, MOST_TIMES)
@@ -56,22 +50,21 @@ class TrainingRun:
     def __init__(
         self,
         networks: TwoStageNetworks,
-        environment: TabledEnvironment,
+        environment: ReplayEnvironment,
         plan: TrainingPlan,
         start: Mapping[str, Any] = DRAWN,
     ) -> None:
         self.networks = networks
         self.environment = environment
         self.plan = plan
-        self._start: Mapping[str, Any] | None = start
-        networks.budget.encode.requires_grad_(not environment.budget_token_is_fixed)
+        self._start = start
+        # The states were recorded with its token.
+        networks.budget.encode.requires_grad_(False)
         self._reference = copy.deepcopy(networks).requires_grad_(False)
         trained = [each for each in networks.parameters() if each.requires_grad]
-        self._optimiser = torch.optim.Adam(trained, lr=plan.grpo.learning_rate)
+        self._optimiser = torch.optim.Adam(trained, lr=plan.recipe.learning_rate)
         self._generator = torch.Generator().manual_seed(plan.seed)
-        #: one for each update done: `update`, `reward`, `accuracy`, `latency_ms`, `violation_rate` (means over its
-        #: roll-outs, drawn, not the likeliest), `advantage_groups` (fraction of groups whose rewards differ) and what
-        #: `grpo.update` returns
+        #: one for each update done: `update`, and what `update_expected` returns
         self.rows: list[dict[str, float]] = []
 
     @property
@@ -81,46 +74,20 @@ class TrainingRun:
 
     def step(self) -> dict[str, float]:
         """Run one update; returns its row."""
-        row = self._expected_row() if self.plan.objective == "expected" else self._grpo_row()
-        self.rows.append(row)
-        return row
-
-    def _expected_row(self) -> dict[str, float]:
-        recipe = self.plan.grpo
-        budgeted = self.environment.draw(recipe.asks_per_update * recipe.group_size, self._generator)
+        plan, done = self.plan, len(self.rows)
+        budgeted = self.environment.draw(plan.recipe.asks_per_update, self._generator)
         found = update_expected(
-            self.networks, self._reference, self._optimiser, self.environment, budgeted, self.plan.reward, recipe,
-            self._entropy_weight,
+            self.networks, self._reference, self._optimiser, self.environment, budgeted, plan.reward, plan.recipe,
+            entropy_weight=plan.recipe.entropy_weight * (1.0 - done / plan.updates),
         )  # fmt: skip
-        return {"update": len(self.rows) + 1, **found}
-
-    @property
-    def _entropy_weight(self) -> float:
-        """It falls evenly to 0."""
-        return self.plan.grpo.entropy_weight * (1.0 - len(self.rows) / self.plan.updates)
-
-    def _grpo_row(self) -> dict[str, float]:
-        recipe = self.plan.grpo
-        budgeted = self.environment.draw(recipe.asks_per_update, self._generator).repeated(recipe.group_size)
-        rolled = self.environment.roll_out(self.networks, budgeted, self._generator)
-        gained = rewards(self.plan.reward, rolled.accuracy, rolled.latency_s, budgeted.budgets_s)
-        found = update(self.networks, self._reference, self._optimiser, rolled, gained, recipe, self._entropy_weight)
-        groups = gained.view(-1, recipe.group_size)
-        return {
-            "update": len(self.rows) + 1,
-            "reward": float(gained.mean()),
-            "accuracy": float(rolled.accuracy.mean()),
-            "latency_ms": 1000 * float(rolled.latency_s.mean()),
-            "violation_rate": float((rolled.latency_s > budgeted.budgets_s).double().mean()),
-            "advantage_groups": float((groups.amax(dim=1) > groups.amin(dim=1)).double().mean()),
-            **found,
-        }
+        self.rows.append({"update": done + 1, **found})
+        return self.rows[-1]
 
     def save(self, path: Path) -> None:
         """Write the checkpoint whole or not at all; raises ResultsNotSaved where the disk does not take it."""
         content = {
             "plan": asdict(self.plan),
-            "environment": self.environment.describe(),
+            "environment": dict(self.environment.described),
             "start": self._start,
             "space": asdict(self.environment.space),
             "hidden_size": self.networks.hidden_size,
@@ -143,11 +110,9 @@ class TrainingRun:
             self._resume_from(content, path)
 
     def _resume_from(self, content: Mapping[str, Any], path: Path) -> None:
-        # Plans from before objectives were kept are of GRPO.
-        stored = {**content, "plan": {"objective": "grpo", **content["plan"]}}
-        for name, own in (("plan", asdict(self.plan)), ("environment", self.environment.describe())):
-            if stored[name] != own:
-                differing = sorted(key for key in own if stored[name].get(key) != own[key]) or sorted(stored[name])
+        for name, own in (("plan", asdict(self.plan)), ("environment", dict(self.environment.described))):
+            if (stored := content[name]) != own:
+                differing = sorted(key for key in own if stored.get(key) != own[key]) or sorted(stored)
                 raise ConfigurationError(
                     f"{path} is of a training with another {name} ({', '.join(differing)}); give the same flags, or "
                     "another --controller_dir"
@@ -156,8 +121,7 @@ class TrainingRun:
         self._reference.load_state_dict(content["reference"])
         self._optimiser.load_state_dict(content["optimiser"])
         self._generator.set_state(content["generator"])
-        # None in a checkpoint from before starts were kept.
-        self._start = content.get("start")
+        self._start = content["start"]
         self.rows = content["rows"]
 
 
@@ -172,7 +136,7 @@ def stored_environment(path: Path) -> Mapping[str, Any] | None:
 
 def start_of(init_from: Path | None) -> Mapping[str, Any]:
     """The start of a training, for its checkpoints: that its networks were drawn, or what the checkpoint that they are
-    from records of its environment and of its own start (None where it does not record it).
+    from records of its environment and of its own start.
 
     Raises:
         ResultsError: the file is not a checkpoint.
@@ -180,22 +144,17 @@ def start_of(init_from: Path | None) -> Mapping[str, Any]:
     if init_from is None:
         return DRAWN
     with read_tensor_file(init_from, TRAINING) as content:
-        return {"kind": "checkpoint", "environment": content["environment"], "start": content.get("start")}
+        return {"kind": "checkpoint", "environment": content["environment"], "start": content["start"]}
 
 
-def earlier_trainings(path: Path) -> tuple[list[Mapping[str, Any]], bool]:
-    """All trainings' environments, the last first, and whether these are all, which an old checkpoint does not show.
-
-    Raises:
-        ResultsError: the file is not a checkpoint.
-    """
+def earlier_trainings(path: Path) -> list[Mapping[str, Any]]:
+    """All trainings' environments, the last first; raises ResultsError for a file that is not a checkpoint."""
     with read_tensor_file(path, TRAINING) as content:
-        found, start = [content["environment"]], content.get("start")
-        while start is not None and start["kind"] == "checkpoint":
+        found, start = [content["environment"]], content["start"]
+        while start["kind"] == "checkpoint":
             found.append(start["environment"])
             start = start["start"]
-        # A synthetic training takes no other networks to start from.
-        return found, start is not None or found[-1]["kind"] == "synthetic"
+    return found
 
 
 def load_networks(path: Path) -> TwoStageNetworks:

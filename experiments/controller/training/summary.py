@@ -16,28 +16,30 @@ from experiment_core_utils.primitives.files import write_text_atomically
 from experiments.analyses.charts.chart import Axis, Chart, Line, Panel
 from experiments.analyses.charts.matplotlib_charts import save_chart
 from experiments.analyses.charts.style import BLUE, LIGHT_GREY
-from experiments.controller.training.environment import BudgetedRequests, RewardRecipe, rewards
 from experiments.controller.training.jobs import TrainingJob
+from experiments.controller.training.replay_environment import (
+    BudgetedRequests,
+    ReplayEnvironment,
+    RewardRecipe,
+    rewards,
+)
 from experiments.controller.training.run import TrainingRun
-from experiments.controller.training.tabled_environment import TabledEnvironment
 
 
 def summary_of(job: TrainingJob, run: TrainingRun, spent: Mapping[str, float]) -> dict[str, Any]:
     """The content of training.json."""
     parts = []
     environment, recipe = job.environment, run.plan.reward
-    for name, tabled in (("trained", environment), ("held_out", job.held_out)):
-        if tabled is not None:
-            parts += [{"part": name, **row} for row in policies_on(tabled, environment, run, recipe)]
+    for name, replayed in (("trained", environment), ("held_out", job.held_out)):
+        parts += [{"part": name, **row} for row in policies_on(replayed, environment, run, recipe)]
     return {
         "schema_version": 1,
         "kind": "controller_training_summary",
         "command": command_line(),
         "plan": asdict(run.plan),
-        "environment": environment.describe(),
+        "environment": dict(environment.described),
         "space": asdict(environment.space),
         "num_parameters": sum(each.numel() for each in run.networks.parameters()),
-        "budget_token_is_fixed": environment.budget_token_is_fixed,
         "spent": dict(spent),
         "left_out": dict(job.left_out),
         "parts": parts,
@@ -45,28 +47,29 @@ def summary_of(job: TrainingJob, run: TrainingRun, spent: Mapping[str, float]) -
 
 
 def policies_on(
-    tabled: TabledEnvironment, trained_on: TabledEnvironment, run: TrainingRun, recipe: RewardRecipe
+    replayed: ReplayEnvironment, trained_on: ReplayEnvironment, run: TrainingRun, recipe: RewardRecipe
 ) -> list[dict[str, Any]]:
-    """The choices for every sample at every budget: the networks' likeliest ones, those of the table by budget and the
-    best for similar prompts of the samples trained on, and each sample's best, which no policy can know.
+    """The choices for every sample at every budget: the networks' likeliest ones, those of the table by budget of the
+    samples trained on, and each sample's best, which no policy can know.
     """
-    budgeted = tabled.every_ask()
-    # Its latencies have the time of its pause, as its rewards do: the other policies choose before the prefill.
-    rolled = tabled.roll_out(run.networks, budgeted, None)
+    budgeted, tables = replayed.every_request(), replayed.tables
+    tiers, pauses, top_ks, blocks = replayed.likeliest(run.networks, budgeted).unbind(dim=1)
+    at = budgeted.samples, tiers, top_ks, blocks
+    # The latency has the time of the pause, as the reward does: the other policies choose before the prefill.
+    paused_s = tables.latency_s[at] + tables.pause_s[pauses, tiers, top_ks, blocks]
+    results = {"two_stage": (tables.accuracy[at], paused_s)}
     chosen = {
-        "per_budget": trained_on.trained_choices(recipe, "per_budget")[0, budgeted.levels],
-        "per_neighbours": trained_on.best_for_prompts(tabled.tables.prompts, recipe)[budgeted.samples, budgeted.levels],
-        "per_sample": tabled.trained_choices(recipe, "per_sample")[budgeted.samples, budgeted.levels],
+        "per_budget": trained_on.best_per_budget(recipe)[budgeted.levels],
+        "per_sample": replayed.best_per_sample(recipe)[budgeted.samples, budgeted.levels],
     }
-    results = {"two_stage": (rolled.accuracy, rolled.latency_s)}
     for name, choices in chosen.items():
-        at = (budgeted.samples, *choices.unbind(dim=1))
-        results[name] = tabled.tables.accuracy[at], tabled.tables.latency_s[at]
-    return [{"policy": name, **_figures(tabled, budgeted, *found, recipe)} for name, found in results.items()]
+        unpaused = (budgeted.samples, *choices.unbind(dim=1))
+        results[name] = tables.accuracy[unpaused], tables.latency_s[unpaused]
+    return [{"policy": name, **_figures(replayed, budgeted, *found, recipe)} for name, found in results.items()]
 
 
 def _figures(
-    tabled: TabledEnvironment,
+    replayed: ReplayEnvironment,
     budgeted: BudgetedRequests,
     accuracy: torch.Tensor,
     latency_s: torch.Tensor,
@@ -74,7 +77,7 @@ def _figures(
 ) -> dict[str, float]:
     """Means over the requests' results [B]; `violation_rate_possible` over those that some choice can meet."""
     over = (latency_s > budgeted.budgets_s).double()
-    could = tabled.tables.latency_s[budgeted.samples].flatten(1).amin(dim=1) <= budgeted.budgets_s
+    could = replayed.tables.latency_s[budgeted.samples].flatten(1).amin(dim=1) <= budgeted.budgets_s
     return {
         "reward": float(rewards(recipe, accuracy, latency_s, budgeted.budgets_s).mean()),
         "accuracy": float(accuracy.mean()),
@@ -88,7 +91,7 @@ def _figures(
 NAME = "learning_curves"
 COLUMNS = (
     "update", "reward", "accuracy", "latency_ms", "violation_rate", "advantage_groups", "loss", "entropy", "kl",
-    "clipped_share", "grad_norm",
+    "grad_norm",
 )  # fmt: skip
 DRAWN = {"reward": "reward", "accuracy": "accuracy (fraction of best score)", "latency_ms": "latency (ms)",
          "violation_rate": "fraction over the budget"}  # fmt: skip

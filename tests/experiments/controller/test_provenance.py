@@ -19,7 +19,6 @@ from experiments.controller.provenance import (
     refuse_other_model,
     refuse_other_source,
     refuse_other_weights,
-    split_caveats,
     task_caveats,
 )
 from tests.conftest import save_tiny, tiny_config
@@ -73,14 +72,6 @@ def test_a_table_says_its_model_and_split_too(tmp_path: Path) -> None:
     (tmp_path / "table.json").write_text(json.dumps(content))
     found = load_grid([tmp_path / "table.json"])
     assert (found.model, found.splits) == ("tiny", {"signs": "validation"})
-
-
-def test_states_that_do_not_say_their_split_are_a_caveat(grid: Path) -> None:
-    found = load_grid([grid])
-    assert sentences(split_caveats(found, {"signs": "validation"})) == []
-    assert sentences(split_caveats(found, None)) == [
-        "of which splits the states are is not known; the grid's samples are of these: validation of signs"
-    ]
 
 
 def test_a_live_evaluation_of_another_task_or_split_than_the_grids_is_a_caveat(grid: Path) -> None:

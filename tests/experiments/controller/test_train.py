@@ -15,53 +15,60 @@ from experiments.controller.train import build_parser, main, plan_of
 from experiments.controller.training.jobs import open_job
 from experiments.controller.training.run import TrainingRun
 from experiments.controller.training.summary import COLUMNS, TensorboardCurves, running_means, summary_writer
+from tests.experiments.controller.hand_made_states import flags_of
 
 DOCUMENT = REPOSITORY / "docs" / "controller" / "training.md"
-SMALL = ["--environment", "synthetic", "--asks_per_update", "4", "--checkpoint_every", "2"]
+SMALL = ["--asks_per_update", "4", "--checkpoint_every", "2", "--warm_start_steps", "5"]
 
 
-def test_a_run_writes_checkpoint_curves_and_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*SMALL, "--controller_dir", str(tmp_path / "a"), "--updates", "3", "--warm_start", "per_sample"]
-    assert main([*flags, "--warm_start_steps", "5"]) == 0
+@pytest.fixture
+def small(tmp_path: Path) -> list[str]:
+    """The flags of a small training on a hand-made grid."""
+    return [*SMALL, *flags_of(tmp_path / "replay")]
+
+
+def test_a_run_writes_checkpoint_curves_and_summary(
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # As a script of before names the one environment and the one objective.
+    flags = [*small, "--environment", "replay", "--objective", "expected"]
+    assert main([*flags, "--controller_dir", str(tmp_path / "a"), "--updates", "3"]) == 0
     with (tmp_path / "a" / "learning_curves.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["update"] for row in rows] == ["1", "2", "3"] and tuple(rows[0]) == COLUMNS
     content = json.loads((tmp_path / "a" / "training.json").read_text())
     assert content["spent"]["updates"] == 3 and content["num_parameters"] < 250_000
-    assert [each["policy"] for each in content["parts"]] == [
-        "two_stage",
-        "per_budget",
-        "per_neighbours",
-        "per_sample",
+    assert [(each["part"], each["policy"]) for each in content["parts"]] == [
+        (part, policy) for part in ("trained", "held_out") for policy in ("two_stage", "per_budget", "per_sample")
     ]
-    rewards = {each["policy"]: each["reward"] for each in content["parts"]}
-    assert rewards["per_sample"] > rewards["per_budget"] > 0.3
+    rewards = {each["policy"]: each["reward"] for each in content["parts"][:3]}
+    assert rewards["per_sample"] >= rewards["per_budget"] >= rewards["two_stage"]
     assert (tmp_path / "a" / "learning_curves.png").stat().st_size > 1000
     assert "update 3/3: reward" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("flags", "teacher", "kl_weight", "learning_rate"),
+    ("flags", "steps", "kl_weight", "learning_rate"),
     [
-        (["--environment", "synthetic"], None, 0.0, 3e-3),
-        (["--environment", "replay"], "per_budget", 0.1, 1e-3),
-        (["--environment", "replay", "--kl_weight", "0", "--learning_rate", "0.5"], "per_budget", 0.0, 0.5),
-        (["--environment", "replay", "--warm_start", "none"], None, 0.0, 3e-3),
-        (["--environment", "replay", "--init_from", "other.pt"], None, 0.1, 1e-3),
+        ([], 300, 0.1, 1e-3),
+        (["--warm_start", "per_budget", "--warm_start_steps", "7"], 7, 0.1, 1e-3),
+        (["--kl_weight", "0", "--learning_rate", "0.5"], 300, 0.0, 0.5),
+        (["--warm_start", "none"], 0, 0.0, 3e-3),
+        (["--init_from", "other.pt"], 0, 0.1, 1e-3),
     ],
 )
 def test_networks_that_were_taught_are_moved_carefully(
-    flags: list[str], teacher: str | None, kl_weight: float, learning_rate: float
+    flags: list[str], steps: int, kl_weight: float, learning_rate: float
 ) -> None:
-    plan = plan_of(build_parser().parse_args([*flags, "--controller_dir", "anywhere"]))
-    assert (plan.warm_start or {}).get("teacher") == teacher
-    assert (plan.grpo.kl_weight, plan.grpo.learning_rate) == (kl_weight, learning_rate)
+    plan = plan_of(build_parser().parse_args([*flags, "--grid", "x", "--controller_dir", "anywhere"]))
+    assert plan.warm_start_steps == steps
+    assert (plan.recipe.kl_weight, plan.recipe.learning_rate) == (kl_weight, learning_rate)
 
 
 def test_an_existing_run_is_not_overwritten_and_resumes_on_request(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = [*SMALL, "--controller_dir", str(tmp_path), "--updates", "4"]
+    flags = [*small, "--controller_dir", str(tmp_path), "--updates", "4"]
     assert main(flags) == 0
     assert main(flags) == 2
     assert "add --resume to resume" in capsys.readouterr().err
@@ -73,9 +80,9 @@ def test_an_existing_run_is_not_overwritten_and_resumes_on_request(
 
 
 def test_a_second_training_in_the_folder_is_refused_and_a_removed_folder_ends_the_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = [*SMALL, "--controller_dir", str(tmp_path / "a"), "--updates", "3"]
+    flags = [*small, "--controller_dir", str(tmp_path / "a"), "--updates", "3"]
     with only_run_in(tmp_path / "a" / ".parts"):
         assert main(flags) == 2
     error = capsys.readouterr().err
@@ -93,9 +100,9 @@ def test_a_second_training_in_the_folder_is_refused_and_a_removed_folder_ends_th
     assert not (tmp_path / "a").exists()
 
 
-def test_missing_curves_of_a_finished_training_are_written_when_it_resumes(tmp_path: Path) -> None:
+def test_missing_curves_of_a_finished_training_are_written_when_it_resumes(small: list[str], tmp_path: Path) -> None:
     """As after a stop between the last checkpoint and the curves."""
-    flags = [*SMALL, "--controller_dir", str(tmp_path), "--updates", "2"]
+    flags = [*small, "--controller_dir", str(tmp_path), "--updates", "2"]
     assert main(flags) == 0
     before = (tmp_path / "learning_curves.csv").read_bytes()
     for path in tmp_path.glob("learning_curves.*"):
@@ -108,44 +115,29 @@ def test_missing_curves_of_a_finished_training_are_written_when_it_resumes(tmp_p
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--environment", "synthetic", "--model_path", "x"], "takes no grid, model or task; drop --model_path"),
-        (["--environment", "synthetic", "--grid", "x"], "takes no grid, model or task; drop --grid"),
-        (["--environment", "synthetic", "--resume"], "checkpoint.pt to resume from; drop --resume"),
+        (["--grid", "x", "--environment", "synthetic"], "invalid choice: 'synthetic' (choose from 'replay')"),
+        (["--grid", "x", "--objective", "grpo"], "invalid choice: 'grpo' (choose from 'expected')"),
+        (["--grid", "x", "--warm_start", "per_sample"], "invalid choice: 'per_sample'"),
         (
-            ["--environment", "replay", "--grid", "x", "--split_seed", "-1"],
-            "--split_seed -1 is not possible; give at least 0",
+            ["--grid", "x", "--group_size", "4", "--clip=0.2"],
+            "--group_size, --clip belonged to GRPO, and the expected reward is the only objective; drop it",
         ),
-        (["--environment", "replay"], "--grid RESULTS goes with --environment replay"),
-        (["--environment", "synthetic", "--group_size", "1"], "group_size 1 is not possible; give at least 2"),
-        (["--environment", "synthetic", "--updates", "0"], "--updates 0 is not possible; give at least 1"),
+        (["--grid", "x", "--resume"], "checkpoint.pt to resume from; drop --resume"),
+        (["--grid", "x", "--split_seed", "-1"], "--split_seed -1 is not possible; give at least 0"),
+        ([], "required: --grid"),
+        (["--grid", "x", "--asks_per_update", "0"], "asks_per_update 0 is not possible; give at least 1"),
+        (["--grid", "x", "--updates", "0"], "--updates 0 is not possible; give at least 1"),
+        (["--grid", "x", "--checkpoint_every", "0"], "--checkpoint_every 0 is not possible; give at least 1"),
+        (["--grid", "x", "--learning_rate", "nan"], "learning_rate nan is not possible; give a finite"),
         (
-            ["--environment", "synthetic", "--checkpoint_every", "0"],
-            "--checkpoint_every 0 is not possible; give at least 1",
-        ),
-        (["--environment", "elsewhere"], "invalid choice"),
-        (["--environment", "synthetic", "--learning_rate", "nan"], "learning_rate nan is not possible; give a finite"),
-        (
-            ["--environment", "synthetic", "--learning_rate", "1e30"],
+            ["--grid", "x", "--learning_rate", "1e30"],
             "learning_rate 1e+30 is not possible; give a finite number above 0 and at most 1",
         ),
-        (["--environment", "synthetic", "--clip", "1e30"], "above 0 and at most 1e+06"),
-        (
-            ["--environment", "synthetic", "--kl_weight", "1e30"],
-            "kl_weight 1e+30 is not possible; give at least 0 and at",
-        ),
-        (["--environment", "synthetic", "--latency_weight", "1e30"], "latency_weight 1e+30 is not possible"),
-        (["--environment", "synthetic", "--over_budget_penalty", "inf"], "over_budget_penalty inf is not possible"),
-        (["--environment", "replay", "--grid", "x", "--calibration_share", "-0.5"], "share -0.5 is not possible; give"),
-        (["--environment", "replay", "--grid", "x", "--calibration_share", "nan"], "give a fraction between 0 and 1"),
-        (
-            ["--environment", "synthetic", "--states", "x"],
-            "synthetic takes no states and no split of a grid; drop --st",
-        ),
-        # Also where what is given is the default.
-        (
-            ["--environment", "synthetic", "--num_budgets", "16", "--split_seed", "0"],
-            "drop --split_seed, --num_budgets",
-        ),
+        (["--grid", "x", "--kl_weight", "1e30"], "kl_weight 1e+30 is not possible; give at least 0 and at"),
+        (["--grid", "x", "--latency_weight", "1e30"], "latency_weight 1e+30 is not possible"),
+        (["--grid", "x", "--over_budget_penalty", "inf"], "over_budget_penalty inf is not possible"),
+        (["--grid", "x", "--calibration_share", "-0.5"], "share -0.5 is not possible; give"),
+        (["--grid", "x", "--calibration_share", "nan"], "give a fraction between 0 and 1"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
@@ -168,13 +160,14 @@ def rows_in(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_tensorboard_shows_the_curves_also_of_a_training_that_was_broken_off(tmp_path: Path) -> None:
+def test_tensorboard_shows_the_curves_also_of_a_training_that_was_broken_off(small: list[str], tmp_path: Path) -> None:
     """Of five updates the fifth was done after the last checkpoint; the first two were done without TensorBoard."""
     pytest.importorskip("tensorboard")
-    flags = [*SMALL, "--controller_dir", str(tmp_path), "--updates", "6"]
+    flags = [*small, "--controller_dir", str(tmp_path), "--updates", "6"]
     stopped = build_parser().parse_args([*flags, "--tensorboard"])
     plan = plan_of(stopped)
     job = open_job(stopped, [], plan)
+    job.run_warm_start(plan)
     run = TrainingRun(job.networks, job.environment, plan)
     for _ in range(2):
         run.step()
@@ -194,9 +187,9 @@ def test_tensorboard_shows_the_curves_also_of_a_training_that_was_broken_off(tmp
 
 @pytest.mark.skipif(find_spec("tensorboard") is not None, reason="tensorboard is there")
 def test_without_tensorboard_it_says_so_before_anything_is_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    small: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*SMALL, "--controller_dir", str(tmp_path / "new"), "--updates", "1", "--tensorboard"]) == 2
+    assert main([*small, "--controller_dir", str(tmp_path / "new"), "--updates", "1", "--tensorboard"]) == 2
     error = capsys.readouterr().err
     assert "--tensorboard needs the package tensorboard; install it" in error and error.count("\n") == 1
     assert not (tmp_path / "new").exists()
@@ -206,12 +199,12 @@ def test_running_means_by_hand() -> None:
     assert running_means([1.0, 3.0, 5.0, 7.0], 2).tolist() == [1.0, 2.0, 4.0, 6.0]
 
 
-def test_every_flag_column_and_key_is_documented(tmp_path: Path) -> None:
+def test_every_flag_column_and_key_is_documented(small: list[str], tmp_path: Path) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     flags = [
         flag for action in build_parser()._actions for flag in action.option_strings if flag not in ("-h", "--help")
     ]
-    assert main([*SMALL, "--controller_dir", str(tmp_path), "--updates", "1"]) == 0
+    assert main([*small, "--controller_dir", str(tmp_path), "--updates", "1"]) == 0
     content = json.loads((tmp_path / "training.json").read_text())
     names = {*flags, *COLUMNS, *content, *content["spent"], *content["parts"][0]}
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused
@@ -27,20 +28,16 @@ from experiments.controller.knob_choices import KnobSpace, choice_of
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.policies.interface import StaticPolicy
 from experiments.controller.running.live import prepare_requests
-from experiments.controller.training.environment import RewardRecipe
-from experiments.controller.training.grpo import GrpoRecipe
+from experiments.controller.training.expected import UpdateRecipe
+from experiments.controller.training.replay_environment import ReplayEnvironment, RewardRecipe
 from experiments.controller.training.run import CHECKPOINT, TrainingPlan, TrainingRun
-from experiments.controller.training.tabled_environment import TabledEnvironment, synthetic_environment
 from tests.conftest import save_tiny, tiny_config
+from tests.experiments.controller.hand_made_environment import made_up_environment
 from tests.experiments.controller.hand_made_requests import grid
 from tests.experiments.hand_made_sweep import result, setting, write
 
 TASK = load_task("reference_vqa", "validation")
 TINY_WIDTH = 32
-
-
-def live(split: str, sample_ids: list[int]) -> dict[str, object]:
-    return {"kind": "live", "task": TASK.name, "split": split, "sample_ids": sample_ids}
 
 
 def opened(checkpoint: Path) -> LiveJob:
@@ -56,11 +53,11 @@ def opened(checkpoint: Path) -> LiveJob:
 def trained(job: LiveJob, folder: Path) -> Path:
     """A checkpoint before its first update, of a training on the job's requests."""
     space = action_space(job.space, job.blocks)
-    ids = [each.sample.sample_id for each in job.requests]
-    tables = synthetic_environment(5, 2, seed=0).tables
-    environment = TabledEnvironment(space, tables, live(job.task.split, ids), budget_token_is_fixed=False)
+    ids = fingerprint_of_ids([each.sample.sample_id for each in job.requests])
+    described = {"kind": "replay", "samples": {TASK.name: ids}, "splits": {TASK.name: job.task.split}}
+    environment = ReplayEnvironment(space, made_up_environment(5, 2, seed=0).tables, described)
     networks = TwoStageNetworks(space, TINY_WIDTH, 1.0, 0)
-    TrainingRun(networks, environment, TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0)).save(folder / CHECKPOINT)
+    TrainingRun(networks, environment, TrainingPlan(UpdateRecipe(), RewardRecipe(), 1, 0)).save(folder / CHECKPOINT)
     return folder / CHECKPOINT
 
 
@@ -69,7 +66,7 @@ def test_adaptive_requests_that_cannot_run_as_the_others_are_refused(tiny_checkp
     job = opened(tiny_checkpoint)
     checkpoint = trained(job, tmp_path)
     caveats = sentences(live_caveats(job, checkpoint))
-    assert "two_stage was trained on 2 of the 2 requests that it is evaluated on" in caveats
+    assert "two_stage was trained on samples of the same ids as those that it is evaluated on" in caveats
     with pytest.raises(EngineRefused, match="^requests with a pause: the device has no memory left"):
         controllers_of(replace(job, max_new_tokens=10**13), checkpoint)
 

@@ -13,11 +13,10 @@ from experiments.controller.evaluate_controller import main
 from experiments.controller.evaluation.replay import replay
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture
 from experiments.controller.policies.learned import learned_replay
-from experiments.controller.training.environment import RewardRecipe
-from experiments.controller.training.grpo import GrpoRecipe
-from experiments.controller.training.replay_environment import replay_environment
+from experiments.controller.training.expected import UpdateRecipe
+from experiments.controller.training.replay_environment import RewardRecipe, replay_environment
 from experiments.controller.training.run import CHECKPOINT, TrainingPlan, TrainingRun, load_networks, start_of
-from tests.experiments.controller.hand_made_states import BUDGETS, KNOBS, networks_with, states_of
+from tests.experiments.controller.hand_made_states import BUDGETS, KNOBS, grid_of, networks_with, states_of
 from tests.experiments.hand_made_sweep import reference, result, setting, write
 from tests.hand_made_records import measured_sample, staged_run
 
@@ -25,8 +24,7 @@ from tests.hand_made_records import measured_sample, staged_run
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Eight samples at two settings of 0.5 s and 1 s."""
-    low, high = ([measured_sample(at, staged_run(vision_s=vision_s)) for at in range(8)] for vision_s in (0.0, 0.5))
-    return write(tmp_path / "run", result(setting("low", 2, 3), low), result(setting("high", 2, 3), high))
+    return grid_of(tmp_path / "run")
 
 
 @pytest.fixture
@@ -39,7 +37,7 @@ def trained(folder: Path, part: MeasuredGrid, num_states: int = 8) -> Path:
     networks = networks_with(0)
     states = states_of(networks, range(num_states))
     states.save(folder / "states.pt")
-    run = TrainingRun(networks, replay_environment(part, states), TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0))
+    run = TrainingRun(networks, replay_environment(part, states), TrainingPlan(UpdateRecipe(), RewardRecipe(), 1, 0))
     run.step()
     run.save(folder / CHECKPOINT)
     return folder / CHECKPOINT
@@ -51,10 +49,10 @@ def test_it_chooses_as_in_its_training(tmp_path: Path, parts):
     outcomes = replay(found.policy, found.grid, BUDGETS.tolist())
     states = states_of(networks_with(0), range(8))
     environment = replay_environment(rest, states)
-    budgeted = environment.every_ask()
-    run = TrainingRun(networks_with(0), environment, TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0))
+    budgeted = environment.every_request()
+    run = TrainingRun(networks_with(0), environment, TrainingPlan(UpdateRecipe(), RewardRecipe(), 1, 0))
     run.networks.load_state_dict(torch.load(tmp_path / CHECKPOINT, weights_only=True)["networks"])
-    tiers = environment.roll_out(run.networks, budgeted, None).actions[:, 0].reshape(len(rest), len(BUDGETS)).T
+    tiers = environment.likeliest(run.networks, budgeted)[:, 0].reshape(len(rest), len(BUDGETS)).T
     assert [[KNOBS.tiers.index(vision_of(choice).tier) for choice in row] for row in outcomes.choices] == tiers.tolist()
 
 
@@ -142,9 +140,6 @@ def test_states_and_checkpoints_of_another_model_or_split_are_refused(tmp_path: 
     replace(states, model={"name": "folder/tiny", "weights_sha256": "two"}).save(other)
     with pytest.raises(ConfigurationError, match="was trained with other weights of the model than .*other.pt"):
         learned_replay(checkpoint, other, calibration, rest)
-    replace(states, splits=None).save(other)
-    found = learned_replay(checkpoint, other, calibration, rest)
-    assert "of which splits the states are is not known" in found.caveats[1].sentence
 
 
 def test_calibration_samples_without_states_are_a_caveat_alone(tmp_path: Path, parts):
@@ -164,7 +159,7 @@ def test_a_training_that_began_from_another_is_checked_against_both(tmp_path: Pa
     run = TrainingRun(
         load_networks(leaking),
         replay_environment(calibration, states),
-        TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0),
+        TrainingPlan(UpdateRecipe(), RewardRecipe(), 1, 0),
         start_of(leaking),
     )
     run.save(tmp_path / CHECKPOINT)

@@ -14,14 +14,13 @@ from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.measured_grid import load_grid
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.train import build_parser, main, plan_of
-from experiments.controller.training.environment import RewardRecipe
-from experiments.controller.training.grpo import GrpoRecipe
+from experiments.controller.training.expected import UpdateRecipe
 from experiments.controller.training.jobs import TrainingJob, open_job
 from experiments.controller.training.recorded_states import RecordedStates
-from experiments.controller.training.replay_environment import replay_environment
+from experiments.controller.training.replay_environment import RewardRecipe, replay_environment
 from experiments.controller.training.run import CHECKPOINT, TrainingPlan, TrainingRun
 from experiments.controller.training.summary import summary_of
-from tests.experiments.controller.hand_made_states import KNOBS, networks_with, states_of
+from tests.experiments.controller.hand_made_states import KNOBS, grid_of, networks_with, states_of
 from tests.experiments.hand_made_sweep import reference, result, setting, write
 from tests.hand_made_records import measured_sample, staged_run
 
@@ -29,14 +28,11 @@ from tests.hand_made_records import measured_sample, staged_run
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Eight samples at two settings; half of the pictures are held out."""
-    low, high = ([measured_sample(at, staged_run(vision_s=vision_s)) for at in range(8)] for vision_s in (0.0, 0.5))
-    return write(tmp_path / "run", result(setting("low", 2, 3), low), result(setting("high", 2, 3), high))
+    return grid_of(tmp_path / "run")
 
 
 def opened(folder: Path, states: Path, *flags: str) -> TrainingJob:
     flags_of_job = [
-        "--environment",
-        "replay",
         "--grid",
         str(folder),
         "--states",
@@ -52,7 +48,7 @@ def opened(folder: Path, states: Path, *flags: str) -> TrainingJob:
 def trained(folder: Path, networks: TwoStageNetworks, states: RecordedStates, grid: Path) -> Path:
     """A checkpoint before its first update."""
     environment = replay_environment(load_grid([grid]), states)
-    TrainingRun(networks, environment, TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0)).save(folder / CHECKPOINT)
+    TrainingRun(networks, environment, TrainingPlan(UpdateRecipe(), RewardRecipe(), 1, 0)).save(folder / CHECKPOINT)
     return folder / CHECKPOINT
 
 
@@ -61,13 +57,13 @@ def test_the_caption_counts_the_samples_that_are_trained_on(folder: Path, tmp_pa
     states = tmp_path / "states.pt"
     states_of(networks_with(0), range(8)).save(states)
     job = opened(folder, states)
-    described = job.environment.describe()
+    described = job.environment.described
     assert described["num_samples"] == 4
     assert job.caption.startswith("trained on a replay of:  Scripted GPU")
     assert "n = 4 requests, 2 settings" in job.caption
     states_of(networks_with(0), range(7)).save(states)
     job = opened(folder, states)
-    assert f"n = {job.environment.describe()['num_samples']} requests, 2 settings" in job.caption
+    assert f"n = {job.environment.described['num_samples']} requests, 2 settings" in job.caption
 
 
 def test_training_on_an_invalid_run_says_so_first(folder: Path, tmp_path: Path, capsys) -> None:
@@ -80,13 +76,6 @@ def test_training_on_an_invalid_run_says_so_first(folder: Path, tmp_path: Path, 
     assert capsys.readouterr().err.startswith("INVALID: background load: other processes used 90% of the CPUs")
 
 
-def test_a_synthetic_training_says_how_many_samples_it_has(tmp_path: Path) -> None:
-    given = build_parser().parse_args(["--environment", "synthetic", "--controller_dir", str(tmp_path)])
-    job = open_job(given, [], plan_of(given))
-    assert job.environment.describe()["num_samples"] == 30
-    assert job.caption == "synthetic environment  ·  trained on 30 samples"
-
-
 def test_recorded_states_of_another_split_or_model_than_the_grids_are_refused(folder: Path, tmp_path: Path) -> None:
     path, states = tmp_path / "states.pt", states_of(networks_with(0), range(8))
     replace(states, splits={"signs": "train"}).save(path)
@@ -95,20 +84,6 @@ def test_recorded_states_of_another_split_or_model_than_the_grids_are_refused(fo
     replace(states, model={"name": "folder/small"}).save(path)
     with pytest.raises(ConfigurationError, match="of the model folder/tiny, and the states of folder/small; give oth"):
         opened(folder, path)
-
-
-def test_states_from_before_splits_were_kept_are_taken_with_a_caveat(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "states.pt"
-    states_of(networks_with(0), range(8)).save(path)
-    assert opened(folder, path).environment.describe()["splits"] == {"signs": "validation"}
-    assert capsys.readouterr().err == ""
-    content = torch.load(path, weights_only=True)
-    del content["splits"]
-    torch.save(content, path)
-    assert "splits" not in opened(folder, path).environment.describe()
-    assert "caveat: of which splits the states are is not known" in capsys.readouterr().err
 
 
 def test_settings_beyond_the_controllers_knobs_are_left_out_with_a_line(
@@ -136,7 +111,7 @@ def test_samples_without_states_are_counted_and_kept_with_why(
         "signs 7": "it was not requested when the states were recorded",
     }
     assert "caveat: 2 of 8 samples have no states: no picture (1); it was not requested" in capsys.readouterr().err
-    run = TrainingRun(job.networks, job.environment, TrainingPlan(GrpoRecipe(), RewardRecipe(), 1, 0))
+    run = TrainingRun(job.networks, job.environment, TrainingPlan(UpdateRecipe(), RewardRecipe(), 1, 0))
     assert summary_of(job, run, {})["left_out"] == job.left_out
 
 
@@ -188,7 +163,7 @@ def test_a_start_with_other_knobs_is_refused_before_anything_is_recorded(tiny_ch
 def test_the_command_keeps_what_it_started_from(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "states.pt"
     states_of(networks_with(0), range(8)).save(path)
-    flags = ["--environment", "replay", "--grid", str(folder), "--states", str(path), "--num_budgets", "2"]
+    flags = ["--grid", str(folder), "--states", str(path), "--num_budgets", "2"]
     for name, start in (("first", []), ("second", ["--init_from", str(tmp_path / "first" / CHECKPOINT)])):
         assert main([*flags, "--controller_dir", str(tmp_path / name), "--updates", "1", *start]) == 0
     first, second = (torch.load(tmp_path / name / CHECKPOINT, weights_only=True) for name in ("first", "second"))

@@ -22,9 +22,7 @@ from experiments.controller.training.run import (
     stored_environment,
 )
 from experiments.controller.training.tensor_file import FileKind, read_tensor_file, write_tensor_file
-from tests.experiments.controller.hand_made_states import networks_with, states_of
-from tests.experiments.hand_made_sweep import result, setting, write
-from tests.hand_made_records import measured_sample, staged_run
+from tests.experiments.controller.hand_made_states import grid_of, networks_with, states_of
 
 STATES = FileKind("controller_states", 1, "states.pt")
 ADVICE = "; give the states.pt that experiments.controller.train wrote"
@@ -83,8 +81,7 @@ def test_any_other_file_is_named_in_one_line(tmp_path: Path, make: Callable[[Pat
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Eight samples at two settings."""
-    low, high = ([measured_sample(at, staged_run(vision_s=vision_s)) for at in range(8)] for vision_s in (0.0, 0.5))
-    return write(tmp_path / "run", result(setting("low", 2, 3), low), result(setting("high", 2, 3), high))
+    return grid_of(tmp_path / "run")
 
 
 def test_commands_name_the_file_that_they_were_given(
@@ -95,11 +92,11 @@ def test_commands_name_the_file_that_they_were_given(
     wrong.write_text("hello world")
     states = tmp_path / "states.pt"
     states_of(networks_with(0), range(8)).save(states)
-    flags = ["--environment", "replay", "--grid", str(folder), "--controller_dir", str(tmp_path / "out")]
-    trained = [*flags, "--states", str(states), "--num_budgets", "2", "--updates", "1", "--group_size", "2"]
+    flags = ["--grid", str(folder), "--controller_dir", str(tmp_path / "out")]
+    trained = [*flags, "--states", str(states), "--num_budgets", "2", "--updates", "1"]
     assert train([*trained, "--asks_per_update", "1", "--warm_start", "none"]) == 0
     checkpoint = str(tmp_path / "out" / "checkpoint.pt")
-    again = [*trained[:4], "--controller_dir", str(tmp_path / "again")]
+    again = [*trained[:2], "--controller_dir", str(tmp_path / "again")]
     capsys.readouterr()
     for command, given, usual in (
         (evaluate, [str(folder), "--learned", str(wrong)], "checkpoint.pt"),
