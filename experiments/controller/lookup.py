@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
+from operator import ne
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Annotated, Any, Literal, NotRequired, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
-from scipy.special import bdtr, bdtrc, betaincinv, stdtr
+from scipy.special import bdtr, bdtrc, betaincinv, stdtr, stdtrit
 from typing_extensions import TypedDict
 
 from experiment_core_utils.config.command import reporting_errors, run_command
@@ -28,7 +29,7 @@ from experiment_core_utils.primitives.files import check_writable, write_json_at
 from experiment_core_utils.primitives.statistics import fraction_above, percentiles_over_runs
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import check_at_least, check_fraction, milliseconds
-from experiment_core_utils.records.json_record import Amount, Count, Knob, Share, Time
+from experiment_core_utils.records.json_record import Amount, Count, Share, Time
 from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
 from experiment_core_utils.records.sample_result import DecoderKnobs
 from experiment_core_utils.records.setting_result import VisionKnob
@@ -40,9 +41,11 @@ from experiments.controller.policies.shared_budget import Price, price_of
 
 SCHEMA_VERSION = 1
 KIND = "lookup_policy"
-Aggregation = Literal["mean", "median", "max_accuracy", "p50", "p95", "p99", "in_time", "stream"]
+Aggregation = Literal["mean", "median", "max_accuracy", "p50", "p95", "p99", "in_time", "few_knobs", "stream"]
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
-DEFAULT_AGGREGATION: Aggregation = "in_time"
+DEFAULT_AGGREGATION: Aggregation = "few_knobs"
+# Those by which a late answer counts 0.
+BY_SCORE_IN_TIME: tuple[Aggregation, ...] = ("in_time", "few_knobs")
 PERCENTS: Mapping[Aggregation, float] = {"median": 50.0, "p50": 50.0, "p95": 95.0, "p99": 99.0}
 CONFIDENCE = 0.95
 # Budgets whose settings are kept, with their prompts where these count.
@@ -60,13 +63,11 @@ class LookupEntry(VisionKnob, DecoderKnobs):
     latency_median_ms: Time
     num_measured: Count
     #: latencies_ms, scores: of each sample of the table, mean `T_total` of its runs and score / best score; None where
-    #: it has none. Both are empty in a file from before they were kept.
-    latencies_ms: tuple[Time | None, ...] = ()
-    scores: tuple[Share | None, ...] = ()
-    vision_tokens_target: Knob | None = None  #: see `VisionKnob`; not in older files
-    #: see `SettingResult.knobs`
-    knobs: dict[str, str | int | float] = Field(default_factory=dict)
-    #: the `latencies_ms` of each run; () for one run, or not kept
+    #: it has none
+    latencies_ms: tuple[Time | None, ...]
+    scores: tuple[Share | None, ...]
+    knobs: dict[str, str | int | float]  #: see `SettingResult.knobs`
+    #: the `latencies_ms` of each run; () for one run
     runs_ms: tuple[tuple[Time | None, ...], ...] = ()
 
     @cached_property
@@ -84,15 +85,15 @@ class LookupEntry(VisionKnob, DecoderKnobs):
 class _StoredLookup(TypedDict):
     aggregation_method: Aggregation
     tolerance: Amount
-    max_late: NotRequired[Share | None]
-    confidence: NotRequired[Share]
-    neighbourhood: NotRequired[Share | None]
-    prompts: NotRequired[list[str | None]]
+    max_late: Share | None
+    confidence: Share
+    neighbourhood: Share | None
+    prompts: tuple[str | None, ...]
     entries: Annotated[tuple[LookupEntry, ...], Field(min_length=1)]
-    sample_ids: dict[str, list[Count]]
+    sample_ids: dict[str, tuple[Count, ...]]
     source: dict[str, Any]
-    reference_ms: NotRequired[Time | None]
-    voided_by: NotRequired[list[str]]
+    reference_ms: Time | None
+    voided_by: tuple[str, ...]
 
 
 _STORED = TypeAdapter(_StoredLookup)
@@ -112,6 +113,9 @@ class LookupOptions:
 
     - `in_time` takes the setting of the highest mean score where a late run counts 0, of equal ones the one of the
       lowest mean latency. A setting fits where it has any run in time.
+    - `few_knobs` does so among the settings that turn at most one knob from the highest value that the table has of it.
+      One that turns more fits only where its score in time is surely above that of the best of these: of many settings
+      the best one is so by luck, in part, and does worse on other requests.
     - `stream` lets requests share the budget: their mean latency has to be within it, or, with `max_late`, no more than
       that fraction may be late. Each takes the setting with the highest accuracy less a price of its expected cost; at
       most two such prices are mixed, so that the samples of the table cost the limit.
@@ -156,7 +160,7 @@ class _Table:
     """The figures of S settings over some samples, at a budget."""
 
     accuracy: np.ndarray  #: [S], what is to be highest
-    latency_ms: np.ndarray  #: [S], by the method; of `in_time` the mean
+    latency_ms: np.ndarray  #: [S], by the method; of a score in time the mean
     fits: np.ndarray  #: [S]
 
 
@@ -170,7 +174,7 @@ class Lookup:
     source: Mapping[str, Any]  #: provenance of the results
     prompts: tuple[str | None, ...] = ()  #: of each sample, where there is a neighbourhood
     reference_ms: float | None = None  #: mean `T_total` of the model as it is; None where it was not measured
-    voided_by: tuple[str, ...] = ()  #: see `MeasuredGrid`; not in older files
+    voided_by: tuple[str, ...] = ()  #: see `MeasuredGrid`
 
     @property
     def name(self) -> str:
@@ -188,8 +192,8 @@ class Lookup:
 
     @cached_property
     def typical_s(self) -> Mapping[Setting, float]:
-        """Seconds that a request takes at each setting: the geometric mean of its samples, without these the mean."""
-        typical_ms = [geometric_mean(entry.known_ms or [entry.latency_mean_ms]) for entry in self.entries]
+        """Seconds that a request takes at each setting: the geometric mean of its samples."""
+        typical_ms = [geometric_mean(entry.known_ms) for entry in self.entries]
         return {entry.choice: each / 1000 for entry, each in zip(self.entries, typical_ms, strict=True)}
 
     def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
@@ -267,18 +271,27 @@ class Lookup:
     def at(self, budget_ms: float, prompt: str | None = None) -> _Table:
         """The figures of all settings at a budget, for a prompt where there is a neighbourhood."""
         limit_ms, options = self.limit_ms(budget_ms), self.options
-        runs, scores, latency_ms, accuracy = self._runs, self._scores, self._latency_ms, self._accuracy
-        if options.neighbourhood is not None:
-            places = self._places(prompt)
-            runs, scores = runs[:, :, places], scores[:, places]
-            latency_ms, accuracy = _over_rows(runs, self.options.aggregation_method), _means(scores)
+        places = self._places(prompt)
+        runs, scores = self._runs[:, :, places], self._scores[:, places]
+        latency_ms, accuracy = _over_rows(runs, options.aggregation_method), _means(scores)
         fits, late = np.asarray(latency_ms <= limit_ms), fraction_above(runs, limit_ms)
-        if self.options.aggregation_method == "in_time":
+        if options.aggregation_method in BY_SCORE_IN_TIME:
             accuracy, fits = _means(scores * (1 - late)), np.asarray((late < 1).any(axis=1))
         if options.max_late is not None:
             limits = late_limit(np.nansum(late, axis=1), np.isfinite(late).sum(axis=1), options.confidence)
             fits = np.asarray(fits & (limits <= options.max_late))
+        if options.aggregation_method == "few_knobs" and (few := fits & self._turns_one_knob).any():
+            best = np.lexsort((latency_ms, -accuracy, ~few))[0]
+            in_time = scores * (1 - late)
+            fits = few | np.asarray(fits & _surely_positive(in_time - in_time[best]))
         return _Table(accuracy, latency_ms, fits)
+
+    @cached_property
+    def _turns_one_knob(self) -> np.ndarray:
+        """Whether each setting [S] turns at most one knob from the highest value of the table."""
+        orders = [entry.choice.order for entry in self.entries]
+        highest = [max(values) for values in zip(*orders, strict=True)]
+        return np.array([sum(map(ne, own, highest)) <= 1 for own in orders])
 
     @cached_property
     def _latencies(self) -> np.ndarray:
@@ -295,21 +308,6 @@ class Lookup:
         return np.array([entry.scores for entry in self.entries], dtype=float)
 
     @cached_property
-    def _accuracy(self) -> np.ndarray:
-        return np.array([entry.accuracy for entry in self.entries])
-
-    @cached_property
-    def _latency_ms(self) -> np.ndarray:
-        # A file from before samples were kept has means and medians alone.
-        means, medians = (
-            np.array([getattr(entry, f"latency_{name}_ms") for entry in self.entries]) for name in ("mean", "median")
-        )
-        method = self.options.aggregation_method
-        if method in ("median", "max_accuracy"):
-            return medians if method == "median" else np.minimum(means, medians)
-        return _over_rows(self._runs, method) if method in PERCENTS else means
-
-    @cached_property
     def _words(self) -> PromptWords:
         return PromptWords([text or "" for text in self.prompts])
 
@@ -320,6 +318,15 @@ def _means(values: np.ndarray) -> np.ndarray:
     return np.where(
         known.any(axis=1), np.where(known, values, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1), -np.inf
     )
+
+
+def _surely_positive(values: np.ndarray) -> np.ndarray:
+    """Whether the mean of each row [S, N] is above 0 with `CONFIDENCE`, two-sided, by Student's t; nan is left out."""
+    known = np.isfinite(values)
+    numbers, filled = np.maximum(known.sum(axis=1), 2), np.where(known, values, 0.0)
+    means = filled.sum(axis=1) / numbers
+    variances = (np.where(known, filled - means[:, None], 0.0) ** 2).sum(axis=1) / (numbers - 1) / numbers
+    return np.asarray(means > stdtrit(numbers - 1, 0.5 + CONFIDENCE / 2) * np.sqrt(variances) + 1e-12)
 
 
 def _over_rows(runs: np.ndarray, method: Aggregation) -> np.ndarray:
@@ -357,15 +364,15 @@ def build(
 
     Raises:
         ConfigurationError: see `LookupOptions`.
-        ResultsError: no choice has both a score and a time, of one sample for `in_time`, or there is a neighbourhood
-            and no prompts.
+        ResultsError: no choice has both a score and a time, of one sample for a score in time, or there is a
+            neighbourhood and no prompts.
     """
     options = LookupOptions(aggregation_method, tolerance, max_late, confidence, neighbourhood)
     fractions, total_ms, runs_ms = grid.shares, 1000 * grid.total_s, 1000 * grid.times_s
     entries = []
     for row, choice in enumerate(grid.choices):
         scored, measured = np.isfinite(fractions[row]), np.isfinite(total_ms[row])
-        needs_both = aggregation_method in ("in_time", "stream")
+        needs_both = aggregation_method in (*BY_SCORE_IN_TIME, "stream")
         if scored.any() and measured.any() and (not needs_both or (scored & measured).any()):
             entries.append(
                 LookupEntry(
@@ -442,34 +449,31 @@ def load(path: Path) -> Lookup:
         stored = _STORED.validate_json(json.dumps(content))
     except ValidationError as error:
         raise ResultsError(f"{path} {field_fault(error)}; build it again") from error
-    by_task = {task: tuple(ids) for task, ids in stored["sample_ids"].items()}
     try:
-        options = LookupOptions(**{name: content[name] for name in LOOKUP_FLAGS if name in content})
+        options = LookupOptions(**{name: content[name] for name in LOOKUP_FLAGS})
     except ConfigurationError as error:
         raise ResultsError(f"{path} is broken: {error}; build it again") from error
-    prompts, reference_ms = tuple(stored.get("prompts", ())), stored.get("reference_ms")
     try:
         _ = [entry.choice for entry in stored["entries"]]
     except ConfigurationError as error:
         raise ResultsError(f"{path}: {error}") from error
-    voided_by = tuple(stored.get("voided_by", ()))
-    found = Lookup(options, stored["entries"], by_task, stored["source"], prompts, reference_ms, voided_by)
+    found = Lookup(
+        options, stored["entries"], stored["sample_ids"], stored["source"], stored["prompts"], stored["reference_ms"],
+        stored["voided_by"],
+    )  # fmt: skip
     _check_samples(found, path)
     return found
 
 
 def _check_samples(lookup: Lookup, path: Path) -> None:
-    """Raises ResultsError where the samples of the entries are not those that the method needs."""
+    """Raises ResultsError where the samples of the entries are not those of the table."""
     number = sum(len(ids) for ids in lookup.sample_ids.values())
-    options = lookup.options
-    is_old = options.aggregation_method in ("mean", "median", "max_accuracy") and options.max_late is None
     sizes = {len(own) for entry in lookup.entries for own in (entry.latencies_ms, entry.scores, *entry.runs_ms)}
-    if options.neighbourhood is not None:
+    if lookup.options.neighbourhood is not None:
         sizes.add(len(lookup.prompts))
-        is_old = False
     if len({len(each.runs_ms) for each in lookup.entries}) > 1:
         raise ResultsError(f"{path} is broken: entries have different numbers of runs; build it again")
-    if sizes - {number} and not (is_old and sizes == {0}):
+    if sizes != {number}:
         raise ResultsError(f"{path} is broken: entries have {sorted(sizes)} samples, not {number}; build it again")
 
 
@@ -558,7 +562,7 @@ def _line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
         parts = [f"{100 * share:.0f} % {entry.choice.key}" for entry, share in lookup.mixture(budget_ms, prompt)]
         return f"{budget_ms:g} ms over a stream: {', '.join(parts)}; {_stream_cost(lookup, budget_ms)}"
     entry, table = predict(lookup, budget_ms, prompt), lookup.at(budget_ms, prompt)
-    place, is_in_time = lookup.entries.index(entry), options.aggregation_method == "in_time"
+    place, is_in_time = lookup.entries.index(entry), options.aggregation_method in BY_SCORE_IN_TIME
     verdict = [] if lookup.voided_by else [_within(lookup, entry, budget_ms)]
     more = [*verdict, *_late(entry, lookup.limit_ms(budget_ms))]
     if not table.fits[place]:
@@ -576,9 +580,11 @@ def _line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
 
 def _named(lookup: Lookup, entry: LookupEntry, budget_ms: float, prompt: str | None) -> str:
     """A setting with its latency, and by how much that is over the budget; of `max_accuracy` mean and median count."""
-    methods: Mapping[Aggregation, tuple[Aggregation, ...]] = {"max_accuracy": ("mean", "median"), "in_time": ("mean",)}
+    own = lookup.options.aggregation_method
+    methods: Mapping[Aggregation, tuple[Aggregation, ...]] = {
+        "max_accuracy": ("mean", "median"), **dict.fromkeys(BY_SCORE_IN_TIME, ("mean",))}  # fmt: skip
     place, shown = lookup.entries.index(entry), []
-    for method in methods.get(lookup.options.aggregation_method, (lookup.options.aggregation_method,)):
+    for method in methods.get(own, (own,)):
         time_ms = float(lookup.by(method).at(budget_ms, prompt).latency_ms[place])
         shown.append(f"{time_ms:.1f} ms by {method}{_over(time_ms, budget_ms)}")
     return ", ".join([entry.choice.key, *shown])
@@ -618,10 +624,10 @@ def _late(entry: LookupEntry, limit_ms: float) -> list[str]:
 def budget_word(lookup: Lookup, entry: LookupEntry, budget_ms: float) -> Word | None:
     """How sure it is that a setting's latency, by the lookup's method, is within the budget and its tolerance.
 
-    A mean (also of `max_accuracy` and `in_time`) is tested by Student's t over samples, a percentile by the binomial
-    number of late ones. None for fewer than two samples, and in files from before samples were kept.
+    A mean (also of `max_accuracy` and a score in time) is tested by Student's t over samples, a percentile by the
+    binomial number of late ones. None for fewer than two samples.
     """
-    times = np.array([each for each in entry.latencies_ms if each is not None])
+    times = np.array(entry.known_ms)
     if len(times) < 2:
         return None
     limit, percent = budget_ms * (1 + lookup.options.tolerance), PERCENTS.get(lookup.options.aggregation_method)

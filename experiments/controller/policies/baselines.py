@@ -20,7 +20,7 @@ from experiments.controller.policies.interface import Policy, RequestFeatures, c
 from experiments.controller.policies.prompt_words import PromptWords
 from experiments.fitting.held_out import left_out_masks
 
-METHODS: tuple[Aggregation, ...] = ("mean", "p50", "p95", "p99", "in_time")
+METHODS: tuple[Aggregation, ...] = ("mean", "p50", "p95", "p99", "in_time", "few_knobs")
 # By the names of policies -> of `Setting`.
 MAX_LATE = 0.05
 NEIGHBOURHOOD = 0.2

@@ -68,13 +68,13 @@ def test_a_machine_that_becomes_slower(table: Path, capsys: pytest.CaptureFixtur
     assert main([str(table), "--splits", "0", "1", "--changing_speed"]) == 0
     found = {tuple(line[:42].split("  ", 1)): line[42:].split() for line in capsys.readouterr().out.splitlines()[2:]}
     by_name = {(kind.strip(), name.strip()): values for (kind, name), values in found.items()}
-    assert by_name["none", "lookup_in_time_feedback"] == by_name["none", "lookup_in_time"] == ["0.536", "0.0", "%"]
+    assert by_name["none", "lookup_few_knobs_feedback"] == by_name["none", "lookup_few_knobs"] == ["0.536", "0.0", "%"]
     # At the last of 14 budgets alone the high tier is in time, and that in the first half of the stream only.
     slower = {name: values for (kind, name), values in by_name.items() if kind == "1.5 x slower"}
-    assert slower["lookup_in_time"] == ["0.500", "3.6", "%"]
+    assert slower["lookup_few_knobs"] == ["0.500", "3.6", "%"]
     # The table that knows the speed takes the low tier then: (13 x 0.5 + 0.75) / 14. With feedback one answer is late.
     assert slower["knows the speed"][:4] == ["0.518", "0.0", "%", "+0.018"]
-    assert slower["lookup_in_time_feedback"][:4] == ["0.518", "0.0", "%", "+0.018"]
+    assert slower["lookup_few_knobs_feedback"][:4] == ["0.518", "0.0", "%", "+0.018"]
     # The high tier is in time for half of the stream, the low one worth half: equal, and the low one is faster.
     assert slower["best_static"][:3] == ["0.500", "0.0", "%"]
 

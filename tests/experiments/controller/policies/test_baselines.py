@@ -71,8 +71,8 @@ def test_the_chosen_table_is_the_best_on_the_calibration_half() -> None:
 def test_without_prompts_none_is_made_that_needs_them() -> None:
     names = [each.name for each in baselines(replace(many(), prompts=None), (0.3,))]
     assert names == [
-        "lookup_mean", "lookup_p50", "lookup_p95", "lookup_p99", "lookup_in_time", "lookup_mean_late0.05",
-        "only_tier", "only_top_k", "only_num_active_blocks", "chosen_table",
+        "lookup_mean", "lookup_p50", "lookup_p95", "lookup_p99", "lookup_in_time", "lookup_few_knobs",
+        "lookup_mean_late0.05", "only_tier", "only_top_k", "only_num_active_blocks", "chosen_table",
     ]  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def test_the_command_puts_it_beside_the_others(folder: Path, tmp_path: Path, par
     assert main([str(folder), *flags]) == 0
     content = json.loads((tmp_path / "out" / "controller_evaluation.json").read_text())
     assert list(content["policies"])[-2:] == ["two_stage", "oracle"]
-    assert ("two_stage", "lookup_in_time") in {(each["policy"], each["baseline"]) for each in content["paired"]}
+    assert ("two_stage", "lookup_few_knobs") in {(each["policy"], each["baseline"]) for each in content["paired"]}
     assert sum(content["policies"]["two_stage"]["at_budgets"][0]["choices"].values()) == content["num_requests"] == 4
     assert main([str(folder), *flags, "--evaluation_seed", "1", "--calibration_share", "0.25"]) == 0
     again = json.loads((tmp_path / "out" / "controller_evaluation.json").read_text())
