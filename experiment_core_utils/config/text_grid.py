@@ -16,14 +16,11 @@ from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import read_regular_file
 from experiment_core_utils.primitives.grids import made_of
-from experiment_core_utils.primitives.units import shown
 
 # One launch has one of each.
 OF_THE_LAUNCH = ("device", "mixed_precision", "num_processes", "num_threads", "worker_timeout", "task_type")
 _LISTS = ("custom_metrics", "stop")
-# A grid that is meant has hundreds of either at most.
 MOST_BYTES = 100_000
-MOST_VALUES = 20_000
 MOST_DEPTH = 50
 MOST_COMBINATIONS = 10_000
 Key = tuple[str, ...]
@@ -146,12 +143,16 @@ def _copied(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which YAML would keep the last one, and what aliases make endless."""
+    """Refuses a key that is given twice, of which YAML would keep the last one, and aliases."""
 
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose one node and all below it; refuses what is nested too deep for a file that is meant."""
+        """Compose one node and all below it; refuses an alias, and what is nested too deep for a file that is meant."""
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            line = event.start_mark.line + 1
+            raise ConfigurationError(f"line {line}: the alias *{event.anchor} is not read; write its value out")
         self.depth += 1
         if self.depth > MOST_DEPTH:
             raise ConfigurationError(f"it is nested more than {MOST_DEPTH} deep; write plain `key: value` lines")
@@ -159,48 +160,14 @@ class _StrictLoader(yaml.SafeLoader):
         self.depth -= 1
         return node
 
-    def get_single_node(self) -> yaml.Node | None:
-        """The text's tree, before anything is made of it."""
-        node: yaml.Node | None = super().get_single_node()
-        if node is not None:
-            total = _num_values(node, {})
-            if total > MOST_VALUES:
-                raise ConfigurationError(
-                    f"its aliases expand to {shown(total)} values, and at most {MOST_VALUES} are read; give less"
-                )
-        return node
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        # `<<: *anchor` takes in another mapping; its keys may be given again.
+        # `<<: {…}` takes in another mapping; its keys may be given again.
         merge = "tag:yaml.org,2002:merge"
         keys = [self.construct_object(key, deep=True) for key, _ in node.value if key.tag != merge]
         twice = [key for at, key in enumerate(keys) if key in keys[:at]]
         if twice:
             raise ConfigurationError(f"line {node.start_mark.line + 1}: {twice[0]} is given twice; keep one")
         return super().construct_mapping(node, deep)
-
-
-def _num_values(node: yaml.Node, known: dict[int, int | None]) -> int:
-    """Values below a node and itself, each alias counted as often as it is used.
-
-    Args:
-        known: of nodes by id; None for those that are being counted.
-
-    Raises:
-        ConfigurationError: a node is part of itself.
-    """
-    if id(node) not in known:
-        known[id(node)] = None
-        below: list[yaml.Node] = []
-        if isinstance(node, yaml.MappingNode):
-            below = [part for pair in node.value for part in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            below = node.value
-        known[id(node)] = 1 + sum(_num_values(part, known) for part in below)
-    found = known[id(node)]
-    if found is None:
-        raise ConfigurationError(f"line {node.start_mark.line + 1}: a value refers to itself; write it out")
-    return found
 
 
 def _parsed(text: str, name: str) -> Any:
