@@ -98,7 +98,8 @@ def _found(requested: RequestedModel) -> ModelSource:
 def find_requested_model(config: ProfilingConfig) -> ModelSource:
     """The model of a profiling run, to be asked as requested; raises what `find_model` does."""
     chat = ChatOptions(config.task.system_prompt, config.task.no_chat_template)
-    return _found(RequestedModel(config.model.model_path, config.task.hf_cache_dir, chat, config.model.served))
+    limit_s = config.measuring.sample_timeout
+    return _found(RequestedModel(config.model.model_path, config.task.hf_cache_dir, chat, config.model.served, limit_s))
 
 
 def find_requested_checkpoint(config: ProfilingConfig) -> CheckpointSource:

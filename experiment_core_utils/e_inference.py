@@ -288,6 +288,7 @@ def staged_run(generated: TimedTokens, seconds: Sequence[float], ended: bool) ->
         first_token_s=whole("first_token"),
         prompt_tokens=generated.prompt_tokens,
         hidden_tokens=generated.hidden_tokens,
+        served=generated.served,
     )
 
 

@@ -1,6 +1,6 @@
 """In: what ran, pooled over processes (scored samples, or generated texts); out: accuracy, spread of times, rates."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
@@ -17,6 +17,7 @@ from experiment_core_utils.primitives.statistics import (
     rate,
 )
 from experiment_core_utils.records.caveats import Caveat, caveat
+from experiment_core_utils.records.requests import ServedNotes
 from experiment_core_utils.records.sample_result import with_absent_parts
 from experiment_core_utils.records.setting_result import TIME_NAMES, AccuracyPart, CountsPart, TypeScores
 from experiment_core_utils.records.settings import MeasuredSample, SettingSummary
@@ -114,16 +115,26 @@ def served_caveats(samples: Sequence[MeasuredSample], *, have_waited: bool = Fal
         have_waited: whether requests waited for each other, so that their times do not show a cache.
     """
     runs = [run for sample in samples for run in sample.runs if run.first_token_s is not None]
+    notes = [
+        ServedNotes(is_counted=run.prompt_tokens is not None) if run.served is None else run.served for run in runs
+    ]
     found = {
-        "server_pieces": sum(len(run.token_ids) > 1 and not run.inter_token_s for run in runs),
-        "server_uncounted": sum(run.prompt_tokens is None for run in runs),
+        "server_pieces": sum(
+            len(run.token_ids) > 1 and not run.inter_token_s and not note.is_recut
+            for run, note in zip(runs, notes, strict=True)
+        ),
+        "server_recut": sum(note.is_recut for note in notes),
+        "server_uncounted": sum(not note.is_counted for note in notes),
+        "server_miscounted": sum(not note.are_counts_possible for note in notes),
     }
     caveats = [caveat(kind, num_runs=count, num_all=len(runs)) for kind, count in found.items() if count]
+    others = Counter(note.answered_by for note in notes if note.answered_by is not None)
+    if others:
+        names, number = sorted(others), sum(others.values())
+        caveats.append(caveat("server_other_model", names=names, num_runs=number, num_all=len(runs)))
     hidden = [run.hidden_tokens for run in runs if run.hidden_tokens]
     if hidden:
-        caveats.append(
-            caveat("server_hidden_tokens", num_tokens=sum(hidden), num_runs=len(hidden), num_all=len(runs))
-        )
+        caveats.append(caveat("server_hidden_tokens", num_tokens=sum(hidden), num_runs=len(hidden), num_all=len(runs)))
     repeated = [(sample.runs[0].first_token_s, sample.runs[-1].first_token_s) for sample in samples if sample.runs[1:]]
     ratios = [last_s / first_s for first_s, last_s in repeated if first_s and last_s is not None]
     if not have_waited and ratios and (ratio := median(ratios)) < _WARM_RATIO:
@@ -213,9 +224,7 @@ def typical_distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distri
     return _spreads(samples, {name: [[mean_of(own)] for own in values] for name, values in found.items()})
 
 
-def _of_runs(
-    samples: Sequence[MeasuredSample], places: Sequence[Sequence[int]]
-) -> dict[str, list[list[float | None]]]:
+def _of_runs(samples: Sequence[MeasuredSample], places: Sequence[Sequence[int]]) -> dict[str, list[list[float | None]]]:
     """`RUN_QUANTITIES` of the runs at these places of each sample."""
     found = {}
     for name, quantity in RUN_QUANTITIES.items():

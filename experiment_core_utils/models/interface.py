@@ -1,6 +1,6 @@
 """The interface of models: prepare a request, run its three stages under a setting, prove that the knobs acted."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
@@ -295,8 +295,10 @@ class Concurrent(Protocol):
     def request_rate(self) -> float | None:
         """Timed requests that it is given a second, whatever it manages; None where it is given one at a time."""
 
-    def limit_silence(self, seconds: float | None) -> None:
-        """From now on a request fails where nothing is heard of it for so long; None leaves that to the model."""
+    def while_waiting(self, look: Callable[[float, str], None]) -> None:
+        """From now on this is called several times a second while a request waits, with the seconds so far and what it
+        waits for; what it raises ends the request.
+        """
 
 
 class StagedModel(Runnable, Stepwise, Inspectable, Switchable, Protocol):

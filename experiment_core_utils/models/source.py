@@ -192,6 +192,7 @@ class RequestedModel:
     cache_dir: Path | None = None
     chat: ChatOptions = DEFAULT_CHAT  #: what is requested of its chat template
     served: tuple[ServedModel, ...] = ()  #: the servers that answer for it; none for one that is loaded here
+    limit_s: float | None = None  #: of the time of each request to these; None where none is set
 
     @cached_property
     def folder(self) -> Path:

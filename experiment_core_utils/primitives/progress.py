@@ -12,6 +12,7 @@ from typing import TextIO
 from tqdm import tqdm
 
 from experiment_core_utils.primitives.clock import HostClock
+from experiment_core_utils.primitives.interruption import StopRequest
 
 UNWATCHED_INTERVAL_S = 60.0
 SAMPLES_INTERVAL_S = 30.0
@@ -259,6 +260,31 @@ class Progress:
         self._part.update(number)
         if self._table is not None:
             self._table.draw_if_due()
+
+
+class WaitingLines:
+    """Says once a minute that a sample waits, the first time after half of one, and ends the wait where the run is to
+    stop.
+    """
+
+    def __init__(self, stop: StopRequest, progress: Progress) -> None:
+        self._stop, self._progress, self._due_s = stop, progress, float("-inf")
+
+    def __call__(self, waited_s: float, what: str) -> None:
+        """Look at a wait.
+
+        Args:
+            waited_s: so far.
+            what: is waited for.
+
+        Raises:
+            Stopped: a stop was requested.
+        """
+        self._stop.raise_if_requested("while a sample waited")
+        now_s = HostClock().now_s()
+        if waited_s >= SAMPLES_INTERVAL_S and now_s >= self._due_s:
+            self._due_s = now_s + UNWATCHED_INTERVAL_S
+            self._progress.say(f"a sample waits since {waited_s:.0f} s: {what}")
 
 
 def _skip(bar: tqdm, samples: int) -> None:

@@ -196,7 +196,7 @@ Caveat.KINDS = {
         "warning",
         "server: a repeated request has its first token after {ratio:.0%} of the first time: it comes from the "
         "server's prefix cache".format_map,
-        "start the server without prefix caching, or use --num_runs_per_sample 1",
+        "start the server without prefix caching",
     ),
     "server_uncounted": CaveatKind(
         "warning",
@@ -204,6 +204,30 @@ Caveat.KINDS = {
             f"server: it reports no usage in {_of_runs(found)}: their tokens are the pieces of text that came"
         ),
         "do not compare tokens or times per token with those of other servers",
+    ),
+    "server_miscounted": CaveatKind(
+        "warning",
+        lambda found: (
+            f"server: it counts what cannot be in {_of_runs(found)} (negative numbers, texts, more tokens than were "
+            "asked for): these counts are left out"
+        ),
+        "do not compare tokens or times per token with those of other servers",
+    ),
+    "server_recut": CaveatKind(
+        "warning",
+        lambda found: (
+            f"server: more pieces than tokens came in {_of_runs(found)}: something between cuts them anew, and times "
+            "between tokens are not known"
+        ),
+        "compare total times",
+    ),
+    "server_other_model": CaveatKind(
+        "warning",
+        lambda found: (
+            f"server: {_of_runs(found)} were answered by {', '.join(found['names'])}, by its own words, and not by the "
+            "model that was asked"
+        ),
+        "do not read them as those of that model unless it is another name of it",
     ),
     "batched_answers": CaveatKind(
         "note",
@@ -306,8 +330,10 @@ Caveat.KINDS = {
     ),
     "runs_discarded": CaveatKind(
         "note",
-        lambda found: f"discarded and measured again: {counted(found['num_runs'], 'disturbed run')}; disturbed still: "
-        f"{counted(found['num_kept'], 'sample')}{_unrepeated(found)}",
+        lambda found: (
+            f"discarded and measured again: {counted(found['num_runs'], 'disturbed run')}; disturbed still: "
+            f"{counted(found['num_kept'], 'sample')}{_unrepeated(found)}"
+        ),
         # Files from before the number of samples was noted have none: there one is too many.
         voids=lambda found: found["num_kept"] > MOST_DISTURBED * found.get("num_samples", 0),
     ),

@@ -155,6 +155,17 @@ class PreparedRequest:
 
 
 @dataclass(frozen=True)
+class ServedNotes:
+    """What a server's answer says beside its text."""
+
+    answered_by: str | None = None  #: the model that it names; None where it names none, or the one that was asked
+    is_counted: bool = True  #: whether its tokens are the server's count; else they are the pieces that came
+    are_counts_possible: bool = True  #: whether all that it counts can be; what cannot is left out
+    is_recut: bool = False  #: whether more pieces came than tokens
+    cached_tokens: int | None = None  #: of the prompt that it did not compute; None where it does not say
+
+
+@dataclass(frozen=True)
 class TimedTokens:
     """An answer, and what lies between the marks that were set while it was made."""
 
@@ -165,6 +176,7 @@ class TimedTokens:
     is_by_token: bool = True
     prompt_tokens: int | None = None  #: positions of the prompt by a server's count; None where this process counts
     hidden_tokens: int = 0  #: of thinking that a server counted and did not send, beside `token_ids`
+    served: ServedNotes | None = None  #: None where no server answered
 
 
 @dataclass(frozen=True)
@@ -182,11 +194,13 @@ class StagedRun:
     first_token_s: float | None = None  #: request handed over -> first token, where its stages are not seen; else None
     prompt_tokens: int | None = None  #: as in `TimedTokens`
     hidden_tokens: int = 0  #: as in `TimedTokens`
+    served: ServedNotes | None = None  #: as in `TimedTokens`
 
     @property
     def tpot_s(self) -> float | None:
         """Time per output token after the first; None for fewer than 2 tokens."""
-        return None if self.decode_s is None else self.decode_s / (len(self.inter_token_s) or len(self.token_ids) - 1)
+        steps = len(self.inter_token_s) or len(self.token_ids) - 1
+        return None if self.decode_s is None or steps < 1 else self.decode_s / steps
 
     @property
     def ttft_s(self) -> float:

@@ -24,7 +24,7 @@ from experiment_core_utils.primitives.errors import (
     library_faults_named,
 )
 from experiment_core_utils.primitives.files import allow_open_files
-from experiment_core_utils.primitives.progress import Progress
+from experiment_core_utils.primitives.progress import Progress, WaitingLines
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
 from experiment_core_utils.records.requests import StagedRun
 from experiment_core_utils.records.settings import ArrivalsTrace, JournalHeader, SettingFailure, ShardDone, When
@@ -115,6 +115,8 @@ class ShardMeasurer:
                 sum(len(each.shard.sample_ids) for each in at_work),
             )
             progress.show(LiveTable(at_work, self.bench.metric).lines)
+            if isinstance(self.bench.model, Concurrent):
+                self.bench.model.while_waiting(WaitingLines(self.context.stop, progress))
             at = self.config, self.context, self.bench, progress, self._outlook
             runner = SampleRunner(*at, self.profiles, self._warm_layouts)
             for each in at_work:

@@ -25,7 +25,7 @@ from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.slow_functions import slow_functions_caveats
 from experiment_core_utils.models.hf.tensor_parallel import END, LOAD, LeadingModel, follow
-from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise
+from experiment_core_utils.models.interface import Inspectable, Runnable, Stepwise
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.collectives import other_pids
 from experiment_core_utils.primitives.cpu_threads import available_cpus
@@ -172,9 +172,6 @@ def bench_of(
     limit = max_new_tokens_of(config.task, task)
     model.end_answers_at(stops_of(config.task, task), config.task.ignore_eos)
     timeout = config.measuring.sample_timeout
-    if isinstance(model, Concurrent) and model.request_rate is not None:
-        # Its threads cannot be interrupted.
-        model.limit_silence(timeout)
     proofs = settle_execution(model, requests, tuple(settings), taken, limit, timeout, accelerator)
     engines = model.describe()["execution_stages"]
     refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)

@@ -56,12 +56,12 @@ class OpenAIServer:
     Attributes:
         reply: what each request gets.
         requests: bodies of those that came.
-        num_unconnected: how many of them came first on their connection, and had to wait for it.
+        num_others: how many others came, that ask for no answer.
     """
 
     reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()
     requests: list[dict[str, Any]] = field(default_factory=list)
-    num_unconnected: int = 0
+    num_others: int = 0
     port: int = 0
 
     @property
@@ -78,15 +78,12 @@ def serving(reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()) 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
-        is_used = False
 
         def do_GET(self) -> None:
-            self.is_used = True
+            server.num_others += 1
             self._whole(404, {"error": {"message": "nothing there"}})
 
         def do_POST(self) -> None:
-            server.num_unconnected += not self.is_used
-            self.is_used = True
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.requests.append(body)
             found = server.reply(body)

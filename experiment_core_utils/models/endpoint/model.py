@@ -1,10 +1,12 @@
 """A model behind servers that speak OpenAI's protocol, as the measuring loop needs it."""
 
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field, replace
+from http.client import HTTPException, HTTPResponse
 from itertools import chain
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,8 +22,19 @@ from experiment_core_utils.knobs.variant import VARIANT
 from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.endpoint.address import listening_pids
+from experiment_core_utils.models.endpoint.chunks import first_bytes, read_chunk, reason_in
+from experiment_core_utils.models.endpoint.client import (
+    Address,
+    AnswerIsOver,
+    Bounds,
+    Patience,
+    Watch,
+    asked_wait_s,
+    body_reader,
+    events,
+)
 from experiment_core_utils.models.endpoint.pictures import data_url, png_tensor
-from experiment_core_utils.models.endpoint.stream import PieceIds, ServedEnds, received
+from experiment_core_utils.models.endpoint.stream import ArrivingAnswer, PieceIds, ServedEnds
 from experiment_core_utils.models.hf.several_pictures import placed
 from experiment_core_utils.models.interface import SERVER
 from experiment_core_utils.primitives.clock import HostClock
@@ -31,21 +44,38 @@ from experiment_core_utils.primitives.errors import (
     ProfilerError,
     SampleError,
     SampleTimedOut,
+    described,
     first_line,
-    package_of_extra,
 )
+from experiment_core_utils.primitives.texts import counted, shown, without_secrets
 from experiment_core_utils.records.provenance import Model
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
-# Servers without a key take any.
 _API_KEY = "OPENAI_API_KEY"
-_UNAUTHORISED, _NOT_FOUND, _SERVER_ERROR = 401, 404, 500
+_OK, _UNAUTHORISED, _NOT_FOUND, _SERVER_ERROR = 200, 401, 404, 500
+_BUSY = (429, 503)
+# How long a request waits in all where its server asks for it.
+_LONGEST_WAIT_S, _LEAST_WAIT_S = 60.0, 0.1
+# Of the body of an error.
+_MOST_OF_AN_ERROR = 1 << 16
 _PROBE = "Hi"
+# The first request, and what a server may refuse of it.
+_MOST_PROBES = 5
+# Of what comes, where it turns out to be no stream.
+_PIECES_SHOWN = 4
 # What a server may refuse of a request that is the same without it.
 _USAGE = {"stream_options": {"include_usage": True}}
 # How servers call the limit of an answer; the second is the name for models that think.
 _LIMIT, _NEW_LIMIT = "max_tokens", "max_completion_tokens"
+
+
+class _Refused(SampleError):
+    """A server answered with a status that is no answer."""
+
+    def __init__(self, line: str, status: int, location: str | None = None, wait_s: float | None = None) -> None:
+        super().__init__(line)
+        self.status, self.location, self.wait_s = status, location, wait_s
 
 
 @dataclass
@@ -53,15 +83,26 @@ class Connection:
     """One server with its model, and what its first answer showed."""
 
     served: ServedModel
-    client: Any  #: an `openai.OpenAI`
+    address: Address
+    patience: Patience = field(default_factory=Patience)
     options: Mapping[str, Any] = field(default_factory=lambda: dict(_USAGE))  #: of every request beside its own
     limit_name: str = _LIMIT
-    opens_before: bool = True  #: whether the connection is opened before a request, by one for nothing
+    #: whether a request may wait before it is timed: for its connection, and where the server asks for it
+    may_wait: bool = True
 
     @property
     def where(self) -> str:
         """The server, as messages name it."""
         return f"{self.served.model} at {self.served.host}:{self.served.port}"
+
+    def body(self, messages: Sequence[Mapping[str, Any]], limit: int, more: Mapping[str, Any]) -> dict[str, Any]:
+        """A request for the likeliest answer (temperature 0), streamed.
+
+        Args:
+            more: what the request has beside messages and limit.
+        """
+        own = {"model": self.served.model, "messages": messages, "temperature": 0, "stream": True}
+        return {**own, self.limit_name: limit, **self.options, **more}
 
     def answer(
         self,
@@ -71,129 +112,175 @@ class Connection:
         marks: Marks,
         ids: PieceIds,
     ) -> TimedTokens:
-        """The likeliest answer (temperature 0), streamed; errors as of `faults_named`.
+        """The answer to a request of `body`; where it may wait, its connection is open at the first mark, and a wait
+        that the server asks for (HTTP 429 or 503 with Retry-After) is before it.
 
-        Where it is opened before, it is open at the first mark: whatever the server answers to a request for nothing,
-        it keeps it, while the client closes that of each stream.
-
-        Args:
-            more: what the request has beside messages and limit.
+        Raises:
+            SampleTimedOut: the server's time is up.
+            SampleError: it cannot be reached, answers with an error or with what is no answer, or breaks off.
         """
-        import openai
+        sent = json.dumps(self.body(messages, limit, more), ensure_ascii=False).encode("utf-8", "replace")
+        has_pictures = any(not isinstance(each["content"], str) for each in messages)
+        left_s = _LONGEST_WAIT_S if self.may_wait else 0.0
+        while True:
+            try:
+                return self._answered(sent, limit, has_pictures, marks, ids)
+            except _Refused as refused:
+                wait_s = refused.wait_s
+                if wait_s is None or refused.status not in _BUSY:
+                    raise SampleError(str(refused)) from refused
+                if wait_s > left_s:
+                    most = f"at most {_LONGEST_WAIT_S:g} s are waited" if self.may_wait else "none waits at a rate"
+                    raise SampleError(f"{refused}; it asks to wait {wait_s:g} s, and {most}") from refused
+            marks.unmark()
+            # A request that is answered so at once costs its server something, too.
+            self.patience.wait(max(wait_s, _LEAST_WAIT_S), f"{self.where} asks to wait {wait_s:g} s, and is waited for")
+            left_s -= max(wait_s, _LEAST_WAIT_S)
 
-        options = {self.limit_name: limit, **self.options, **more}
-        with faults_named(self.where, hint := self._hint(messages)):
-            if self.opens_before:
-                with suppress(openai.APIStatusError):
-                    self.client.get("/", cast_to=object)
-            marks.mark()
-            asked = self.client.chat.completions.create(
-                model=self.served.model, messages=messages, temperature=0, stream=True, **options
-            )
-            # A stream that is not read to its end is closed, so that the server goes on to what comes next.
-            with asked as stream:
-                return received(stream, marks, ids, self.where, hint)
+    def _answered(self, sent: bytes, limit: int, has_pictures: bool, marks: Marks, ids: PieceIds) -> TimedTokens:
+        """The answer to one request; errors as of `answer`."""
+        bounds = Bounds(limit)
+        fault, hint = "cannot be reached", ""
+        try:
+            if not self.may_wait:
+                marks.mark()
+            watch = Watch(self.where, self.patience, bounds)
+            with closing(self.address.connected(watch)) as connection:
+                if self.may_wait:
+                    marks.mark()
+                connection.request("POST", self.address.path, sent, self.address.headers)
+                with closing(connection.getresponse()) as response:
+                    fault, hint = "broke off its answer", self._hint(has_pictures)
+                    read = body_reader(response, watch)
+                    if response.status != _OK:
+                        raise self._refusal(response, read, hint)
+                    return self._read(read, watch, ArrivingAnswer(self.where, marks, bounds), ids, hint)
+        except ProfilerError:
+            raise
+        except TimeoutError as error:
+            raise SampleTimedOut(f"{self.where} {fault} in time ({first_line(error)}){hint}") from error
+        except Exception as error:
+            # Of the system, of `http.client`, which raises errors of many classes for odd bytes, or of unpacking.
+            raise SampleError(f"{self.where} {fault} ({shown(described(error))}){hint}") from error
 
-    def _hint(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _read(
+        self, read: Callable[[], bytes], watch: Watch, arriving: ArrivingAnswer, ids: PieceIds, hint: str
+    ) -> TimedTokens:
+        seen: list[bytes] = []
+
+        def noted() -> bytes:
+            piece = read()
+            if len(seen) < _PIECES_SHOWN:
+                seen.append(piece)
+            return piece
+
+        num_events = 0
+        try:
+            for name, data in events(noted, watch):
+                num_events += 1
+                if data.strip() == b"[DONE]":
+                    break
+                arriving.take(read_chunk(name, data, self.where))
+                if arriving.finish_reason is not None and not watch.is_answered:
+                    watch.close()
+        except (AnswerIsOver, OSError, HTTPException):
+            # What comes behind the end, or breaks off there, is no part of the answer.
+            if arriving.finish_reason is None:
+                raise
+        if arriving.finish_reason is None:
+            if not num_events and (found := b"".join(seen).strip()):
+                raise SampleError(f"{self.where} {_no_stream(found)}")
+            raise SampleError(f"{self.where} broke off its answer after {counted(len(arriving.pieces), 'piece')}{hint}")
+        return arriving.timed_tokens(ids, self.served.model)
+
+    def _refusal(self, response: HTTPResponse, read: Callable[[], bytes], hint: str) -> _Refused:
+        """What a response says whose status is none of an answer."""
+        body = b""
+        while len(body) < _MOST_OF_AN_ERROR and (piece := read()):
+            body += piece
+        status, location = response.status, response.getheader("Location")
+        line = f"{self.where} answered with HTTP {status}"
+        if location is not None and status // 100 == 3:
+            return _Refused(f"{line}, a redirect to {shown(without_secrets(location))}", status, location)
+        is_page = body.lstrip()[:1] == b"<"
+        said = f", with a page of HTML: {first_bytes(body)}" if is_page else f": {reason_in(body)}"
+        end = hint if status >= _SERVER_ERROR and status not in _BUSY else ""
+        return _Refused(
+            f"{line}{said if reason_in(body) else ' without a reason'}{end}", status, wait_s=asked_wait_s(response)
+        )
+
+    def _hint(self, has_pictures: bool) -> str:
         """What to look at where the server itself fails."""
-        parts = [part for each in messages if not isinstance(each["content"], str) for part in each["content"]]
-        has_picture = any(part["type"] == "image_url" for part in parts)
         dropped = "; a server may drop a request when the next one comes (llama.cpp's Python server does)"
         return (
-            f"; see the server's log{', and whether the model takes pictures' if has_picture else ''}"
-            f"{'' if self.opens_before else dropped}"
+            f"; see the server's log{', and whether the model takes pictures' if has_pictures else ''}"
+            f"{'' if self.may_wait else dropped}"
         )
 
     def probe(self) -> None:
-        """Ask for one token, and leave out or rename what the server refuses.
+        """Ask for one token; leave out or rename what the server refuses, and follow it to another path of its own.
 
         Raises:
             ConfigurationError: it does not answer, or not as the protocol says.
         """
-        try:
-            self._probe()
-        except SampleError as error:
-            raise ConfigurationError(f"{error}{self._advice(error.__cause__)}") from error
+        left = _MOST_PROBES
+        while True:
+            left -= 1
+            try:
+                self.answer([{"role": "user", "content": _PROBE}], 1, {}, NoMarks(), PieceIds())
+                return
+            except SampleError as error:
+                if not left or not self._adapted(error):
+                    raise ConfigurationError(f"{error}{self._advice(error)}") from error
 
-    def _advice(self, cause: BaseException | None) -> str:
+    def _adapted(self, error: SampleError) -> bool:
+        """Whether another form of the request may be what the server wants."""
+        cause = error.__cause__
+        location = cause.location if isinstance(cause, _Refused) else None
+        path = None if location is None else self.address.redirected(location)
+        if path is not None:
+            self.address.path = path
+        elif "stream_options" in str(error) and self.options:
+            self.options = {}
+        elif _NEW_LIMIT in str(error) and self.limit_name != _NEW_LIMIT:
+            self.limit_name = _NEW_LIMIT
+        else:
+            return False
+        return True
+
+    def _advice(self, error: SampleError) -> str:
         """What to do where the first request failed; empty where the error says it itself."""
-        import openai
-
-        if isinstance(cause, openai.APIConnectionError):
+        cause = error.__cause__
+        if isinstance(cause, OSError | HTTPException) and "cannot be reached" in str(error):
             return "; start the server, or correct --endpoint and --model"
-        if not isinstance(cause, openai.APIStatusError) or cause.status_code >= _SERVER_ERROR:
+        if not isinstance(cause, _Refused) or cause.status >= _SERVER_ERROR or cause.status in _BUSY:
             return ""
-        if cause.status_code == _UNAUTHORISED:
+        if cause.location is not None:
+            return "; give the address that it names as --endpoint"
+        if cause.status == _UNAUTHORISED:
             return f"; correct --endpoint, --model and the key in {_API_KEY}"
-        if cause.status_code == _NOT_FOUND and not urlsplit(self.served.url).path.rstrip("/").endswith("/v1"):
+        if cause.status == _NOT_FOUND and not urlsplit(self.served.url).path.rstrip("/").endswith("/v1"):
             return "; correct --endpoint, whose address usually ends in /v1, or --model"
         return "; correct --endpoint and --model"
 
-    def _probe(self) -> None:
-        try:
-            self.answer([{"role": "user", "content": _PROBE}], 1, {}, NoMarks(), PieceIds())
-        except SampleError as error:
-            if "stream_options" in str(error) and self.options:
-                self.options = {}
-            elif _NEW_LIMIT in str(error) and self.limit_name != _NEW_LIMIT:
-                self.limit_name = _NEW_LIMIT
-            else:
-                raise
-            self._probe()
 
-
-@contextmanager
-def faults_named(where: str, hint: str = "") -> Iterator[None]:
-    """A context in which what a server or its client raises is a SampleError that names the server.
-
-    Args:
-        hint: the end of the message where the server itself fails.
-
-    Raises:
-        SampleTimedOut: the server's time is up.
-        SampleError: it cannot be reached, answers with an error, or breaks off.
-    """
-    import openai
-
-    try:
-        yield
-    except openai.APITimeoutError as error:
-        _raise_own_cause(error)
-        raise SampleTimedOut(f"{where} has not answered in time") from error
-    except openai.APIStatusError as error:
-        status, reason = error.status_code, _reason_in(error.body)
-        said = " without a reason" if reason is None else f": {reason}"
-        end = hint if status >= _SERVER_ERROR else ""
-        raise SampleError(f"{where} answered with HTTP {status}{said}{end}") from error
-    except openai.APIConnectionError as error:
-        _raise_own_cause(error)
-        raise SampleError(f"{where} cannot be reached ({first_line(error.__cause__ or error)})") from error
-    except openai.OpenAIError as error:
-        _raise_own_cause(error)
-        raise SampleError(f"{where} broke off its answer: {first_line(error)}{hint}") from error
-    except ProfilerError:
-        raise
-    except Exception as error:
-        # Of the client's transport, while the stream is read.
-        _raise_own_cause(error)
-        raise SampleError(f"{where} broke off its answer ({first_line(error)}){hint}") from error
-
-
-def _reason_in(body: object) -> str | None:
-    """The first line of what an error's body says, in OpenAI's or FastAPI's form or as plain text; None without one."""
-    while isinstance(body, Mapping):
-        body = next((body[name] for name in ("error", "message", "detail") if body.get(name)), None)
-    lines = [] if body is None else str(body).strip().splitlines()
-    return lines[0] if lines else None
-
-
-def _raise_own_cause(error: BaseException) -> None:
-    """Raises the project's error that a client's one hides: it catches whatever ends its waiting."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ProfilerError):
-            raise cause
-        cause = cause.__cause__ or cause.__context__
+def _no_stream(body: bytes) -> str:
+    """What a body is that has no event, and what to do."""
+    if body[:1] == b"<":
+        return (
+            f"answered with a page of HTML and no stream: {first_bytes(body)}; "
+            "correct --endpoint, whose address usually ends in /v1, or sign in"
+        )
+    if body[:1] != b"{":
+        return f"sent no stream of events: {first_bytes(body)}; correct --endpoint, or see the server's log"
+    if b'"choices"' not in body and b'"error"' in body:
+        return f"answered with an error: {reason_in(body)}; see the server's log"
+    if b'"message"' in body:
+        return (
+            f"answered with JSON in one piece though a stream was asked for: {first_bytes(body)}; times of tokens are "
+            "not known: let it stream, or give another server"
+        )
+    return f"sent lines of JSON and no stream of events: {first_bytes(body)}; let it speak OpenAI's protocol"
 
 
 @dataclass
@@ -202,6 +289,7 @@ class EndpointModel:
 
     name: str
     connections: Mapping[str, Connection]  #: by the name of the variant
+    patience: Patience  #: of all requests
     system_prompt: str | None = None
     concurrency: int = 1  #: see `Concurrent`
     request_rate: float | None = None  #: see `Concurrent`
@@ -212,7 +300,6 @@ class EndpointModel:
         self._ids = PieceIds()
         self.ends: AnswerEnds = ServedEnds(text_of=self._ids.text)
         self._setting = Setting({})
-        self._timeout: dict[str, float] = {}
 
     @classmethod
     def connected(
@@ -222,27 +309,25 @@ class EndpointModel:
         system_prompt: str | None,
         concurrency: int = 1,
         request_rate: float | None = None,
+        limit_s: float | None = None,
     ) -> "EndpointModel":
         """The model, once each of its servers has answered.
 
+        Args:
+            limit_s: of the time of each request, the first ones among them; None takes that of `Patience`.
+
         Raises:
-            ConfigurationError: the package openai is missing, or a server does not answer.
+            ConfigurationError: a server does not answer.
         """
-        with package_of_extra("openai", "endpoint"):
-            import openai
-        key = os.environ.get(_API_KEY) or "none"
+        key, patience = os.environ.get(_API_KEY), Patience(limit_s)
+        # At a rate a request that comes late would be another load.
+        may_wait = request_rate is None
         connections = {
-            each.name: Connection(
-                each,
-                openai.OpenAI(base_url=each.url, api_key=key, max_retries=0),
-                # At a rate nothing comes but the requests.
-                opens_before=request_rate is None,
-            )
-            for each in served
+            each.name: Connection(each, Address(each.url, key), patience, may_wait=may_wait) for each in served
         }
         for each in connections.values():
             each.probe()
-        return cls(name, connections, system_prompt, concurrency, request_rate)
+        return cls(name, connections, patience, system_prompt, concurrency, request_rate)
 
     @property
     def server_pids(self) -> tuple[int, ...]:
@@ -317,9 +402,9 @@ class EndpointModel:
         """See `Runnable.end_answers_at`; requests carry both."""
         self.ends = replace(self.ends, stop=tuple(stop), are_ignored=ignore_eos)
 
-    def limit_silence(self, seconds: float | None) -> None:
-        """See `Concurrent.limit_silence`."""
-        self._timeout = {} if seconds is None else {"timeout": seconds}
+    def while_waiting(self, look: Callable[[float, str], None]) -> None:
+        """See `Concurrent.while_waiting`."""
+        self.patience.look = look
 
     def describe(self) -> Mapping[str, Any]:
         """See `Runnable.describe`; `endpoints` has the servers, and everything about weights is None."""
@@ -351,7 +436,7 @@ class EndpointModel:
         more: dict[str, Any] = {} if effort == REASONING_EFFORT.at_rest else {"reasoning_effort": effort}
         if self.ends.stop and not self.ends.are_ignored:
             more["stop"] = list(self.ends.stop)
-        return more | self._timeout | ({"extra_body": {"ignore_eos": True}} if self.ends.are_ignored else {})
+        return more | ({"ignore_eos": True} if self.ends.are_ignored else {})
 
     def _messages(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
         side = self._setting.value(PICTURE_SIDE.name)

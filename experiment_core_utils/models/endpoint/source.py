@@ -34,6 +34,7 @@ class EndpointSource(ModelSource):
 
     served: tuple[ServedModel, ...]
     system_prompt: str | None
+    limit_s: float | None = None  #: of the time of each request
 
     model_type = "endpoint"
     takes_pictures = True
@@ -91,7 +92,7 @@ class EndpointSource(ModelSource):
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> EndpointModel:
         """See `ModelSource.load`; raises ConfigurationError as `EndpointModel.connected`."""
         at_a_time = config.concurrency, config.request_rate
-        return EndpointModel.connected(self.name, self.served, self.system_prompt, *at_a_time)
+        return EndpointModel.connected(self.name, self.served, self.system_prompt, *at_a_time, self.limit_s)
 
 
 def endpoint_source(requested: RequestedModel) -> EndpointSource | None:
@@ -101,4 +102,4 @@ def endpoint_source(requested: RequestedModel) -> EndpointSource | None:
         return None
     limits = KnobLimits(None, None, None, _UNSUPPORTED, variants=tuple(each.name for each in served))
     names = dict.fromkeys(each.model for each in served)
-    return EndpointSource(", ".join(names), limits, None, served, requested.chat.system_prompt)
+    return EndpointSource(", ".join(names), limits, None, served, requested.chat.system_prompt, requested.limit_s)

@@ -6,20 +6,23 @@ per token is the decode time over the tokens after the first.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from experiment_core_utils.models.common.answer_ends import AnswerEnds
+from experiment_core_utils.models.endpoint.chunks import Chunk, FinishReason, count_in, finish_reason_of
+from experiment_core_utils.models.endpoint.client import Bounds
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import SampleError
-from experiment_core_utils.primitives.texts import counted
-from experiment_core_utils.records.requests import SpanName, TimedTokens
+from experiment_core_utils.primitives.texts import counted, shown
+from experiment_core_utils.records.requests import ServedNotes, SpanName, TimedTokens
 
-# Servers that tell thinking from the answer send it in a field of its own; metrics read it by these tags.
-_THINKING = ("reasoning_content", "reasoning")
+# Servers that tell thinking from the answer send it apart; metrics read it by these tags.
 _OPEN, _CLOSE = "<think>", "</think>"
+# Tokens that are no text: marks of a template, the end.
+_TOKENS_WITHOUT_TEXT = 16
 
 
 @dataclass
@@ -65,81 +68,122 @@ class ServedEnds(AnswerEnds):
         return bool(token_ids[-1] % 2)
 
 
-def received(stream: Iterable[Any], marks: Marks, ids: PieceIds, server: str, hint: str = "") -> TimedTokens:
-    """The answer that a stream of chat completion chunks brings, with a mark for each piece as it comes.
+@dataclass
+class ArrivingAnswer:
+    """An answer while its chunks come, with a mark for each piece as it comes.
 
     The mark before the request was sent is set already. An end-of-sequence that `usage` counts comes without text, as
     the end of the answer. One piece of several tokens has no decode time.
-
-    Args:
-        server: named in errors.
-        hint: the end of their messages.
-
-    Raises:
-        SampleError: the stream ends before the answer does.
     """
-    arriving = _Arriving(marks)
-    for chunk in stream:
-        arriving.take(chunk)
-    if arriving.finish_reason is None:
-        raise SampleError(f"{server} broke off its answer after {counted(len(arriving.pieces), 'piece')}{hint}")
-    return arriving.timed_tokens(ids)
 
-
-@dataclass
-class _Arriving:
-    """An answer while it comes."""
-
+    where: str  #: the server, named in errors
     marks: Marks
+    bounds: Bounds
     pieces: list[str] = field(default_factory=list)  #: those with text
-    finish_reason: str | None = None
-    usage: Any = None
-    ends_alone: bool = False  #: whether the end came without text, and has a mark of its own
+    finish_reason: FinishReason | None = None
+    _usage: Any = None
+    _answered_by: str | None = None
+    _ends_alone: bool = False  # whether the end came without text, and has a mark of its own
     _is_thinking: bool = False
+    _num_chunks: int = 0
+    _num_letters: int = 0
 
-    def take(self, chunk: Any) -> None:
-        self.usage = getattr(chunk, "usage", None) or self.usage
-        for choice in chunk.choices[:1]:
-            piece = self._piece(choice.delta)
-            is_end = choice.finish_reason is not None and self.finish_reason is None
-            if piece:
-                self.pieces.append(piece)
-            if piece or is_end:
-                self.marks.mark()
-            if is_end:
-                self.finish_reason, self.ends_alone = choice.finish_reason, not piece
+    def take(self, chunk: Chunk) -> None:
+        """The next chunk.
 
-    def _piece(self, delta: Any) -> str:
+        Raises:
+            SampleError: more came than was asked for, text behind the end, or an end that is none of an answer.
+        """
+        self._num_chunks += 1
+        if self._usage is None or count_in(chunk.usage, "completion_tokens") is not None:
+            self._usage = chunk.usage
+        if self._answered_by is None and chunk.model:
+            self._answered_by = shown(chunk.model)
+        choice = chunk.first
+        if choice is None:
+            self._refuse_too_much()
+            return
+        piece = "" if choice.delta is None else self._piece(choice.delta.thought, choice.delta.said)
+        reason = finish_reason_of(choice, self.where) if self.finish_reason is None else None
+        if piece:
+            if self.finish_reason is not None:
+                raise SampleError(f"{self.where} sent more text behind the end of its answer")
+            self.pieces.append(piece)
+            self._num_letters += len(piece)
+        if piece or reason:
+            self.marks.mark()
+        if reason:
+            self.finish_reason, self._ends_alone = reason, not piece
+        self._refuse_too_much()
+
+    def _refuse_too_much(self) -> None:
+        if self._num_chunks > self.bounds.pieces or self._num_letters > self.bounds.letters:
+            much = counted(self._num_chunks, "piece") if self._num_letters <= self.bounds.letters else "more text"
+            raise SampleError(
+                f"{self.where} sent {much} where at most {counted(self.bounds.tokens, 'token')} were asked for; "
+                "it does not follow max_tokens"
+            )
+
+    def _piece(self, thought: str, said: str) -> str:
         """The text of a chunk, with the tags of thinking that begins or has ended."""
-        thought = next((found for name in _THINKING if (found := getattr(delta, name, None))), "")
-        said = getattr(delta, "content", None) or ""
         opening = _OPEN if thought and not self._is_thinking else ""
-        closing = _CLOSE if said and self._is_thinking else ""
-        self._is_thinking = bool(thought) or (self._is_thinking and not said)
+        closing = _CLOSE if said and (self._is_thinking or thought) else ""
+        self._is_thinking = not said and (bool(thought) or self._is_thinking)
         return f"{opening}{thought}{closing}{said}"
 
-    def timed_tokens(self, ids: PieceIds) -> TimedTokens:
-        """The answer that is there; takes the mark of its end back where that is no time of a token."""
-        ended, usage = self.finish_reason != "length", self.usage
-        hidden = self._hidden_tokens()
-        tokens = None if usage is None else usage.completion_tokens - hidden
-        if ended and self.ends_alone and tokens == len(self.pieces) + 1:
+    def timed_tokens(self, ids: PieceIds, asked_name: str) -> TimedTokens:
+        """The answer that is there; takes the mark of its end back where that is no time of a token.
+
+        Args:
+            asked_name: of the model that was asked.
+
+        Raises:
+            SampleError: its server counts more tokens than any answer of these bounds has.
+        """
+        ended = self.finish_reason != "length"
+        tokens, hidden, are_possible = self._counts()
+        if ended and self._ends_alone and tokens == len(self.pieces) + 1:
             texts, is_by_token = [*self.pieces, ""], True
         else:
             texts, is_by_token = _texts(self.pieces, tokens)
             # The end is a time of its own where tokens without text may have come behind the last piece.
-            if self.ends_alone and self.pieces and (is_by_token or len(self.pieces) == 1):
+            if self._ends_alone and self.pieces and (is_by_token or len(self.pieces) == 1):
                 self.marks.unmark()
-                self.ends_alone = False
-        steps: list[SpanName] = ["decode"] * (len(self.pieces) + self.ends_alone - 1)
-        prompt_tokens = None if usage is None else usage.prompt_tokens
-        return TimedTokens(ids.of(texts, ended=ended), ("first_token", *steps), is_by_token, prompt_tokens, hidden)
+                self._ends_alone = False
+        number = len(self.pieces) + self._ends_alone
+        # A token that came in several pieces is there with the last of them.
+        steps: list[SpanName] = ["decode" if len(texts) > 1 else "first_token"] * (number - 1)
+        prompt_tokens = count_in(self._usage, "prompt_tokens") or None
+        notes = ServedNotes(
+            answered_by=None if self._answered_by == asked_name else self._answered_by,
+            is_counted=tokens is not None,
+            are_counts_possible=are_possible,
+            is_recut=tokens is not None and 0 < tokens < len(self.pieces),
+            cached_tokens=count_in(self._usage, "prompt_tokens_details", "cached_tokens"),
+        )
+        token_ids = ids.of(texts, ended=ended)
+        return TimedTokens(token_ids, ("first_token", *steps), is_by_token, prompt_tokens, hidden, notes)
 
-    def _hidden_tokens(self) -> int:
-        """Tokens of thinking that `usage` counts, where none of it was sent: they came before the first piece."""
-        if _CLOSE in "".join(self.pieces) or self._is_thinking:
-            return 0
-        return getattr(getattr(self.usage, "completion_tokens_details", None), "reasoning_tokens", None) or 0
+    def _counts(self) -> tuple[int | None, int, bool]:
+        """Tokens of the answer by `usage`, None without a count that can be; tokens of thinking that it counts where
+        none of it was sent, which came before the first piece; and whether all that it counts can be.
+        """
+        given = self._usage if isinstance(self._usage, Mapping) else {}
+        whole, prompt = (count_in(given, name) for name in ("completion_tokens", "prompt_tokens"))
+        if whole is not None and whole > self.bounds.pieces:
+            raise SampleError(
+                f"{self.where} counts {whole} tokens of an answer where at most {self.bounds.tokens} were asked for"
+            )
+        thought = count_in(given, "completion_tokens_details", "reasoning_tokens") or 0
+        was_sent = self._is_thinking or _CLOSE in "".join(self.pieces)
+        hidden = 0 if was_sent or whole is None or thought > whole else thought
+        letters = len("".join(self.pieces).encode("utf-8", "replace"))
+        most = max(self.bounds.tokens, letters) + _TOKENS_WITHOUT_TEXT
+        tokens = None if whole is None or not bool(self.pieces) <= whole - hidden <= most else whole - hidden
+        are_read = (tokens is not None or given.get("completion_tokens") is None) and (
+            bool(prompt) or given.get("prompt_tokens") is None
+        )
+        return tokens, 0 if tokens is None else hidden, are_read and thought <= (whole or thought)
 
 
 def _texts(pieces: Sequence[str], tokens: int | None) -> tuple[list[str], bool]:

@@ -7,8 +7,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
+import psutil
 import pytest
 from PIL import Image
 
@@ -17,6 +18,7 @@ from experiment_core_utils.e_inference import run_staged, sample_record
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.endpoint.model import EndpointModel
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Served, Stepwise, Switchable
+from experiment_core_utils.primitives.device import HostMarks
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, SampleTimedOut
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.tasks.interface import Sample
@@ -81,11 +83,22 @@ def test_a_system_prompt_comes_first() -> None:
 
 
 def test_the_connection_is_open_before_a_request_is_timed() -> None:
+    class Marks(HostMarks):
+        found: ClassVar[list[int]] = []
+
+        def mark(self) -> None:
+            super().mark()
+            connections = psutil.Process().net_connections("tcp")
+            self.found.append(sum(bool(each.raddr) and each.raddr.port == server.port for each in connections))
+
     with serving() as server:
         model = model_at(server)
+        inputs = model.prepare(sample(), "what?", None).inputs
         for _ in range(3):
-            asked(model)
-    assert (len(server.requests), server.num_unconnected) == (4, 0)
+            run_staged(model, inputs, 5, marks := Marks())
+            assert marks.found[0] == 1
+            marks.found.clear()
+    assert (len(server.requests), server.num_others) == (4, 0)
 
 
 def test_each_variant_asks_its_own_server() -> None:
@@ -242,8 +255,8 @@ def test_at_a_rate_nothing_comes_but_the_requests_and_silence_ends_them() -> Non
     with serving(lambda request: Reply(wait=closing if len(server.requests) > 2 else None)) as server:
         model = EndpointModel.connected("m", served([f"s={server.url}"], ["m"]), None, request_rate=2.0)
         asked(model)
-        assert server.num_unconnected == len(server.requests) == 2
-        model.limit_silence(0.3)
+        assert (server.num_others, len(server.requests)) == (0, 2)
+        model.patience.limit_s = 0.3
         with pytest.raises(SampleTimedOut, match="has not answered in time"):
             asked(model)
         closing.set()
