@@ -214,6 +214,13 @@ class Knob(ABC, Generic[V]):
         """
         return nullcontext()
 
+    def request_fields(self, value: V) -> Mapping[str, Any]:
+        """What a request to a server has of the value, a JSON value by field, beside what all requests have.
+
+        Nothing by default: a server is refused settings of a knob of which its requests have nothing.
+        """
+        return {}
+
     def shape(self, shape: Any, value: V) -> Any:
         """The sizes of a request as the decoder gets it at the value.
 

@@ -1,6 +1,7 @@
 """The knob of reasoning effort in the request to a server."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
@@ -41,6 +42,10 @@ class ReasoningEffort(ServerKnob):
         """See `Knob.order`; usual words ascend, others follow, the server's own comes last."""
         known = [*_USUAL, value, self.at_rest]
         return (float(known.index(value)),) if value != self.at_rest else (float("inf"),)
+
+    def request_fields(self, value: Level) -> Mapping[str, Any]:
+        """See `Knob.request_fields`."""
+        return {} if value == self.at_rest else {self.name: value}
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
         """See `Knob.prove`; a server may ignore it."""

@@ -19,7 +19,7 @@ _NO_SERVER = "only a request to a server carries it; give --endpoint, or drop it
 class ServerKnob(Knob[Level]):
     """A knob of a request. At rest the request does not name it, and the server does what it does by itself.
 
-    A class of it sets `neutral` to `at_rest`.
+    A class of it sets `neutral` to `at_rest`, and has `request_fields`.
     """
 
     flag: ClassVar[str]  #: that lists its values

@@ -117,8 +117,11 @@ class Runnable(Protocol):
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
         """Put a setting in force; `with model.apply(setting):` puts it in force for a while, see `TurnedKnobs.apply`.
 
+        A setting with a knob that the model does not turn is refused, and never measured as if it were in force; a
+        placebo, which acts on nothing, is none.
+
         Raises:
-            ConfigurationError: the model cannot run at it; what was in force stays so.
+            ConfigurationError: the model cannot run at it, or turn one of its knobs; what was in force stays so.
         """
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:

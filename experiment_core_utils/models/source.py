@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.served import ServedModel
 from experiment_core_utils.knobs.interface import KnobLimits
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.common.checkpoint_files import check_files, download, model_digest, weights_stamp
 from experiment_core_utils.models.common.preferences import Preferences
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
@@ -121,6 +122,17 @@ class ModelSource(ABC):
         Raises:
             ConfigurationError: none of the samples can be read.
         """
+
+    def refuse_settings(self, settings: Sequence[Setting], task: Task, sample_ids: Sequence[int], limit: int) -> None:
+        """Refuse, before anything is loaded, settings whose requests show that they cannot differ.
+
+        Args:
+            limit: of tokens of an answer.
+
+        Raises:
+            ConfigurationError: there are some.
+        """
+        return None
 
     @abstractmethod
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> Runnable:

@@ -219,7 +219,9 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
         takes_pictures = source.takes_pictures
         refuse_unfit_pictures(task, drawn.sample_ids, config.task, takes_pictures=takes_pictures, model=source.name)
     reference, placebo = reference_beside(config, source, grid), placebo_beside(config, source)
-    return RequestedRun(config, source, grid, task, drawn, reference, placebo)
+    requested = RequestedRun(config, source, grid, task, drawn, reference, placebo)
+    source.refuse_settings(requested.settings, task, drawn.sample_ids, max_new_tokens_of(config.task, task))
+    return requested
 
 
 def block_caveats(requested: RequestedRun, settings: Sequence[Setting]) -> list[Caveat]:

@@ -14,9 +14,11 @@ from typing import Any, Protocol
 from torch import nn
 
 from experiment_core_utils.knobs.interface import Knob
+from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.interface import Stages
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import StageFlops
 
 
@@ -126,6 +128,11 @@ class TurnedKnobs:
             if knob.name in self.adapters:
                 self.adapters[knob.name].put(value)
             elif knob.name in values:
+                if type(knob).applied is Knob.applied and knob is not PLACEBO:
+                    raise ConfigurationError(
+                        f"{knob.title} cannot be turned in this model: {type(knob).__name__} has no method `applied` "
+                        "that acts on its modules; write one, or leave the knob at rest"
+                    )
                 self._applied.enter_context(knob.applied(self._model, value))
                 self._others[knob.name] = value
 

@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 import torch
 
 from experiment_core_utils.config.served import ServedModel
-from experiment_core_utils.knobs.answer_limit import answer_limit_at
+from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT, answer_limit_at
+from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.picture_side import PICTURE_SIDE
-from experiment_core_utils.knobs.reasoning_effort import REASONING_EFFORT
+from experiment_core_utils.knobs.placebo import PLACEBO
+from experiment_core_utils.knobs.registry import knob_named
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.variant import VARIANT
 from experiment_core_utils.knobs.vision_tokens import CropRange
@@ -53,6 +55,9 @@ from experiment_core_utils.records.requests import KnobProof, PreparedRequest, R
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 _API_KEY = "OPENAI_API_KEY"
+_NOTHING_SEEN = KnobLimits(None, None, None)
+# Knobs that more than a field of a request follows, and the control that nothing does.
+_CARRIED = frozenset(knob.name for knob in (ANSWER_LIMIT, PICTURE_SIDE, VARIANT, PLACEBO))
 _OK, _UNAUTHORISED, _NOT_FOUND, _SERVER_ERROR = 200, 401, 404, 500
 _BUSY = (429, 503)
 # How long a request waits in all where its server asks for it.
@@ -319,14 +324,28 @@ class EndpointModel:
         Raises:
             ConfigurationError: a server does not answer.
         """
+        model = cls.unasked(name, served, system_prompt, concurrency, request_rate, limit_s)
+        for each in model.connections.values():
+            each.probe()
+        return model
+
+    @classmethod
+    def unasked(
+        cls,
+        name: str,
+        served: Sequence[ServedModel],
+        system_prompt: str | None,
+        concurrency: int = 1,
+        request_rate: float | None = None,
+        limit_s: float | None = None,
+    ) -> "EndpointModel":
+        """The model before its servers are asked anything; arguments as of `connected`."""
         key, patience = os.environ.get(_API_KEY), Patience(limit_s)
         # At a rate a request that comes late would be another load.
         may_wait = request_rate is None
         connections = {
             each.name: Connection(each, Address(each.url, key), patience, may_wait=may_wait) for each in served
         }
-        for each in connections.values():
-            each.probe()
         return cls(name, connections, patience, system_prompt, concurrency, request_rate)
 
     @property
@@ -348,7 +367,14 @@ class EndpointModel:
         return inputs
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
-        """See `Runnable.apply`."""
+        """See `Runnable.apply`; a knob acts by the request alone, so one of which that has nothing is refused."""
+        for name, value in setting.values.items():
+            knob = knob_named(name)
+            if name not in _CARRIED and value != knob.own(_NOTHING_SEEN) and not knob.request_fields(value):
+                raise ConfigurationError(
+                    f"{knob.title} {knob.listed(value)} cannot be set at a server: a request has nothing of it "
+                    "(`Knob.request_fields` says what it has); drop the knob, or give a model of this process"
+                )
         self._setting = setting
         return nullcontext()
 
@@ -357,12 +383,16 @@ class EndpointModel:
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """See `Runnable.generate_timed`; raises SampleError or SampleTimedOut for what goes wrong at the server."""
-        connection = self._connection
-        limit = answer_limit_at(self._setting, max_new_tokens)
+        connection, limit = self._connection, answer_limit_at(self._setting, max_new_tokens)
         answer = connection.answer(self._messages(inputs), limit, self._more(), marks, self._ids)
         if self.ends.are_ignored and answer.token_ids[-1] % 2:
             raise SampleError(f"{connection.where} ended its answer, and does not follow --ignore_eos; drop it")
         return answer
+
+    def request(self, inputs: Mapping[str, Any], max_new_tokens: int) -> str:
+        """What is sent at the setting in force, and the name of the server."""
+        connection, limit = self._connection, answer_limit_at(self._setting, max_new_tokens)
+        return json.dumps([connection.served.name, connection.body(self._messages(inputs), limit, self._more())])
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         """See `Runnable.answer_batch`; all of them at a time, each a request of its own.
@@ -432,8 +462,9 @@ class EndpointModel:
         return next(iter(self.connections.values())) if name is None else self.connections[name]
 
     def _more(self) -> dict[str, Any]:
-        effort = self._setting.value(REASONING_EFFORT.name)
-        more: dict[str, Any] = {} if effort == REASONING_EFFORT.at_rest else {"reasoning_effort": effort}
+        more: dict[str, Any] = {}
+        for name, value in self._setting.values.items():
+            more |= knob_named(name).request_fields(value)
         if self.ends.stop and not self.ends.are_ignored:
             more["stop"] = list(self.ends.stop)
         return more | ({"ignore_eos": True} if self.ends.are_ignored else {})

@@ -9,14 +9,18 @@ import torch
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.served import ServedModel
 from experiment_core_utils.knobs.interface import KnobLimits
+from experiment_core_utils.knobs.placebo import PLACEBO
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.common.preferences import Preferences
 from experiment_core_utils.models.endpoint.address import is_loopback, listening_pids
 from experiment_core_utils.models.endpoint.model import EndpointModel
 from experiment_core_utils.models.request_work import PlannedRequests, UncountedRequests
 from experiment_core_utils.models.source import ModelSource, RequestedModel
 from experiment_core_utils.primitives.device import visible_gpus
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
 from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.tasks.interface import PromptFamily, Task
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 
 _INSIDE = "a request cannot carry it: it is set where the server loads the model"
 _UNSUPPORTED = {
@@ -88,6 +92,31 @@ class EndpointSource(ModelSource):
     def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
         """See `ModelSource.planned_requests`; the chat template around a prompt is the server's."""
         return UncountedRequests(task, sample_ids, self.prompt_family, "a server shows no architecture")
+
+    def refuse_settings(self, settings: Sequence[Setting], task: Task, sample_ids: Sequence[int], limit: int) -> None:
+        """See `ModelSource.refuse_settings`: each setting has to change the request of a sample."""
+        model = EndpointModel.unasked(self.name, self.served, self.system_prompt)
+        equal = [[each for each in settings if PLACEBO.name not in each.values]]
+        for sample_id in sample_ids:
+            if not (equal := [group for group in equal if len(group) > 1]):
+                return
+            try:
+                with library_faults_named(f"sample {sample_id}"):
+                    sample = task[sample_id]
+                    inputs = model.prepare(sample, prompt_for(task, sample, self.prompt_family), None).inputs
+            except SampleError:  # named where the run, or its plan, takes it
+                continue
+            parts: dict[tuple[int, str], list[Setting]] = {}
+            for place, group in enumerate(equal):
+                for setting in group:
+                    model.apply(setting)
+                    parts.setdefault((place, model.request(inputs, limit)), []).append(setting)
+            equal = list(parts.values())
+        for one, other, *_ in (group for group in equal if len(group) > 1):
+            raise ConfigurationError(
+                f"{one.key} and {other.key} send equal requests in every sample: nothing is turned between them; "
+                "drop one of the values"
+            )
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> EndpointModel:
         """See `ModelSource.load`; raises ConfigurationError as `EndpointModel.connected`."""

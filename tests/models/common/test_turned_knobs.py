@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, RunningBlocks
+from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS
 from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
 from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.registry import knob_named, load_knob_module, register_knob, unregister_knob
@@ -128,7 +128,7 @@ def test_what_is_counted_and_costs_come_from_the_adapters_that_count() -> None:
     knobs, _ = made()
     whole = StageFlops(None, 1000, None)
     stages: Any = None
-    setting = Setting.of(top_k=3, num_active_blocks=RunningBlocks.of((0, 1)))
+    setting = Setting.of(top_k=3)
     knobs.apply(setting)
     assert (knobs.engines_unsupported_reason, knobs.counted(setting, stages, {})) == (None, {})
     knobs.apply(setting.replaced(expert_mass=0.5))
@@ -163,3 +163,11 @@ def test_a_placebo_acts_on_no_module_and_comes_back() -> None:
     with knobs.apply(Setting({"placebo": "again"})):
         assert knobs.in_force == {"placebo": "again"} and knobs.on_modules == {}
     assert knobs.in_force == {}
+
+
+def test_a_knob_that_nothing_turns_is_refused_and_a_placebo_is_none() -> None:
+    knobs, model = made()
+    knobs.apply(Setting.of(head_fraction=0.5, placebo="again"))
+    with pytest.raises(ConfigurationError, match="answer limit cannot be turned in this model: AnswerLimit has no"):
+        knobs.apply(Setting.of(answer_limit=3))
+    assert (knobs.on_modules, model.read()) == ({"head_fraction": 0.5}, 2)
