@@ -20,7 +20,7 @@ from experiment_core_utils.primitives.errors import (
     raise_if_device_is_lost,
     traceback_of,
 )
-from experiment_core_utils.primitives.texts import printable
+from experiment_core_utils.primitives.texts import printable, without_hidden
 
 # Variable that names a file to which a command adds the class of its error, for a runner of several commands: there are
 # few exit codes, and launchers change them.
@@ -119,7 +119,7 @@ def _unforeseen(error: BaseException) -> str:
         with tempfile.NamedTemporaryFile(
             "w", prefix="knobprof-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"
         ) as file:
-            file.write(traceback_of(error))
+            file.write(without_hidden(traceback_of(error)))
     except (OSError, MemoryError) as refused:
         reason = getattr(refused, "strerror", None) or first_line(refused)
         return f"{line} (its traceback cannot be saved: {reason})"

@@ -4,11 +4,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from experiment_core_utils.knobs.variant import VARIANT_NAME
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.texts import has_host, without_secrets
+from experiment_core_utils.primitives.texts import has_host, hide, without_secrets
 
 T = TypeVar("T")
 _GIVEN = re.compile(rf"(?:({VARIANT_NAME})=)?(https?://[^\s/].*)")
@@ -58,6 +58,12 @@ def served_models(endpoints: Sequence[str], models: Sequence[str]) -> tuple[Serv
         )
     count = max(len(servers), len(models))
     pairs = zip(_repeated(servers, count), _repeated(models, count), strict=True)
+    for url, _ in servers:
+        split = urlsplit(url)
+        for secret in (split.password or split.username, *(value for _, value in parse_qsl(split.query))):
+            hide(None if secret is None else unquote(secret))
+        if split.password:
+            hide(unquote(f"{split.username or ''}:{split.password}"))
     made = [
         ServedModel(name or _name_of(url, model, len(servers) > 1, len(models) > 1), url, model)
         for (name, url), model in pairs

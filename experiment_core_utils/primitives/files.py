@@ -20,6 +20,7 @@ from experiment_core_utils.primitives.errors import (
     ResultsNotSaved,
     first_line,
 )
+from experiment_core_utils.primitives.texts import without_hidden
 
 # File systems take names of 255 bytes, of which such a part is only one.
 FILE_NAME_PART = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
@@ -147,9 +148,9 @@ def write_json_atomically(content: Mapping[str, Any], path: Path) -> None:
 
 
 def write_text_atomically(text: str, path: Path) -> None:
-    """Write text beside `path`, flush to disk, rename over it; raises what `replaced_whole` does."""
+    """Write text, without secrets, beside `path`, flush to disk, rename over it; raises what `replaced_whole` does."""
     with replaced_whole(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        file.write(text)
+        file.write(without_hidden(text))
 
 
 @contextmanager

@@ -1,16 +1,44 @@
 """Checks of texts from outside, their short form in one-line messages, suggestions for misspelt names, digests."""
 
+import base64
 import hashlib
+import html
+import json
 import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 # In a cell, of what was not measured or does not apply.
 ABSENT = "–"
 
 _MOST_SHOWN = 200
+
+
+_HIDDEN = "***"
+# Shorter ones, and words, which a file may have for other reasons, are hidden where they stand alone.
+_LEAST_HIDDEN, _LEAST_HIDDEN_ANYWHERE = 4, 8
+# What finds each secret that was given, by the secret.
+_SECRETS: dict[str, re.Pattern[str]] = {}
+
+
+def hide(secret: str | None) -> None:
+    """From now on no text that leaves has this secret in it, however it is written; None and short ones are none."""
+    if secret is None or len(secret) < _LEAST_HIDDEN:
+        return
+    forms = {secret, quote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1], html.escape(secret)}
+    forms.add(base64.b64encode(secret.encode()).decode().rstrip("="))
+    found = "|".join(re.escape(each) for each in sorted(forms, key=len, reverse=True))
+    is_word = len(secret) < _LEAST_HIDDEN_ANYWHERE or re.fullmatch("[a-z_]+", secret) is not None
+    _SECRETS[secret] = re.compile(rf"(?<!\w)(?:{found})(?!\w|\":)" if is_word else found)
+
+
+def without_hidden(text: str) -> str:
+    """A text without the secrets that were given, as it may leave: to a terminal, a file or a page."""
+    for each in _SECRETS.values():
+        text = each.sub(_HIDDEN, text)
+    return text
 
 
 def is_text(value: Any) -> bool:
@@ -26,7 +54,7 @@ def is_text(value: Any) -> bool:
 
 def shown(value: Any) -> str:
     """A name or value as part of a one-line message: without line breaks and the like, and short."""
-    text = value if isinstance(value, str) else repr(value)
+    text = without_hidden(value if isinstance(value, str) else repr(value))
     if len(text) > _MOST_SHOWN:
         half = _MOST_SHOWN // 2
         text = f"{text[:half]} ... {text[-half:]} ({len(text)} characters)"
@@ -48,7 +76,7 @@ def without_secrets(address: str) -> str:
     """
     head, separator, rest = address.partition("://") if "://" in address else ("", "", address)
     user = r"\A[^/?#]*@" if has_host(f"http://{rest}") else r"(?s)\A.*@"
-    return f"{head}{separator}{re.split('[?#]', re.sub(user, '', rest))[0]}"
+    return without_hidden(f"{head}{separator}{re.split('[?#]', re.sub(user, '', rest))[0]}")
 
 
 def counted(number: int, noun: str) -> str:
@@ -77,13 +105,13 @@ _CONTROL_OF_A_STREAM = re.compile(r"(?!\x1b\[A)[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\
 
 
 def printable(text: str, *, is_stream: bool = False) -> str:
-    """A line for a terminal in which control characters, which a name or a file may contain, are escapes.
+    """A line for a terminal without secrets, in which control characters, which a name may contain, are escapes.
 
     Args:
         is_stream: whether the text is of several lines and progress bars, whose own control characters stay.
     """
     control = _CONTROL_OF_A_STREAM if is_stream else _CONTROL
-    return control.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return control.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), without_hidden(text))
 
 
 def _compared(name: str) -> str:

@@ -32,6 +32,7 @@ from experiment_core_utils.primitives.files import (
     remove_file,
     shortened,
 )
+from experiment_core_utils.primitives.texts import without_hidden
 from experiment_core_utils.records.energy import EnergyPass, EnergyPassesEnd, SettingEnergy
 from experiment_core_utils.records.locks import RunLock, is_locked, locked_file, refuse_removed
 from experiment_core_utils.records.result_files import check_schema, field_fault, parsed_json
@@ -362,8 +363,9 @@ def remove_journals(folder: Path, key: str) -> None:
 
 def _encode(line: Line) -> bytes:
     kind = _NAMES[type(line)]
-    written = b'{"' + kind.encode() + b'":' + _ADAPTERS[kind].dump_json(line)
-    return written + b',"crc32":%d}\n' % zlib.crc32(written + b"}")
+    written = f'{{"{kind}":{without_hidden(_ADAPTERS[kind].dump_json(line).decode())}'.encode()
+    return written + b',"crc32":%d}
+' % zlib.crc32(written + b"}")
 
 
 def _decode(line: bytes, path: Path, number: int | None) -> Line:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from experiment_core_utils.primitives import texts
 from experiment_core_utils.primitives.texts import (
     all_of,
     and_more,
@@ -12,6 +13,7 @@ from experiment_core_utils.primitives.texts import (
     printable,
     short_digest,
     shown,
+    without_hidden,
     without_secrets,
 )
 
@@ -48,6 +50,19 @@ def test_a_password_is_not_shown(given: str, expected: str) -> None:
 def test_control_characters_are_escapes_on_a_terminal() -> None:
     assert printable("a\x1b[31mb\r\nc\x07\x9bé中") == "a\\x1b[31mb\\r\\nc\\x07\\x9bé中"
     assert printable("a\x1b[31m\tb\r\n\x1b[A|", is_stream=True) == "a\\x1b[31m\tb\r\n\x1b[A|"
+
+
+def test_a_secret_is_in_no_text_that_leaves_however_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "_SECRETS", {})
+    for each in ("sk-a/b\"c9", "model", "abc", None):
+        texts.hide(each)
+    # As it is, in an address, in JSON, in HTML and in a header.
+    for written in ('sk-a/b"c9', "sk-a%2Fb%22c9", r"sk-a/b\"c9", "sk-a/b&quot;c9", "c2stYS9iImM5"):
+        assert without_hidden(f"\\n{written}x") == "\\n***x"
+    # A word is hidden where it is no part of another and no key of JSON; three letters are not.
+    assert without_hidden('{"model": "model", "models": "abc"}') == '{"model": "***", "models": "abc"}'
+    assert shown("a model") == printable("a model") == "a ***"
+    assert without_secrets("http://u:p@h:1/model/v1?q=1") == "http://h:1/***/v1"
 
 
 def test_a_short_digest_is_the_front_of_the_sha256() -> None:

@@ -21,6 +21,7 @@ import knob_profiler as kp
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.pipeline import RunReport, run_profiling
+from experiment_core_utils.primitives import texts
 from experiment_core_utils.primitives.errors import ConfigurationError, EnergyRefused
 from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.setting_result import SettingResult
@@ -398,12 +399,29 @@ def test_after_a_kill_all_requests_of_a_batch_arrive_again(run_server: RunServer
         assert answered == {2: 4, 3: 6} and {each.num_requests for each in found.values() if each is not None} == {6}
 
 
-def test_a_password_in_the_address_is_in_no_file(tmp_path: Path) -> None:
-    with serving() as server:
-        flags = ("--endpoint", server.url.replace("//", "//me:secret@"), "--model", "m", "--num_samples", "1")
-        measured(tmp_path, *flags)
+def test_a_secret_is_in_no_file_also_where_the_server_repeats_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(texts, "_SECRETS", {})
+    key = "sk-0123456789abcdef"
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+
+    def reply(request: dict[str, Any]) -> Reply:
+        # The probe, the warm-up, an answer that has it in pieces, and a refusal.
+        is_refused = len(server.requests) > 3
+        return Reply(status=401, message=f"bad key {key}") if is_refused else Reply(pieces=("sk-", key[3:]))
+
+    with serving(reply) as server:
+        url = server.url.replace("//", "//me:pa55word@") + f"/{key}"
+        flags = ("--endpoint", url, "--model", "m", "--num_samples", "2")
+        report = measured(tmp_path, *flags, "--num_runs_per_sample", "1")
+    report_command([str(tmp_path)])
+    assert report.exit_code == 3
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(server.url.encode() in each for each in written) and not any(b"secret" in each for each in written)
+    assert any(b"bad key ***" in each for each in written) and any(b'"***' in each for each in written)
+    assert any(f"{server.url}/***".encode() in each for each in written)
+    for each in (*written, "".join(capfd.readouterr()).encode()):
+        assert key.encode() not in each and b"pa55word" not in each
 
 
 def test_the_caveat_of_cut_answers_names_the_limit_of_their_setting(tmp_path: Path) -> None:

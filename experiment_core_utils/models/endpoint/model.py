@@ -49,7 +49,7 @@ from experiment_core_utils.primitives.errors import (
     described,
     first_line,
 )
-from experiment_core_utils.primitives.texts import counted, shown, without_secrets
+from experiment_core_utils.primitives.texts import counted, hide, shown, without_secrets
 from experiment_core_utils.records.provenance import Model
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
@@ -341,6 +341,7 @@ class EndpointModel:
     ) -> "EndpointModel":
         """The model before its servers are asked anything; arguments as of `connected`."""
         key, patience = os.environ.get(_API_KEY), Patience(limit_s)
+        hide(key)
         # At a rate a request that comes late would be another load.
         may_wait = request_rate is None
         connections = {
