@@ -19,6 +19,7 @@ from experiment_core_utils.primitives.csv_tables import named_rows, table_text
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.statistics import Distribution, mean_of
+from experiment_core_utils.primitives.texts import without_hidden
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.caveats import Caveat, caveat_fields
 from experiment_core_utils.records.compute import ComputePart
@@ -351,7 +352,8 @@ def experiment_result(
 
 def save_setting_result(result: SettingResult, path: Path) -> None:
     """Write the JSON of a setting and its digest, whole or not at all; raises OutputRefused or ResultsNotSaved."""
-    content = json.loads(json.dumps(result.content()))
+    # The file has no secret either.
+    content = json.loads(without_hidden(json.dumps(result.content())))
     write_json_atomically(content | {"digest": content_digest(content)}, path)
 
 

@@ -364,8 +364,7 @@ def remove_journals(folder: Path, key: str) -> None:
 def _encode(line: Line) -> bytes:
     kind = _NAMES[type(line)]
     written = f'{{"{kind}":{without_hidden(_ADAPTERS[kind].dump_json(line).decode())}'.encode()
-    return written + b',"crc32":%d}
-' % zlib.crc32(written + b"}")
+    return written + b',"crc32":%d}\n' % zlib.crc32(written + b"}")
 
 
 def _decode(line: bytes, path: Path, number: int | None) -> Line:
