@@ -57,6 +57,7 @@ from experiment_core_utils.records.columns import (
     UTILISATION_COLUMNS,
     WHOLE_COLUMNS,
 )
+from experiment_core_utils.records.ledger import plan_path
 from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.result_files import RESULT_FILES, aggregated_path, read_experiments, read_rows
 from experiment_core_utils.records.sample_result import SampleResult
@@ -124,6 +125,11 @@ def read_results(folder: Path) -> dict[str, SettingResult]:
     if not folder.is_dir():
         raise ResultsError(f"{folder} is not a folder; give the --output_dir of a profiling run")
     results = {path.name: read_setting(path) for path in sorted(folder.glob(RESULT_FILES))}
+    if not results and plan_path(folder).is_file():
+        raise ResultsError(
+            f"{folder} has no results yet: no sample has run at every setting; `knobprof status {folder}` says how far "
+            "its run is, and the same command resumes one that stopped"
+        )
     if not results:
         raise ResultsError(f"{folder} contains no results ({RESULT_FILES}); give the --output_dir of a profiling run")
     return results

@@ -6,7 +6,7 @@ each setting; l at the end.
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,7 @@ from experiment_core_utils.sweep.plan import (
     plan_of,
     replaced_results_lines,
     requested_run,
+    resumed_lines,
     run_uid_of,
     settings_of,
     tidy_folder,
@@ -96,6 +97,7 @@ from experiment_core_utils.tasks.interface import answer_of, scored
 
 FOLDER_SEEN_WITHIN_S = 90.0
 _POLL_S = 0.5
+PUBLISHED_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         watch = None if locks else MainProcessWatch(folder / PARTS_FOLDER / LOCK_NAME, config.machine.worker_timeout)
         order = requested.order
         keys = broadcast_from_main(lambda: due_keys(order, ledger), accelerator)
-        broadcast_from_main(lambda: tidy_folder(folder, ledger, order.keys, keys), accelerator)
+        aside = broadcast_from_main(lambda: tidy_folder(folder, ledger, order.keys, keys), accelerator)
         broadcast_from_main(lambda: fill_in_places(requested, ledger), accelerator)
         due = settings_of(keys, requested.settings)
         left_out = left_out_by(config, requested.source, requested.grid)
@@ -174,6 +176,8 @@ def run_profiling(config: ProfilingConfig, energy: StageMeasurement | None = Non
         run_uid = broadcast_from_main(lambda: run_uid_of(requested, ledger, due), accelerator) if due else None
         plan = plan_of(requested, experiment_id, ledger, due, accelerator.num_processes, run_uid)
         broadcast_from_main(lambda: write_plan(plan, folder), accelerator)
+        for line in resumed_lines(plan, aside, folder) if accelerator.is_main_process else ():
+            print(line, file=sys.stderr, flush=True)
         if experiment_id is not None:
             run = loaded_run(requested, accelerator, ledger, experiment_id, run_uid, due, energy)
             # Looked at before each sample and while waiting: no process goes on without the others or its folder.
@@ -251,6 +255,8 @@ def measure_settings(run: ProfilingRun, settings: Sequence[Setting]) -> dict[str
     context, machine = run.context, run.config.machine
     failed, device, own_ids = {}, run.bench.model.device, context.own_ids
     is_blocked = run.config.measuring.order == "blocked"
+    if context.is_main and not getattr(run.bench.metric, "runs_foreign_code", False):
+        run.measurer.publish = Publisher(lambda: save_unfinished(run, settings))
     groups = [[setting] for setting in settings] if is_blocked else [list(settings)]
     with (
         run.bench.requests,
@@ -283,14 +289,41 @@ def unfinished_saved(run: ProfilingRun, settings: Sequence[Setting]) -> Iterator
     except Stopped:
         context = run.context
         left = [setting for setting in settings if context.ledger.result(setting.key) is None]
-        if context.is_main and len(left) > 1:
-            save_unfinished(run, left)
+        if context.is_main and len(left) > 1 and (saved := save_unfinished(run, left)) is not None:
+            print(
+                f"stopped: {run.config.machine.output_dir} has {counted(saved[0], 'sample')} of each of "
+                f"{counted(saved[1], 'setting')}, as results of an unfinished run",
+                file=sys.stderr,
+                flush=True,
+            )
         raise
 
 
-def save_unfinished(run: ProfilingRun, settings: Sequence[Setting]) -> None:
+@dataclass
+class Publisher:
+    """Saves what has run so far for those who read beside the run: at most every 5 s and in 1 % of its time."""
+
+    save: Callable[[], object]
+    clock: Callable[[], float] = time.monotonic  #: in seconds
+
+    def __post_init__(self) -> None:
+        self._due_s = self.clock() + PUBLISHED_EVERY_S
+
+    def __call__(self) -> None:
+        """Save, if it is time."""
+        began = self.clock()
+        if began >= self._due_s:
+            self.save()
+            ended = self.clock()
+            self._due_s = ended + max(PUBLISHED_EVERY_S, 100 * (ended - began))
+
+
+def save_unfinished(run: ProfilingRun, settings: Sequence[Setting]) -> tuple[int, int] | None:
     """Main process only: results of these settings on the samples that every one of them has by now; of those that
     have none, none are saved.
+
+    Returns:
+        how many samples each has, and how many settings; None where no sample has run at all of them.
     """
     context = run.context
     parts = {
@@ -302,17 +335,12 @@ def save_unfinished(run: ProfilingRun, settings: Sequence[Setting]) -> None:
     begun = {setting: ids for setting, ids in finished.items() if ids}
     common = set.intersection(*begun.values()) if len(begun) > 1 else set()
     if not common:
-        return
+        return None
     for setting in begun:
         merged = merge_parts([part.only(common) for part in parts[setting]], sorted(common))
         if merged.samples:
             summarise_and_save(run, setting, merged, is_stopped=True)
-    print(
-        f"stopped: {run.config.machine.output_dir} has {counted(len(common), 'sample')} of each of "
-        f"{counted(len(begun), 'setting')}, as results of an unfinished run",
-        file=sys.stderr,
-        flush=True,
-    )
+    return len(common), len(begun)
 
 
 def _finished_ids(part: MeasuredSetting) -> set[int]:

@@ -16,7 +16,7 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.molmoe import MolmoeProcessor
-from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.pipeline import Publisher, run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.ledger import read_plan
@@ -589,3 +589,18 @@ def test_samples_that_need_no_latency_get_the_same_answers(
     assert len(said) == len(shares) and all(share in line for share, line in zip(shares, said, strict=True))
     assert some["aggregate_stats"]["T_total_n"] == 2
     assert not [name for name in none["aggregate_stats"] if name.startswith("T_") and "T_preprocess" not in name]
+
+
+def test_what_has_run_is_saved_every_five_seconds_in_at_most_a_hundredth_of_the_time() -> None:
+    now, saved = [100.0], list[float]()
+
+    def save() -> None:
+        saved.append(now[0])
+        now[0] += 0.25
+
+    publish = Publisher(save, lambda: now[0])
+    for _ in range(100):
+        publish()
+        now[0] += 1
+    # After 5 s, and then after a hundred times the quarter of a second that it took.
+    assert saved == [105.0, 130.25, 155.5, 180.75]

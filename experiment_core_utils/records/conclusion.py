@@ -1,16 +1,22 @@
 """What a task's settings come to, as one record: every reader shows the sentences that are made from it here."""
 
+import hashlib
+import json
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from experiment_core_utils.knobs.variant import reference_meaning
 from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN, Word
-from experiment_core_utils.primitives.files import write_json_atomically
+from experiment_core_utils.primitives.errors import ResultsError
+from experiment_core_utils.primitives.files import read_regular_file, write_json_atomically
 from experiment_core_utils.primitives.notebook_html import block, field_table, folded, listed, paragraph
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_change_text, time_text
 from experiment_core_utils.records.controls import Control, control_lines
-from experiment_core_utils.records.result_files import CONCLUSION_FILE
+from experiment_core_utils.records.result_files import CONCLUSION_FILE, RESULT_FILES, read_json_object
 
 WORDS: tuple[Word, ...] = ("yes", "likely", "can't tell", "no")
 # What the words mean, for every reader of a table or a sentence with one of them.
@@ -193,10 +199,35 @@ def _unless_yes(word: Word) -> str:
 
 
 def save_conclusion(conclusion: Conclusion, experiment_id: str | None, folder: Path) -> None:
-    """Write `conclusion.json`: the record with its sentence, and the run that it is of.
+    """Write `conclusion.json`: the record with its sentence, the run that it is of, and the digest of both and the
+    results beside it.
 
     Raises:
         ResultsNotSaved: the disk refuses.
     """
     head = {"schema_version": 1, "experiment_id": experiment_id, "sentence": conclusion.sentence}
-    write_json_atomically(head | asdict(conclusion), folder / CONCLUSION_FILE)
+    content = head | asdict(conclusion)
+    write_json_atomically({**content, "sha256": _digest(content, folder)}, folder / CONCLUSION_FILE)
+
+
+def saved_sentence(folder: Path, experiment_id: str | None) -> str | None:
+    """The sentence of this run's conclusion, or that it is not of the results beside it; None where another run, or
+    none, wrote the file.
+    """
+    try:
+        content = read_json_object(folder / CONCLUSION_FILE)
+    except ResultsError:
+        return None
+    if content.get("experiment_id") != experiment_id:
+        return None
+    if content.pop("sha256", None) != _digest(content, folder):
+        return f"not shown: {CONCLUSION_FILE} is not of the results beside it; the same command writes it again"
+    return str(content["sentence"])
+
+
+def _digest(content: Mapping[str, Any], folder: Path) -> str:
+    """SHA-256 of the names and bytes of the result files in a folder, and of what is concluded from them."""
+    found = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    for path in sorted(folder.glob(RESULT_FILES)):
+        found.update(os.fsencode(path.name) + hashlib.sha256(read_regular_file(path)).digest())
+    return found.hexdigest()

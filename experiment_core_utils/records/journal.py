@@ -12,6 +12,7 @@ are one line: all of them are finished or none is.
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -296,19 +297,23 @@ def journals_in(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def tidy_journals(folder: Path, fingerprint: str, is_saved: Callable[[str], bool]) -> None:
+def tidy_journals(folder: Path, fingerprint: str, is_saved: Callable[[str], bool]) -> dict[str, int]:
     """Before a run: journals of other runs are set aside, its own that were set aside come back.
 
     Removed are those of settings whose result is saved, and those torn in their first line: no sample is lost.
+
+    Returns:
+        finished samples that were set aside now, by the key of their setting.
 
     Raises:
         ResultsError: a process of another run is writing here.
         OutputRefused, ResultsNotSaved: a journal cannot be moved or removed.
     """
+    aside = Counter[str]()
     for path in folder.glob(f"*.jsonl.{fingerprint}"):
         own = path.with_suffix("")
         if not own.exists() or _fingerprint_of(own) != fingerprint:
-            _set_aside(own)
+            aside += _set_aside(own)
             move_file(path, own)
     for path in journals_in(folder):
         _refuse_where_written(path)
@@ -316,16 +321,20 @@ def tidy_journals(folder: Path, fingerprint: str, is_saved: Callable[[str], bool
         if content is None:
             remove_file(path)
         elif content.header.fingerprint != fingerprint:
-            _set_aside(path)
+            aside += _set_aside(path)
         elif is_saved(content.header.key):
             remove_file(path)
+    return dict(aside)
 
 
-def _set_aside(path: Path) -> None:
-    fingerprint = _fingerprint_of(path)
-    if fingerprint is not None:
-        _refuse_where_written(path)
-        move_file(path, path.with_name(f"{path.name}.{fingerprint}"))
+def _set_aside(path: Path) -> Counter[str]:
+    """Finished samples that it has, by the key of its setting."""
+    content = read_journal(path)
+    if content is None:
+        return Counter()
+    _refuse_where_written(path)
+    move_file(path, path.with_name(f"{path.name}.{content.header.fingerprint}"))
+    return Counter({content.header.key: len(content.finished)})
 
 
 def _fingerprint_of(path: Path) -> str | None:
@@ -374,7 +383,8 @@ def _decode(line: bytes, path: Path, number: int | None) -> Line:
         checksum = parsed.pop("crc32", None)
         ((kind, content),) = parsed.items()
         if kind == "header":
-            check_schema(content["schema_version"], JOURNAL_VERSION, f"{path} is not a journal", "delete it")
+            advice = "resume with the version that wrote it, or delete it"
+            check_schema(content["schema_version"], JOURNAL_VERSION, f"{path} is not a journal", advice)
         decoded: Line = _ADAPTERS[kind].validate_json(to_json(content), strict=True)
     except ValidationError as error:
         raise ResultsRefused(

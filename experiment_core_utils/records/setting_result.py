@@ -405,6 +405,12 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     @classmethod
     def from_content(cls, content: Mapping[str, Any], where: str, advice: str = ADVICE) -> Self:
         """As `read`; raises ResultsRefused also for a knob that is unknown or a field that contradicts another."""
+        found = content.get("protocol_version")
+        if isinstance(found, int) and found > PROTOCOL_VERSION:
+            raise ResultsRefused(
+                f"{where} is of a newer version: its protocol_version is {found}, and this one reads up to "
+                f"{PROTOCOL_VERSION}; read it with that version, or move it away"
+            )
         result = cls.read(content, where, advice)
         try:
             setting_of(result)

@@ -74,6 +74,7 @@ class ShardMeasurer:
     conditions: ConditionsMeter | None = None  #: read around and between rounds; None for that of the model's device
     #: measures the energy of each setting, in the main process; None for none
     energy: StageMeasurement | None = None
+    publish: Callable[[], None] = lambda: None  #: called between two rounds of several settings
 
     def __post_init__(self) -> None:
         config, context = self.config, self.context
@@ -404,6 +405,7 @@ class RoundsOfAttempt:
         if len(self.settings) > 1:
             # All settings have had them; in blocked order the next one may have the same crops.
             self.measurer.bench.requests.let_go(RequestKey(*place) for place in taken)
+            self.measurer.publish()
         self.measurer.note_conditions_if_due(self.settings)
         return done
 

@@ -314,15 +314,37 @@ def fill_in_places(requested: RequestedRun, ledger: Ledger) -> None:
             save_setting_result(result.with_keys(**found), path)
 
 
-def tidy_folder(folder: Path, ledger: Ledger, keys: Collection[str], due: Collection[str]) -> None:
+def tidy_folder(folder: Path, ledger: Ledger, keys: Collection[str], due: Collection[str]) -> dict[str, int]:
     """Put the files of earlier runs in order; of the settings' journals those that are `due` are kept.
+
+    Returns:
+        as `tidy_journals`.
 
     Raises:
         ResultsError: a process of another run is writing here.
     """
     remove_leftovers(folder)
     ledger.list_found()
-    tidy_journals(folder / PARTS_FOLDER, ledger.fingerprint, lambda key: key in keys and key not in due)
+    return tidy_journals(folder / PARTS_FOLDER, ledger.fingerprint, lambda key: key in keys and key not in due)
+
+
+def resumed_lines(plan: RunPlan, aside: Mapping[str, int], folder: Path) -> list[str]:
+    """What of earlier runs counts in this one, and what does not.
+
+    Args:
+        aside: finished samples that were set aside, by their setting.
+    """
+    taken, lines = plan.num_samples_before, []
+    if taken:
+        whole = plan.num_samples * len(plan.due)
+        lines.append(f"resumed: {taken} of {counted(whole, 'sample')} to measure had finished before, and are taken up")
+    if any(aside.values()):
+        lines.append(
+            f"warning: {counted(sum(aside.values()), 'finished sample')} of {counted(len(aside), 'setting')} are set "
+            "aside, measured with other flags, data, files or versions: that run's command takes them up again (or "
+            f"remove {folder / PARTS_FOLDER}/*.jsonl.*)"
+        )
+    return lines
 
 
 def settings_of(keys: Sequence[str], plan: Sequence[Setting]) -> list[Setting]:

@@ -15,12 +15,11 @@ from pathlib import Path
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.texts import counted, printable
 from experiment_core_utils.primitives.units import span
+from experiment_core_utils.records.conclusion import saved_sentence
 from experiment_core_utils.records.journal import JournalContent, has_run, journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, folders_with_plans, read_plan
-from experiment_core_utils.records.result_files import CONCLUSION_FILE, read_json_object
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure
 
@@ -133,15 +132,6 @@ def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = Non
         silent_s=max(now_unix_s - last_s, 0.0),
         conclusion=saved_sentence(output_dir, plan.experiment_id),
     )
-
-
-def saved_sentence(output_dir: Path, experiment_id: str | None) -> str | None:
-    """The sentence of this run's conclusion; None where another run, or none, wrote the file."""
-    try:
-        content = read_json_object(output_dir / CONCLUSION_FILE)
-    except ResultsError:
-        return None
-    return content.get("sentence") if content.get("experiment_id") == experiment_id else None
 
 
 def read_journals(folder: Path, plan: RunPlan) -> list[SettingJournals]:

@@ -163,7 +163,7 @@ def register_metric(metric: Metric) -> None:
         ConfigurationError: the project's own metrics have the name, it cannot be part of a folder's name, or `best` is
             no highest score.
     """
-    if not isinstance(metric.name, str) or not re.fullmatch(r"\w[\w.@+-]{0,99}", metric.name):
+    if not isinstance(metric.name, str) or not re.fullmatch("[A-Za-z0-9][A-Za-z0-9_.@+-]{0,99}", metric.name):
         raise ConfigurationError(
             f"metric {shortened(metric.name)} is part of folder names; use letters, digits, _, -, ., @ and + only, 100 "
             "at most, a letter or digit first"

@@ -33,6 +33,7 @@ from experiment_core_utils.records.columns import (
     TYPICAL_COLUMNS,
 )
 from experiment_core_utils.records.compute import HardwareUtilisation
+from experiment_core_utils.records.ledger import plan_path
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.setting_result import SettingResult
@@ -237,6 +238,14 @@ def test_results_come_back_by_name_and_other_files_are_left_alone(results: list[
     found = read_results(tmp_path)
     assert list(found) == sorted(names)
     assert [setting_key(content) for content in found.values()] == ["tier-low_topk2_blocks3", "tokens720_topk4_blocks1"]
+
+
+def test_a_folder_of_a_run_without_results_yet_is_one(tmp_path: Path) -> None:
+    plan = plan_path(tmp_path)
+    plan.parent.mkdir()
+    plan.write_text("{}")
+    with pytest.raises(ResultsError, match="has no results yet: no sample has run at every setting; `knobprof status "):
+        read_results(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -346,7 +346,7 @@ def test_a_journal_that_cannot_be_removed_or_moved_is_one_line(
 def test_the_journals_of_another_run_wait_for_it_to_come_back(tmp_path: Path) -> None:
     path = written(tmp_path, MEASURED)
     content = path.read_bytes()
-    tidy_journals(tmp_path, "beef", never_saved)
+    assert tidy_journals(tmp_path, "beef", never_saved) == {HEADER.key: 1}
     aside = tmp_path / f"{path.name}.f00d"
     assert [each.name for each in tmp_path.iterdir()] == [aside.name]
     other = written(tmp_path, MEASURED, header=replace(HEADER, fingerprint="beef")).read_bytes()
@@ -360,7 +360,7 @@ def test_what_is_saved_or_torn_in_its_first_line_is_removed(tmp_path: Path) -> N
     kept = written(tmp_path, MEASURED)
     written(tmp_path, MEASURED, header=replace(HEADER, key="saved"))
     (tmp_path / "torn.rank0.jsonl").write_text('{"header": {"schema_ver')
-    tidy_journals(tmp_path, "f00d", lambda key: key == "saved")
+    assert tidy_journals(tmp_path, "f00d", lambda key: key == "saved") == {}
     assert list(tmp_path.iterdir()) == [kept]
     tidy_journals(tmp_path / "not there yet", "f00d", never_saved)
 

@@ -9,7 +9,6 @@ from experiment_core_utils.knobs.registry import knob_named
 from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_text
-from experiment_core_utils.records.requests import StageName
 from experiments.analyses.charts.chart import (
     Axis,
     Band,
@@ -97,7 +96,7 @@ def _stage_bars(
     x: Axis,
     names: Sequence[str],
     regimes: Sequence[Regime],
-    parts: Mapping[StageName, Sequence[float]],
+    parts: Mapping[str, Sequence[float]],
     note: str,
 ) -> Panel:
     """A bar of the stages' `parts` for each regime, named on the axis; of very many evenly spread ones are.

@@ -78,8 +78,8 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[A
             least = fewest_for(PERCENT.get(of.statistic), TAIL / (2 * max(settings - 1, 1)))
             if pictures < least and of.statistic != "mean":
                 figures = {"num_settings": settings, "least": least, "num_pictures": pictures}
-                figures |= {"independent": analysis.grid.independent}
-                found.append(caveat("few_pictures", task=task, cost=of.label, **figures))
+                independent = analysis.grid.independent
+                found.append(caveat("few_pictures", task=task, cost=of.label, independent=independent, **figures))
             if dropped := each.found.num_dropped_samples:
                 found.append(caveat("samples_left_out", task=task, cost=of.name, num_samples=dropped))
             if each.found.left_out:

@@ -119,7 +119,7 @@ def test_results_of_two_protocols_are_not_pooled(tmp_path: Path) -> None:
     assert "tier-low" in str(caught.value) and "tier-high" in str(caught.value) and "\n" not in str(caught.value)
     sweeps = load_sweeps(write(tmp_path / "older", older), write(tmp_path / "newer", newer))
     assert [(each.label, each.provenance.protocol_version) for each in sweeps] == [("protocol 1", 1), ("protocol 2", 2)]
-    with pytest.raises(ResultsError, match="protocol_version is 3"):
+    with pytest.raises(ResultsError, match="newer version: its protocol_version is 3, and this one reads up to 2"):
         load_sweep(write(tmp_path / "later", newer | {"protocol_version": 3}))
 
 

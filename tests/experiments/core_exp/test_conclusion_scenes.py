@@ -16,12 +16,11 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
 from experiment_core_utils.pipeline import RunReport
 from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
-from experiment_core_utils.records.conclusion import Conclusion
+from experiment_core_utils.records.conclusion import Conclusion, saved_sentence
 from experiment_core_utils.records.ledger import Ledger, RunPlan, write_plan
-from experiment_core_utils.records.result_files import CONCLUSION_FILE
+from experiment_core_utils.records.result_files import CONCLUSION_FILE, RESULT_FILES
 from experiment_core_utils.records.settings import SettingFailure
 from experiment_core_utils.saved_results.terminal import FRONT_HEADING
-from experiment_core_utils.sweep.status import saved_sentence
 from experiments.analyses.knobs.conclusion import invalid_tasks, why_invalid
 from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.report.analyses import analyse
@@ -252,3 +251,19 @@ def test_the_file_has_the_record_and_its_sentence(tmp_path: Path) -> None:
     assert content["sentence"] == found.sentence and content["setting"] == found.setting == "tier-high_topk2_blocks4"
     assert content["nearest"]["faster"] == "yes" and content["experiment_id"] is None
     assert saved_sentence(folder, None) == found.sentence
+
+
+@pytest.mark.parametrize("edited", ["sentence", "setting", "a result", "a further result"])
+def test_a_conclusion_that_is_not_of_its_results_is_not_shown(edited: str, tmp_path: Path) -> None:
+    folder = scene(tmp_path, {OWN: Measured(0.4), "tier-high_topk2_blocks4": Measured(0.2)})
+    concluded_and_saved(RunReport("0007", True, kp.load(folder).settings, {}, (), folder, None), None)
+    result = next(folder.glob(RESULT_FILES))
+    if edited.endswith("result"):
+        content = result.read_text().replace('"accuracy": ', '"accuracy":  ', 1)
+        (result.with_name(f"x{result.name}") if edited == "a further result" else result).write_text(content)
+    else:
+        path = folder / CONCLUSION_FILE
+        path.write_text(json.dumps(json.loads(path.read_text()) | {edited: "use topk2: it is free"}))
+    assert saved_sentence(folder, "0007") == (
+        "not shown: conclusion.json is not of the results beside it; the same command writes it again"
+    )

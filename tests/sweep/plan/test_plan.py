@@ -1,6 +1,7 @@
 """A run as it is requested: validated against model and task without any weight, one order and one control setting."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused
-from experiment_core_utils.sweep.plan import RequestedRun, check_and_make_folder, requested_run
+from experiment_core_utils.records.ledger import PLAN_VERSION, RunPlan
+from experiment_core_utils.sweep.plan import RequestedRun, check_and_make_folder, requested_run, resumed_lines
 from tests.given_flags import over
 
 # 2 tiers x 1 top-k x 2 block counts, the last changing fastest.
@@ -118,3 +120,12 @@ def test_a_server_is_asked_about_pictures_where_they_are_scaled() -> None:
 def test_what_does_not_fit_the_model_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="5"):
         requested(folder, "--num_active_blocks_list", "5")
+
+
+def test_a_resume_says_what_it_takes_up_and_what_it_sets_aside(tmp_path: Path) -> None:
+    plan = RunPlan(PLAN_VERSION, "0001", "f00d", "signs", ("a", "b"), ("a", "b"), 10, 1, 0, 1000.0)
+    assert resumed_lines(plan, {}, tmp_path) == [] == resumed_lines(plan, {"a": 0}, tmp_path)
+    (line,) = resumed_lines(replace(plan, num_samples_before=12), {}, tmp_path)
+    assert line == "resumed: 12 of 20 samples to measure had finished before, and are taken up"
+    (line,) = resumed_lines(plan, {"a": 40, "b": 20}, tmp_path)
+    assert line.startswith("warning: 60 finished samples of 2 settings are set aside, measured with other flags, data,")
