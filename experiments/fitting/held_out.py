@@ -61,9 +61,9 @@ def deviations(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
     return np.asarray(predicted[has] / measured[has] - 1)
 
 
-def relative_error(predicted: np.ndarray | None, measured: np.ndarray) -> float:
+def relative_error(predicted: np.ndarray, measured: np.ndarray) -> float:
     """Mean size of the deviations; infinite where there are none."""
-    found = np.zeros(0) if predicted is None else deviations(predicted, measured)
+    found = deviations(predicted, measured)
     return float(np.abs(found).mean()) if len(found) else math.inf
 
 

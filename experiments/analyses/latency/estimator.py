@@ -25,7 +25,7 @@ from experiments.analyses.latency.features import (
     requests_of,
     unknown_knobs,
 )
-from experiments.analyses.latency.settings_left_out import FOLDS, choose_forms, ratios_left_out
+from experiments.analyses.latency.settings_left_out import FOLDS, ratios_left_out
 from experiments.analyses.latency.stage_regression import (
     PREDICTED,
     STORED,
@@ -95,10 +95,10 @@ _STORED = TypeAdapter(FittedStages)
 class LatencyEstimator:
     """Predicts the stage times of a request from its tokens and the knobs.
 
-    The model is that of `stage_model`: no time is negative, and vision, first token, decode per token and total never
-    fall when a knob or a length goes up. (The prefill alone may, with more crops: vision hides its launches.) The
-    interval is split-conformal on ratios: between its ends is the fraction `level` of measured / predicted of samples
-    whose setting was left out of the fit, so it is for one request at a setting that need not have been measured.
+    The model is a line of `STAGE_TERMS` for each stage: no time is negative, and none falls when a knob or a length
+    goes up. The interval is split-conformal on ratios: between its ends is the fraction `level` of measured / predicted
+    of samples whose setting was left out of the fit, so it is for one request at a setting that need not have been
+    measured.
     """
 
     def __init__(self, level: float = LEVEL) -> None:
@@ -117,7 +117,7 @@ class LatencyEstimator:
         return self._fitted
 
     def fit(self, samples: TimedSamples) -> Self:
-        """Choose each stage's form by settings left out, then fit it on all samples.
+        """Fit each stage on all samples, and the intervals on settings left out.
 
         Raises:
             ResultsError: fewer than MIN_SETTINGS settings or MIN_SAMPLES samples, or none with two output tokens.
@@ -127,12 +127,11 @@ class LatencyEstimator:
 
     def fit_part(self, samples: TimedSamples) -> Self:
         """The same on what a fold leaves of enough samples: MIN_SETTINGS settings with any number of samples."""
-        forms = choose_forms(samples)
-        ratios = ratios_left_out(samples, forms)
+        ratios = ratios_left_out(samples)
         caveats = caveats_of(samples)
         self._fitted = FittedStages(
             level=self.level,
-            stages=fit_stages(samples, forms),
+            stages=fit_stages(samples),
             ratios={name: conformal_ratios(ratios[name], self.level) for name in PREDICTED},
             ranges=ranges_of(samples.requests),
             expected_output=expected_output_tokens(samples),

@@ -8,16 +8,8 @@ import numpy as np
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.latency.estimator import MIN_SAMPLES, MIN_SETTINGS, LatencyEstimator
-from experiments.analyses.latency.features import STAGES, TimedSamples, timed_samples
-from experiments.analyses.latency.stage_regression import (
-    FORMS,
-    StageModel,
-    fit_stages,
-    linear,
-    measured_times,
-    stage_times,
-    vision_times,
-)
+from experiments.analyses.latency.features import TimedSamples, timed_samples
+from experiments.analyses.latency.stage_regression import StageModel, fit_stages, measured_times, stage_times
 from experiments.analyses.latency.validation import Repeatability, places_by_setting, repeatability
 from experiments.analyses.sweeps import Sweep, samples_frame
 from experiments.fitting.held_out import relative_error
@@ -49,7 +41,7 @@ def recalibrate(estimator: LatencyEstimator, samples: TimedSamples, method: str)
     - `none`: as it is.
     - `global_affine`: a request takes a times as long and b ms more: a for all stages, b before the first token.
     - `stage_affine`: an a and a b for each stage.
-    - `refit`: the forms are kept, all coefficients are found again from these samples alone.
+    - `refit`: all coefficients are found again from these samples alone.
 
     Neither a nor b is negative, so that what was monotone stays so. Intervals keep their ratios, which are of the
     device that the estimator was fitted on.
@@ -64,46 +56,35 @@ def recalibrate(estimator: LatencyEstimator, samples: TimedSamples, method: str)
     elif method == "stage_affine":
         stages = _stage_affine(before, samples)
     else:
-        forms = {name: next(form for form in FORMS[name] if form.name == before[name].form) for name in before}
-        stages = {**before, **fit_stages(samples, forms)}
+        refitted = fit_stages(samples)
+        stages = {name: refitted.get(name, stage) for name, stage in before.items()}
     return estimator.with_stages(stages, AnalysisCaveat.of("recalibrated", method=method, num_samples=len(samples)))
 
 
 def _global_affine(stages: Mapping[str, StageModel], samples: TimedSamples) -> dict[str, StageModel]:
     total = samples.times["T_total"]
-    factor, added_ms = _affine_fit(stage_times(stages, samples.requests)["T_total"], total, total)
+    factor, added_ms = _affine_fit(stage_times(stages, samples.requests)["T_total"], total)
     added = {"T_LLM_prefill": added_ms}
     return {name: stage.affine(factor, added.get(name, 0.0)) for name, stage in stages.items()}
 
 
 def _stage_affine(stages: Mapping[str, StageModel], samples: TimedSamples) -> dict[str, StageModel]:
-    """The recalibrated stages; samples on a floor that begins with the request are compared from its beginning."""
-    found: dict[str, StageModel] = {}
-    requests = samples.requests
-    before_ms = vision_times(stages, requests)
-    for name in (each for each in STAGES if each in stages):
-        stage, times = stages[name], samples.times[name]
-        has = np.isfinite(times)
-        if not has.any():
-            found[name] = stage
-            continue
-        base, target = linear(stage.work, requests), times
-        if stage.floor:
-            floor = linear(stage.floor, requests)
-            on_floor = floor - (before_ms if stage.runs_ahead else 0.0) > base
-            base = np.where(on_floor, floor, base)
-            if stage.runs_ahead:
-                target = times + np.where(on_floor, vision_times(found, requests), 0.0)
-        found[name] = stage.affine(*_affine_fit(base[has], target[has], times[has]))
+    """The stages with a factor and a constant each; one that no sample has stays as it is."""
+    found = dict(stages)
+    for name, stage in stages.items():
+        has = np.isfinite(samples.times[name])
+        if has.any():
+            times = samples.times[name][has]
+            found[name] = stage.affine(*_affine_fit(stage.times(samples.requests.take(has)), times))
     return found
 
 
-def _affine_fit(base: np.ndarray, target: np.ndarray, scale: np.ndarray) -> tuple[float, float]:
-    """Factor and constant, none negative, of least error relative to `scale`; the constant is drawn towards 0."""
-    unit = float(np.median(scale))
-    columns = np.stack([base, np.full(len(base), unit)], axis=1) / scale[:, None]
+def _affine_fit(predicted: np.ndarray, times: np.ndarray) -> tuple[float, float]:
+    """Factor and constant, none negative, of least error relative to the times; the constant is drawn towards 0."""
+    unit = float(np.median(times))
+    columns = np.stack([predicted, np.full(len(times), unit)], axis=1) / times[:, None]
     prior = np.array([0.0, _PRIOR**0.5])
-    factor, units = robust_nonnegative(np.vstack([columns, prior]), np.append(target / scale, 0.0))
+    factor, units = robust_nonnegative(np.vstack([columns, prior]), np.append(np.ones(len(times)), 0.0))
     return float(factor), float(units) * unit
 
 

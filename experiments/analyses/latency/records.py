@@ -50,7 +50,6 @@ def _validation_fields(sweep: Sweep, found: LatencyModel, studies: Sequence[Reca
         "level": estimator.level,
         "caveats": sentences(found.caveats),
         "caveat_records": [caveat.model_dump() for caveat in found.caveats],
-        "forms": {name: stage.form for name, stage in estimator.fitted.stages.items()},
         **{key: {name: asdict(each) for name, each in getattr(validation, key).items()} for key in FIGURES},
         "left_out": {name: asdict(each) for name, each in validation.others.items()},
         "control_drift": found.drift,
@@ -94,9 +93,7 @@ def detail_lines(model: LatencyModel, studies: Sequence[RecalibrationStudy]) -> 
     size = f"{counted(fitted.num_settings, 'setting')}, {counted(fitted.num_samples, 'sample')}"
     yield f"{size}; errors at settings left out"
     yield _error_table(validation, validation.noise)
-    forms = {name: stage.form for name, stage in fitted.stages.items()}
-    coverage = {name: each.share for name, each in validation.coverage.items()}
-    yield _percentages(pd.DataFrame({"form": forms, "coverage": coverage}).reindex(list(coverage)))
+    yield _percentages(pd.DataFrame({"coverage": {name: each.share for name, each in validation.coverage.items()}}))
     for what, left_out in validation.others.items():
         yield f"whole {what} left out" if what in ("pictures", RUNS) else f"whole levels of {what} left out"
         yield _error_table(left_out, {}) if left_out.reason is None else f"none: {left_out.reason}"

@@ -1,26 +1,15 @@
-"""Predictions of settings that were left out of a fit, and the choice of each stage's form by them."""
+"""Predictions of settings that were left out of a fit."""
 
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from experiments.analyses.latency.features import STAGES, RequestColumns, TimedSamples
-from experiments.analyses.latency.stage_regression import (
-    FORMS,
-    PREDICTED,
-    StageForm,
-    fit_stages,
-    measured_times,
-    stage_times,
-    vision_times,
-)
-from experiments.fitting.held_out import left_out_masks, relative_error
+from experiments.analyses.latency.features import RequestColumns, TimedSamples
+from experiments.analyses.latency.stage_regression import PREDICTED, fit_stages, measured_times, stage_times
+from experiments.fitting.held_out import left_out_masks
 
 Predict = Callable[[RequestColumns], Mapping[str, np.ndarray]]
 FOLDS = 6
-# A form replaces a simpler one where it is better by this fraction on settings left out.
-CLEARLY_BETTER = 0.05
 
 
 def predicted_left_out(
@@ -38,56 +27,15 @@ def predicted_left_out(
     return found
 
 
-def choose_forms(samples: TimedSamples) -> dict[str, StageForm]:
-    """The form of least relative error on settings left out for each stage; a simpler one where that is close."""
-    measured = measured_times(samples)
-    chosen: dict[str, StageForm] = {}
-    for name in STAGES:
-        best = math.inf
-        before = dict(chosen)
-        for form in FORMS[name]:
-            predicted = predicted_left_out(samples, _fit_of_stage(name, before | {name: form}))
-            error = relative_error(predicted.get(name), measured[name])
-            if name not in chosen or error < best * (1 - CLEARLY_BETTER):
-                best, chosen[name] = error, form
-    return chosen
-
-
-def _fit_of_stage(name: str, forms: Mapping[str, StageForm]) -> Callable[[TimedSamples], Predict]:
-    """A function that fits a stage, and vision before it where its floor begins with the request."""
-    needed = {name: forms[name]}
-    if forms[name].runs_ahead:
-        needed["T_vision_total"] = forms["T_vision_total"]
-
-    def fit(part: TimedSamples) -> Predict:
-        stages = fit_stages(part, needed)
-
-        def predict(requests: RequestColumns) -> Mapping[str, np.ndarray]:
-            if name not in stages:
-                return {}
-            is_ahead = forms[name].runs_ahead
-            vision_ms = vision_times(stages, requests) if is_ahead else np.zeros(len(requests))
-            return {name: stages[name].times(requests, vision_ms)}
-
-        return predict
-
-    return fit
-
-
-def fit_chosen(part: TimedSamples) -> Predict:
-    """The estimator without its intervals, its forms chosen by settings left out of these samples."""
-    stages = fit_stages(part, choose_forms(part))
+def fit_lines(samples: TimedSamples) -> Predict:
+    """The estimator without its intervals."""
+    stages = fit_stages(samples)
     return lambda requests: stage_times(stages, requests)
 
 
-def ratios_left_out(samples: TimedSamples, forms: Mapping[str, StageForm]) -> dict[str, np.ndarray]:
+def ratios_left_out(samples: TimedSamples) -> dict[str, np.ndarray]:
     """Measured / predicted of samples whose setting was left out, by name of PREDICTED; without absent stages."""
-
-    def fit(part: TimedSamples) -> Predict:
-        stages = fit_stages(part, forms)
-        return lambda requests: stage_times(stages, requests)
-
-    predicted, measured = predicted_left_out(samples, fit), measured_times(samples)
+    predicted, measured = predicted_left_out(samples, fit_lines), measured_times(samples)
     found = {}
     for name in PREDICTED:
         has = np.isfinite(measured[name]) & (predicted[name] > 0)

@@ -1,7 +1,7 @@
 """The errors of the estimator and of three baselines at what was left out, beside the noise of measuring again.
 
 Left out are settings, whole levels of a knob, whole pictures, and of several runs whole runs. No step of a fit sees
-what it predicts: forms, coefficients and intervals are found again without each fold. Decode and total are predicted
+what it predicts: coefficients and intervals are found again without each fold. Decode and total are predicted
 for the true length of the answer, as the error of a model of times; `Validation.totals` has totals without it, as an
 admission needs them.
 """
@@ -14,10 +14,10 @@ import numpy as np
 from experiment_core_utils.primitives.errors import ResultsError
 from experiments.analyses.latency.estimator import MIN_SETTINGS, LatencyEstimator, Prediction
 from experiments.analyses.latency.features import RUNS, STAGES, RequestColumns, TimedSamples, columns_of, identifiable
-from experiments.analyses.latency.settings_left_out import Predict, fit_chosen, predicted_left_out
+from experiments.analyses.latency.settings_left_out import Predict, fit_lines, predicted_left_out
 from experiments.analyses.latency.stage_regression import (
-    FORMS,
     PREDICTED,
+    STAGE_TERMS,
     after_vision,
     composed_times,
     measured_times,
@@ -185,7 +185,7 @@ def errors_left_out(samples: TimedSamples, groups: np.ndarray, least: int = 3) -
             reason = "a fold leaves no sample of a stage"
     found = ModelErrors(num_folds=0, estimator={}, linear={}, logs={}, forest={}, after_vision={})
     if reason is None:
-        estimated = predicted_left_out(samples, fit_chosen, num_folds, groups)
+        estimated = predicted_left_out(samples, fit_lines, num_folds, groups)
         found = _compared(samples, estimated, num_folds, groups)
     return LeftOut(**vars(found), num_groups=num_groups, reason=reason)
 
@@ -220,14 +220,14 @@ def left_out_predictions(
 def fit_linear(samples: TimedSamples) -> Predict:
     """The line of each stage with the least mean error, each relative to what a first such line predicts.
 
-    Its terms are all those that the estimator chooses among; unlike the estimator's, its coefficients may be negative.
+    Its terms are the estimator's; its coefficients may be negative.
     Errors relative to what was measured would draw it below the median of noisy times.
     """
     # Its import takes a second, and most commands need none of it.
     from sklearn.linear_model import QuantileRegressor
 
     def fit(name: str, requests: RequestColumns, times: np.ndarray) -> PredictStage:
-        kept = identifiable(_terms_of(name), requests)
+        kept = identifiable(STAGE_TERMS[name], requests)
         columns = columns_of(kept, requests)
         units = columns.max(axis=0)
         line = QuantileRegressor(quantile=0.5, alpha=0.0, fit_intercept=False)
@@ -236,11 +236,6 @@ def fit_linear(samples: TimedSamples) -> Predict:
         return lambda others: np.asarray(line.predict(columns_of(kept, others) / units))
 
     return _fit_stages_separately(samples, fit)
-
-
-def _terms_of(name: str) -> tuple[str, ...]:
-    """The terms of all forms of a stage."""
-    return tuple(dict.fromkeys(term for form in FORMS[name] for term in (*form.work, *(form.floor or ()))))
 
 
 # What a stage's time is a product of powers of; a time of a request without a picture is not asked for.

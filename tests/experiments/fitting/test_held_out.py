@@ -42,7 +42,7 @@ def test_relative_error_by_hand() -> None:
     # 10 % over, 20 % under, one that is absent.
     measured = np.array([10.0, 10.0, np.nan])
     assert relative_error(np.array([11.0, 8.0, 3.0]), measured) == pytest.approx(0.15)
-    assert relative_error(None, measured) == float("inf")
+    assert relative_error(np.full_like(measured, np.nan), measured) == float("inf")
 
 
 def test_a_score_by_hand() -> None:

@@ -47,18 +47,6 @@ def working_samples(noise: float = 0.0, seed: int = 0, samples_each: int = 4) ->
     return samples_of(requests, settings, *noisy)
 
 
-def launching_samples(noise: float = 0.0, seed: int = 0, samples_each: int = 4) -> TimedSamples:
-    """Of a device that waits for the host: vision is 8 ms at least; 10 ms and 1.5 ms a block pass from the request's
-    beginning to its first token, so that the prefill is what vision leaves of it; 1.5 ms a block for each token."""
-    requests, settings = grid_requests(samples_each)
-    vision = np.maximum(8.0, 2.0 + 0.8 * (requests.crops + 1))
-    prefill = 10.0 + 1.5 * requests.num_active_blocks - vision
-    per_token = 1.5 * requests.num_active_blocks
-    generator = np.random.default_rng(seed)
-    noisy = [each * np.exp(noise * generator.normal(size=len(requests))) for each in (vision, prefill, per_token)]
-    return samples_of(requests, settings, *noisy)
-
-
 # What the slower device does to each stage: times this factor, plus this many milliseconds.
 SLOWER = {"T_vision_total": (1.8, 0.0), "T_LLM_prefill": (1.4, 3.0), "T_decode_per_token": (1.2, 1.0)}
 
@@ -73,8 +61,3 @@ def slower_device(samples: TimedSamples) -> TimedSamples:
 def working_estimator(noise: float = 0.0) -> LatencyEstimator:
     """Fitted to `working_samples` when first needed: a fit takes most of a second."""
     return LatencyEstimator().fit(working_samples(noise))
-
-
-@cache
-def launching_estimator(noise: float) -> LatencyEstimator:
-    return LatencyEstimator().fit(launching_samples(noise))

@@ -8,7 +8,6 @@ import pytest
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.setting_result import Order, Precision, SettingResult
-from experiments.analyses.latency.estimator import LatencyEstimator
 from experiments.analyses.latency.features import RequestSetting, TimedSamples
 from experiments.analyses.latency.recalibration import (
     METHODS,
@@ -21,8 +20,6 @@ from experiments.analyses.sweeps import StoredSetting, Sweep
 from experiments.fitting.held_out import relative_error
 from tests.experiments.analyses.latency.synthetic_samples import (
     SLOWER,
-    launching_estimator,
-    launching_samples,
     samples_of,
     slower_device,
     working_estimator,
@@ -55,8 +52,8 @@ def test_refit_forgets_the_source() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_more_is_not_faster_after_recalibration_to_noise(method: str) -> None:
-    source = launching_estimator(0.05)
-    target = slower_device(launching_samples(noise=0.4, seed=3))
+    source = working_estimator(0.05)
+    target = slower_device(working_samples(noise=0.4, seed=3))
     drawn = target.take(np.arange(0, 100, 10))
     found = recalibrate(source, drawn, method).predict(
         [
@@ -127,15 +124,3 @@ def test_a_run_whose_halves_are_not_known_or_too_small_says_so() -> None:
     few = samples.take(np.isin(samples.settings, np.unique(samples.settings)[:8]))
     study = study_by_order(ordered_sweep(few, "shuffled"), few, 0.9)
     assert not study.errors and study.reason == "the run has too few settings or samples to be split in two"
-
-
-def test_launches_that_vision_hides_are_rescaled_from_the_beginning_of_the_request() -> None:
-    samples = launching_samples()
-    # Vision 1.2 times as long; launches 1.5 times as long, of which the longer vision hides more.
-    vision = 1.2 * samples.times["T_vision_total"]
-    prefill = 1.5 * (10.0 + 1.5 * samples.requests.num_active_blocks) - vision
-    token = samples.times["T_decode_per_token"]
-    target = samples_of(samples.requests, samples.settings, vision, prefill, token)
-    found = recalibrate(LatencyEstimator().fit(samples), target, "stage_affine").predict(target.requests)
-    assert relative_error(found.times["T_LLM_prefill"], prefill) < 0.01
-    assert relative_error(found.times["T_first_token"], vision + prefill) < 0.01

@@ -6,7 +6,6 @@ import pytest
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.analyses.latency.features import RequestColumns, RequestSetting, TimedSamples, requests_of
 from experiments.analyses.latency.stage_regression import (
-    FORMS,
     PREDICTED,
     StageModel,
     fit_stages,
@@ -15,9 +14,9 @@ from experiments.analyses.latency.stage_regression import (
 )
 
 STAGES = {
-    "T_vision_total": StageModel("work", {"image_crops": 2.0}, {}, False),
-    "T_LLM_prefill": StageModel("work", {"tokens": 0.1}, {}, False),
-    "T_decode_per_token": StageModel("work", {"blocks": 0.5}, {}, False),
+    "T_vision_total": StageModel({"image_crops": 2.0}),
+    "T_LLM_prefill": StageModel({"tokens": 0.1}),
+    "T_decode_per_token": StageModel({"blocks": 0.5}),
 }
 
 
@@ -54,7 +53,7 @@ def test_samples_without_a_stage_are_left_out_of_its_fit() -> None:
     missing = np.full(20, np.nan)
     times = {"T_vision_total": missing, "T_LLM_prefill": np.full(20, 2.0), "T_decode_per_token": np.full(20, 1.5)}
     samples = TimedSamples(requests, times | {"T_total": np.full(20, 5.0)}, np.full(20, "s"), np.full(20, "t"))
-    found = fit_stages(samples, {name: forms[0] for name, forms in FORMS.items()})
+    found = fit_stages(samples)
     assert set(found) == {"T_LLM_prefill", "T_decode_per_token"}
     assert found["T_LLM_prefill"].work == pytest.approx({"request": 2.0})
     measured = measured_times(samples)
