@@ -3,7 +3,6 @@
 import atexit
 import logging
 import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,7 +27,6 @@ from experiment_core_utils.primitives.files import (
     REPOSITORY,
     check_replaceable,
     failed_writes_named,
-    open_regular_file,
     state_folder,
     write_text_atomically,
 )
@@ -37,25 +35,14 @@ from experiment_core_utils.records.locks import locked
 
 LOGGER = logging.getLogger(__name__)
 MOST_DIGITS = 18
-READ_WHOLE_BYTES = 256 * 1024
-END_BYTES = 64 * 1024
-BLOCK_BYTES = 1024 * 1024
-# Longer than any match, so that none is cut between two blocks.
-OVERLAP_BYTES = 128
-_EMISSIONS = re.compile(rf"emissions_([0-9]{{1,{MOST_DIGITS}}})(?![0-9]).*\.csv")
-_IN_JSON = re.compile(
-    rb'"experiment_id"\s{0,8}:\s{0,8}"?([0-9]{1,%d})(?![0-9.])|"experiment_([0-9]{1,%d})"\s{0,8}:'
-    % (MOST_DIGITS, MOST_DIGITS)
-)
 
 
 def next_run_id(id_file: Path, results_dir: Path) -> str:
     """The id after the last one given out, such as "0001"; past "9999" it grows.
 
-    The counter is read and written under a lock on a file beside it, and replaced as a whole. A counter without a
-    number, or a smaller one than an id that was given out, follows the largest of them, with one line of warning;
-    so does one that is gone. Given out were the ids in `results_dir`, and the last one that the locked file remembers,
-    for results that lie elsewhere.
+    The counter is read and written under a lock on a file beside it, which remembers the last id, and replaced as a
+    whole. A counter that is gone, without a number or behind continues after that id and those of `used_ids`, with one
+    line of warning.
 
     Raises:
         ResultsNotSaved: the counter cannot be written.
@@ -92,60 +79,18 @@ def _read_counter(id_file: Path) -> tuple[int | None, str | None]:
 
 
 def used_ids(results_dir: Path) -> Iterator[int]:
-    """Ids that results carry, in any order, some more than once.
+    """Ids of the folders of runs in every `raw_results` in or below `results_dir`, in any order.
 
-    Looked at: names of folders in `raw_results`; names of `emissions_<id>*.csv` in `results_dir`, below it and in the
-    folder with it; in JSON files the keys "experiment_<id>" and the values of "experiment_id". Files that lie in
-    `results_dir` itself and those up to 256 KiB are read whole, of larger ones in its folders the first and the last
-    64 KiB. What cannot be read is passed over.
+    Folders that cannot be read are passed over.
     """
-    beside: list[str] = []
-    with suppress(OSError):
-        beside = os.listdir(results_dir.parent)
-    yield from _emission_ids(beside)
-    for place, folders, names in os.walk(results_dir):
-        folder = Path(place)
-        if folder.name == "raw_results":
-            yield from (int(name) for name in folders if _is_id(name))
-            # Their files carry the same ids.
-            folders[:] = [name for name in folders if not _is_id(name)]
-        yield from _emission_ids(names)
-        for name in names:
-            if name.endswith((".json", ".jsonl")):
-                yield from _ids_in_file(folder / name, is_whole=folder == results_dir)
+    for place, folders, _ in os.walk(results_dir):
+        if Path(place).name == "raw_results":
+            yield from map(int, filter(_is_id, folders))
+            folders.clear()
 
 
 def _is_id(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
-
-
-def _emission_ids(names: list[str]) -> Iterator[int]:
-    for name in names:
-        if match := _EMISSIONS.fullmatch(name):
-            yield int(match.group(1))
-
-
-def _ids_in_file(path: Path, is_whole: bool) -> Iterator[int]:
-    try:
-        # A pipe would wait for a writer.
-        with open_regular_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if is_whole or size <= READ_WHOLE_BYTES:
-                kept = b""
-                while block := file.read(BLOCK_BYTES):
-                    yield from _ids_in(kept + block)
-                    kept = block[-OVERLAP_BYTES:]
-            else:
-                yield from _ids_in(file.read(END_BYTES))
-                file.seek(size - END_BYTES)
-                yield from _ids_in(file.read(END_BYTES))
-    except OSError:
-        return
-
-
-def _ids_in(content: bytes) -> Iterator[int]:
-    for match in _IN_JSON.finditer(content):
-        yield int(match.group(1) or match.group(2))
 
 
 ID_NAME = "experiment_id.txt"
