@@ -1,4 +1,4 @@
-"""What a wheel contains: the packages without the kernels' benches, and the embedded model as one of them.
+"""What a wheel contains: the packages that `knobprof` reaches, and the embedded model as one of them.
 
 All else is in pyproject.toml.
 """
@@ -8,7 +8,8 @@ from setuptools import find_packages, setup
 EMBEDDED_MODEL = "experiment_core_utils.checkpoints.molmoe_tiny"
 
 PACKAGES = find_packages(
-    include=["experiment_core_utils*", "experiments*", "knob_profiler*"], exclude=["experiments.benchmarks.kernels*"]
+    include=["experiment_core_utils*", "experiments*", "knob_profiler*"],
+    exclude=["experiments.benchmarks*", "experiments.reference_model*", "experiments.block_importance.from_checkout*"],
 )
 
 setup(

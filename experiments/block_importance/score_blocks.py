@@ -37,7 +37,7 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.source import CheckpointSource
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import check_writable, write_json_atomically
+from experiment_core_utils.primitives.files import IS_CHECKOUT, check_writable, write_json_atomically
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
 from experiment_core_utils.sweep.plan import knob_request
@@ -61,9 +61,7 @@ from experiments.block_importance.importance import (
     save_sets,
     select_block_sets,
 )
-from experiments.block_importance.picture_scorers import AnsweredPictureScorer, PackedPictureScorer
-from experiments.block_importance.proxies import activation_changes, gradient_importances
-from experiments.reference_model.evaluation import is_picture_model
+from experiments.block_importance.proxies import activation_changes
 
 METHODS = ("leave_one_out", "activation_change", "gradient")
 MEASURES = ("accuracy", "answer_loss")
@@ -115,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
         choices=METHODS,
         default=METHODS[0],
         help="leave_one_out: accuracy lost without the block; activation_change: how much the block changes its input; "
-        "gradient: first-order change of the loss without it",
+        "gradient: first-order change of the loss without it, from a checkout",
     )
     scoring.add_argument(
         "--positions",
@@ -128,7 +126,8 @@ def build_parser() -> argparse.ArgumentParser:
         choices=MEASURES,
         default=MEASURES[0],
         help="accuracy: of generated answers (default); answer_loss: likelihood of the expected answers, for the "
-        "reference_* tasks and a MolmoE model; --num_samples then counts the questions of all tasks together",
+        "reference_* tasks and a MolmoE model, from a checkout; --num_samples then counts the questions of all tasks "
+        "together",
     )
     choosing = parser.add_argument_group("block sets")
     choosing.add_argument("--select", choices=("greedy", "beam"), help="write block sets instead of scores")
@@ -207,6 +206,10 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
         raise ConfigurationError(f"--measure answer_loss is for leave_one_out and --select, not for {own.method}")
     if own.held_out and own.method != METHODS[0]:
         raise ConfigurationError(f"--held_out compares with --measure, which --method {own.method} does not use")
+    given = {"--method": own.method, "--measure": own.measure}
+    of_checkout = [f"{flag} {value}" for flag, value in given.items() if value in ("gradient", "answer_loss")]
+    if of_checkout and not IS_CHECKOUT:
+        raise ConfigurationError(f"{of_checkout[0]} is run from a checkout of the project; drop it here")
     for name in ("num_samples", "beam_width", "batch_size"):
         check_within(f"--{name}", getattr(own, name), 1, MOST_TIMES)
     if own.check and (not own.held_out or own.select is not None):
@@ -278,6 +281,10 @@ def samples_of(job: Job) -> Scorers:
 
 def pictures_of(job: Job) -> Scorers:
     """Pictures drawn by the seed, with all questions of the families about them."""
+    # A checkout has these alone.
+    from experiments.block_importance.from_checkout.picture_scorers import AnsweredPictureScorer, PackedPictureScorer
+    from experiments.reference_model.evaluation import is_picture_model
+
     model = job.model
     tasks = [task for task in job.tasks if isinstance(task, GeneratedTask)]
     if len(tasks) < len(job.tasks) or not is_picture_model(model):
@@ -326,11 +333,13 @@ def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate
     """Each block's score by the requested method, and the score of the whole model, where that was measured."""
     if job.own.method == "leave_one_out":
         return leave_one_out(scorers.scored, job.model.num_total_blocks)
-    measured = (
-        activation_changes(job.model, scorers.drawn, job.setting, job.own.positions)
-        if job.own.method == "activation_change"
-        else gradient_importances(job.model, scorers.drawn, job.setting)
-    )
+    if job.own.method == "gradient":
+        # A checkout has it alone.
+        from experiments.block_importance.from_checkout.gradients import gradient_importances
+
+        measured = gradient_importances(job.model, scorers.drawn, job.setting)
+    else:
+        measured = activation_changes(job.model, scorers.drawn, job.setting, job.own.positions)
     return {block: estimate(values) for block, values in measured.items()}, None
 
 

@@ -65,16 +65,22 @@ def test_the_embedded_model_is_a_package_of_the_wheel() -> None:
     assert re.findall(r'"(\w+)\*"', script) == list(PACKAGES)
 
 
-def test_the_benches_of_kernels_are_in_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They tune engines in a checkout; no module of the wheel imports them."""
+def test_what_is_run_from_a_checkout_is_in_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No module of the wheel imports it, but in the branch of an option that a checkout has."""
     monkeypatch.chdir(REPOSITORY)
     script = ast.parse(Path("setup.py").read_text(encoding="utf-8"))
     (call,) = [each.value for each in script.body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call)]
     packages = find_packages(**{each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg})
-    assert {"experiments.benchmarks", "experiments.benchmarks.kernels"} & set(packages) == {"experiments.benchmarks"}
+    left_out = "benchmarks", "reference_model", "block_importance.from_checkout"
+    assert "experiments.block_importance" in packages
+    assert [name for name in packages for each in left_out if name.startswith(f"experiments.{each}")] == []
     kept = [path for name in packages for path in Path(name.replace(".", "/")).glob("*.py")]
-    importing = re.compile(r"^\s*(from|import) experiments\.benchmarks\.kernels", re.MULTILINE)
-    assert len(kept) > 100 and [path for path in kept if importing.search(path.read_text(encoding="utf-8"))] == []
+    names = "|".join(map(re.escape, left_out))
+    at_import = re.compile(rf"^(from|import) experiments\.({names})", re.MULTILINE)
+    anywhere = re.compile(rf"^\s*(from|import) experiments\.({names})", re.MULTILINE)
+    texts = {path.name: path.read_text(encoding="utf-8") for path in kept if path.name != "__init__.py"}
+    assert len(kept) > 100 and [name for name, text in texts.items() if at_import.search(text)] == []
+    assert [name for name, text in texts.items() if anywhere.search(text)] == ["score_blocks.py"]
 
 
 def test_the_licences_are_of_the_packages_that_are_required_and_no_others() -> None:

@@ -19,6 +19,7 @@ from experiment_core_utils.knobs.block_choice import (
 from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiments.block_importance import score_blocks
 from experiments.block_importance.score_blocks import main
 from tests.models.tiny_checkpoints import write_checkpoint
 
@@ -149,6 +150,15 @@ def test_what_cannot_be_scored_is_refused(
     assert main(given) == 2
     error = capsys.readouterr().err
     assert message in error and error.startswith("error: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("flags", [["--method", "gradient"], ["--measure", "answer_loss"]])
+def test_what_a_checkout_alone_has_is_refused_in_an_installed_package(
+    flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(score_blocks, "IS_CHECKOUT", False)
+    assert main([*flags, "--output", str(tmp_path / "scores.json")]) == 2
+    assert f"{' '.join(flags)} is run from a checkout of the project; drop it here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("taken", "flags"), [

@@ -9,8 +9,8 @@ from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
+from experiments.block_importance.from_checkout.picture_scorers import PackedPictureScorer
 from experiments.block_importance.importance import passed_through
-from experiments.block_importance.picture_scorers import PackedPictureScorer
 
 ONE = CropRange(1, 1)
 
