@@ -36,7 +36,7 @@ from experiment_core_utils.records.result_files import (
     read_experiments,
 )
 from experiment_core_utils.records.sample_result import (
-    DecoderKnobs,
+    DecoderKnobValues,
     Metadata,
     RunTimes,
     SampleRequest,
@@ -155,10 +155,10 @@ def theoretical_part(geometry: VisionGeometry | None) -> TheoreticalGeometry:
     )
 
 
-def decoder_knobs(setting: Setting) -> DecoderKnobs:
+def decoder_knobs(setting: Setting) -> DecoderKnobValues:
     """The published knobs of the decoder."""
     fields = setting.published_fields
-    return DecoderKnobs.model_construct(**{name: fields[name] for name in DecoderKnobs.model_fields})
+    return DecoderKnobValues.model_construct(**{name: fields[name] for name in DecoderKnobValues.model_fields})
 
 
 def request_part(sample: MeasuredSample, setting: Setting) -> SampleRequest:

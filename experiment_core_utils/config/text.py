@@ -78,7 +78,7 @@ class Batching(Part):
     halve_on_out_of_memory: bool = False
 
 
-class Decoding(Part):
+class DecoderConfig(Part):
     """How the next token is chosen; a mode uses the temperature and the number of its own name only."""
 
     decoding_mode: DecodingMode = "greedy"  #: all but `greedy` sample from the distribution
@@ -181,7 +181,7 @@ class TextConfig(Part):
     stop: tuple[StopText, ...] = Field(default=(), strict=False)
     ignore_eos: bool = False  #: nothing ends an answer: each has exactly `max_output_tokens` tokens
     batching_options: Batching = Batching()
-    decoder_config: Decoding = Decoding()
+    decoder_config: DecoderConfig = DecoderConfig()
     latency_simulation: LatencySimulation = LatencySimulation()
     random_seed: Seed = 42  #: seed of sampling and of delays
     #: unmeasured batches; null: all on a GPU, where kernels depend on shapes, and 16 tokens of the first on the CPU
@@ -287,7 +287,7 @@ class TextConfig(Part):
         )
         return self.model_copy(
             update={
-                "decoder_config": Decoding(**decoding.model_dump(include=used)),
+                "decoder_config": DecoderConfig(**decoding.model_dump(include=used)),
                 "batching_options": Batching(**batching.model_dump(exclude=unused_batching)),
                 "latency_simulation": simulation if simulation.simulate else LatencySimulation(),
                 "quantization_config": self.quantization_config.model_copy(update={"bnb_4bit_quant_type": quant_type}),

@@ -34,7 +34,7 @@ class Metadata(Record):
     prompt: Text | None = None
 
 
-class DecoderKnobs(Record):
+class DecoderKnobValues(Record):
     """The published knobs of the decoder, of a setting and of each of its samples."""
 
     #: requested experts per token, in the blocks after the first with experts; None if a dense model
@@ -42,7 +42,7 @@ class DecoderKnobs(Record):
     num_active_blocks: Knob | None  #: requested blocks, block 0 counted; None if a server shows none
 
 
-class SampleRequest(DecoderKnobs):
+class SampleRequest(DecoderKnobValues):
     """The request of a sample at a setting: its tokens and its picture's crops."""
 
     sample_id: Count  #: position in the task's split

@@ -28,7 +28,7 @@ from experiment_core_utils.records.provenance import Provenance, Variables
 from experiment_core_utils.records.result_files import content_digest, read_versioned_object
 from experiment_core_utils.records.sample_result import (
     OPTIONAL_PARTS,
-    DecoderKnobs,
+    DecoderKnobValues,
     FailedSample,
     SampleResult,
     TheoreticalGeometry,
@@ -251,7 +251,7 @@ class VisionPart(VisionKnob, TheoreticalGeometry):
     max_crops: Count | None  #: upper end of `tier_range`; None as there
 
 
-class DecoderPart(DecoderKnobs):
+class DecoderPart(DecoderKnobValues):
     """The decoder's knobs of a setting, and its blocks."""
 
     num_total_blocks: Knob | None  #: blocks of the model; None if a server shows none

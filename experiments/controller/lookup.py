@@ -31,7 +31,7 @@ from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import check_at_least, check_fraction, milliseconds
 from experiment_core_utils.records.json_record import Amount, Count, Share, Time
 from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
-from experiment_core_utils.records.sample_result import DecoderKnobs
+from experiment_core_utils.records.sample_result import DecoderKnobValues
 from experiment_core_utils.records.setting_result import VisionKnob
 from experiments.analyses.knobs.conclusion import invalid_lines
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
@@ -53,7 +53,7 @@ KEPT_BUDGETS = 1024
 LOOKUP_FLAGS = ("aggregation_method", "tolerance", "max_late", "confidence", "neighbourhood")
 
 
-class LookupEntry(VisionKnob, DecoderKnobs):
+class LookupEntry(VisionKnob, DecoderKnobValues):
     """A measured setting, over the samples that it was measured on."""
 
     accuracy: Share  #: mean of score / best score over the samples that have a score

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria, StoppingCriteriaList
 
-from experiment_core_utils.config.text import Batching, Decoding, TextConfig
+from experiment_core_utils.config.text import Batching, DecoderConfig, TextConfig
 from experiment_core_utils.models.common.answer_ends import (
     AnswerEnds,
     EosSources,
@@ -180,7 +180,7 @@ def text_ends(
     return with_stops(ends, eos, config.stop, config.ignore_eos, tokeniser)
 
 
-def _choice_of_tokens(requested: Decoding) -> dict[str, Any]:
+def _choice_of_tokens(requested: DecoderConfig) -> dict[str, Any]:
     if requested.decoding_mode == "greedy":
         return {"do_sample": False}
     return {

@@ -34,7 +34,7 @@ class EngineTower:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._tower = described_tower(model)
+        self._layers, self._engine = described_tower(model)
         self._judged: set[Hashable] = set()
 
     @contextmanager
@@ -45,7 +45,7 @@ class EngineTower:
             ConfigurationError: a block is given what the kernels do not know.
         """
         with ExitStack() as stack:
-            for index, layer in enumerate(self._tower.layers):
+            for index, layer in enumerate(self._layers):
                 stack.enter_context(replaced_method(layer, "forward", partial(self._forward, index)))
             yield
 
@@ -58,7 +58,7 @@ class EngineTower:
         hides = attention_mask is not None and not bool(_sees_all(attention_mask))
         # The caller may keep what went in.
         states = hidden_states.detach().clone(memory_format=torch.contiguous_format)
-        self._tower.engine.advance(index, states, attention_mask if hides else None)
+        self._engine.advance(index, states, attention_mask if hides else None)
         return states
 
     def prove(self, name: str, inputs: Mapping[str, Any], encode: Callable[[], Any], features: Any) -> None:

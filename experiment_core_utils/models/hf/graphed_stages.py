@@ -5,7 +5,7 @@ There is one request at a time: a state can be decoded from until another reques
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from experiment_core_utils.models.common.greedy import AsyncStages
 from experiment_core_utils.models.common.placement import spread_reason
 from experiment_core_utils.models.common.preferences import KEPT
 from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
+from experiment_core_utils.models.hf.engine_tower import EngineTower
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode, cache_unsupported_reason
@@ -66,13 +67,6 @@ class DecoderInPlace(Protocol):
     def in_place(self, captures_new: bool = False) -> AbstractContextManager[Sequence[Hashable]]: ...
 
 
-class TowerInPlace(Protocol):
-    """What runs pictures in place of the tower's modules; see `EngineTower`, which is one."""
-
-    def in_place(self) -> AbstractContextManager[None]: ...
-    def prove(self, name: str, inputs: Mapping[str, Any], encode: Callable[[], Any], features: Any) -> None: ...
-
-
 class StageParts(Protocol):
     """Makes what runs the stages of the setting in force."""
 
@@ -85,7 +79,7 @@ class StageParts(Protocol):
     untuned: str | None  #: what is to be said of own kernels on an unknown card
     #: whether stages are graphs: each shape of inputs is prepared by itself, and calls return before a step has run
     is_captured: bool
-    tower: TowerInPlace | None = None  #: None where the modules run pictures
+    tower: EngineTower | None = None  #: None where the modules run pictures
     #: what graphs are captured for beside setting and shape, while that is the same for all; () where it is not known
     graphs_of: tuple[Hashable, ...] = ()
 

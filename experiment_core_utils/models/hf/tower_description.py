@@ -5,7 +5,6 @@ MLP, full attention by four linear layers, an MLP of two with a GELU between the
 SigLIP, also as Idefics 3 and SmolVLM have it. At last the kernels must give what the modules give for a few tokens.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,17 +33,11 @@ _TRIAL_TOKENS = 7
 _MOST_OFF = 1e-3
 
 
-@dataclass(frozen=True)
-class DescribedTower:
-    """The blocks of a tower as modules, in order, and the engine that computes what they compute."""
-
-    layers: tuple[nn.Module, ...]  #: each takes states [K, T, C] and a mask, and gives states
-    engine: CpuVisionBlocks
-
-
 @torch.no_grad()
-def described_tower(model: PreTrainedModel) -> DescribedTower:
-    """The tower of a model in float32 on the CPU; in the modules, weights that are fused become views.
+def described_tower(model: PreTrainedModel) -> tuple[tuple[nn.Module, ...], CpuVisionBlocks]:
+    """The tower's blocks of a model in float32 on the CPU, in order, and the engine that computes what they compute.
+
+    Each block takes states [K, T, C] and a mask, and gives states; in it, weights that are fused become views.
 
     Raises:
         ConfigurationError: the blocks are not of the known form or no kernel runs them, in one line; the modules are as
@@ -65,7 +58,7 @@ def described_tower(model: PreTrainedModel) -> DescribedTower:
     blocks = [VisionBlockWeights.fused(block, _activation(block.mlp.activation_fn)) for block in layers]
     engine = CpuVisionBlocks(blocks, heads.pop())
     _refuse_other_states(layers, engine)
-    return DescribedTower(layers, engine)
+    return layers, engine
 
 
 def _refused(reason: str) -> ConfigurationError:

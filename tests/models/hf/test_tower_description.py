@@ -23,9 +23,9 @@ NO_LIST = "it has no encoder with a list of blocks named layers"
 def test_the_blocks_of_a_tower(name: str) -> None:
     """3 blocks of 3 heads; what is fused is what the modules read."""
     model = towered(name)
-    tower = described_tower(model)
-    assert len(tower.layers) == len(tower.engine.kernels) == 3
-    block, layer, width = tower.engine.kernels[1].block, tower.layers[1], HEADS * HEAD_WIDTH
+    layers, engine = described_tower(model)
+    assert len(layers) == len(engine.kernels) == 3
+    block, layer, width = engine.kernels[1].block, layers[1], HEADS * HEAD_WIDTH
     assert (block.qkv.shape, block.inner.shape) == ((3 * width, width), (INNER, width))
     assert block.activation == (
         "quick_gelu" if name in ("llava", "llava, two feature layers", "llava_next") else "tanh_gelu"
@@ -37,7 +37,7 @@ def test_the_blocks_of_a_tower(name: str) -> None:
 
 @needs_compiler
 def test_a_gelu_is_told_from_its_approximations() -> None:
-    assert described_tower(towered("llava", hidden_act="gelu")).engine.kernels[0].block.activation == "gelu"
+    assert described_tower(towered("llava", hidden_act="gelu"))[1].kernels[0].block.activation == "gelu"
     with pytest.raises(
         ConfigurationError, match="its activation ClippedGELUActivation is none of quick_gelu, gelu"
     ):
@@ -132,4 +132,4 @@ def test_a_model_that_has_encoded_pictures_is_described() -> None:
     with torch.inference_mode():
         model.model.get_image_features(**pictures("llava", 1))
     assert model.model.vision_tower.encoder.layers[0]._forward_hooks
-    assert len(described_tower(model).layers) == 3
+    assert len(described_tower(model)[0]) == 3
