@@ -301,7 +301,7 @@ def _saved(
         "num_too_long": due.chosen.num_too_long,
         **due.chosen.form,
     }
-    return experiment_result(experiment_id, due.fingerprint.own, due.varied, caveats, prompts, parts, custom)
+    return experiment_result(experiment_id, due.fingerprint, due.varied, caveats, prompts, parts, custom)
 
 
 def _line(title: str, name: str, result: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
-"""The files that say how a run stands: its ledger of which settings ended and how, its plan, which `status` reads, and
-what a front search found."""
+"""The files that say how a run stands: its ledger of which settings ended and how, and its plan, which `status`
+reads."""
 
-import os
 import re
 from collections.abc import Collection
 from contextlib import suppress
@@ -14,14 +13,11 @@ from pydantic_core import to_json
 
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import (
-    TRACKERS,
     read_regular_file,
     remove_file,
-    state_folder,
     write_json_atomically,
     write_text_atomically,
 )
-from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.result_files import (
     check_schema,
     field_fault,
@@ -39,26 +35,6 @@ class LedgerEntry:
 
     result_file: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,240}\.json$")] | None
     failure: SettingFailure | None
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """What finished work is recognised by: a digest of everything that its figures depend on.
-
-    A change of code or of a machine's load is not seen; the provenance of a result records the commit.
-    """
-
-    own: str
-    former: tuple[str, ...]  #: of the same work, as earlier versions made them, when paths and times of change counted
-
-    @classmethod
-    def of(cls, parts: object, *former: object) -> "Fingerprint":
-        """The fingerprint of what the figures depend on, and of what earlier versions took for that."""
-        return cls(short_digest(repr(parts)), tuple(short_digest(repr(each)) for each in former))
-
-    def among(self, known: Collection[str]) -> str | None:
-        """The one of `known` that is of this work, its own before the former ones; None where none is."""
-        return next((each for each in (self.own, *self.former) if each in known), None)
 
 
 def _result_bytes(path: Path) -> bytes:
@@ -98,20 +74,13 @@ class Ledger:
     A setting is done when its result file is there and carries this run's fingerprint; deleting the file, or
     overwriting it by another run, makes it due again. Result files of this fingerprint count also where the ledger
     lacks them, such as in a copy without hidden folders; those of a run that was stopped do not.
-
-    Args:
-        trackers: where earlier versions kept ledgers, which are read where the folder has none; None: in the checkout
-            and in the user's state folder.
     """
 
-    def __init__(self, output_dir: Path, fingerprint: str, trackers: Path | None = None) -> None:
+    def __init__(self, output_dir: Path, fingerprint: str) -> None:
         self._output_dir = output_dir.resolve()
         self.fingerprint = fingerprint
         self.path = self._output_dir / PARTS_FOLDER / f"ledger_{fingerprint}.json"
-        name = f"acc_lat_{short_digest(os.fsencode(f'{self._output_dir}|{fingerprint}'))}.json"
-        former = [TRACKERS, state_folder(self._output_dir)] if trackers is None else [trackers]
-        places = (self.path, *(folder / name for folder in former))
-        self._entries = self._read(next((path for path in places if path.exists()), self.path))
+        self._entries = self._read(self.path)
         self._unlisted = {
             key: name
             for name, (_, key) in result_files_in(self._output_dir).items()

@@ -4,7 +4,6 @@ import tempfile
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +38,6 @@ from experiment_core_utils.l_results_csv_cleaning import table_paths
 from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.meters.stability import measuring_order
 from experiment_core_utils.meters.stages import StageMeasurement
-from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES
 from experiment_core_utils.models.request_work import unusable_lines
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.collectives import all_gather, broadcast_from_main, processes_on_this_machine
@@ -56,7 +54,7 @@ from experiment_core_utils.records.journal import (
     read_journal,
     tidy_journals,
 )
-from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Fingerprint, Ledger, RunPlan, read_plan
+from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, read_plan
 from experiment_core_utils.records.setting_result import PROTOCOL_VERSION
 from experiment_core_utils.records.settings import MeasuringOrder
 from experiment_core_utils.sweep.estimate import PlanSize
@@ -513,36 +511,24 @@ def _as_given(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-# Names of engines in results from before they had names of their own; those of `straight` ones are not known.
-OLD_ENGINE_NAMES = {"eager": MODULES, "captured": CUDA_GRAPH}
-
-
 def agreed_fingerprint(requested: RequestedRun, accelerator: Accelerator) -> str:
     """Digest of what a result depends on beside the knobs: model, samples, how it was measured, device, versions.
 
-    The same wherever model and results lie. A folder that was begun under a former fingerprint keeps it, the main
-    process's, unless the samples are known by their content now: a former one does not say what they were.
+    The same wherever model and results lie. A change of code or of a machine's load is not seen; the provenance of a
+    result records the commit.
 
     Raises:
         WorkerLost: (in all of them) a process would measure something else than the main one.
     """
-    config, source = requested.config, requested.source
-    parts = fingerprint_parts(requested, accelerator)
-    stamp = (source.place, source.weight_files)
-    former = [(parts, stamp)] if requested.digests is None else []
-    fingerprint = Fingerprint.of((parts, source.digest()), *former)
-    begun = None
-    # A folder in which nothing can be read as a plan was not begun.
-    with suppress(ResultsError):
-        begun = fingerprint.among((read_plan(config.machine.output_dir).fingerprint,))
-    found = all_gather((fingerprint.own, begun or fingerprint.own), accelerator)
-    others = [rank for rank, (of_parts, _) in enumerate(found) if of_parts != found[0][0]]
+    parts = fingerprint_parts(requested, accelerator), requested.source.digest()
+    found = all_gather(short_digest(repr(parts)), accelerator)
+    others = [rank for rank, each in enumerate(found) if each != found[0]]
     if others:
         raise WorkerLost(
             f"processes {', '.join(map(str, others))} would measure something else than process 0: all need the same "
             "arguments, weights, data, versions and kind of device"
         )
-    return found[0][1]
+    return found[0]
 
 
 def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> tuple[object, ...]:
@@ -674,7 +660,7 @@ def _engines_of_finished(ledger: Ledger, keys: Sequence[str], journals: Path) ->
         result = ledger.result(key)
         stages = None if result is None else result.provenance.model.execution_stages
         if stages is not None:
-            return {stage: OLD_ENGINE_NAMES.get(engine, engine) for stage, engine in stages.content().items()}
+            return stages.content()
     contents = (read_journal(path) for path in journals_in(journals))
     own = (each.header for each in contents if each is not None and each.header.fingerprint == ledger.fingerprint)
     return next((dict(header.engines) for header in own if header.engines is not None), None)

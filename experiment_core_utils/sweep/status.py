@@ -79,14 +79,14 @@ class Status:
         return max(each_s * self.samples_missing - spent_s, 0.0)
 
 
-def read_status(output_dir: Path, now_unix_s: float, trackers: Path | None = None) -> Status:
+def read_status(output_dir: Path, now_unix_s: float) -> Status:
     """The state of the last run in a results folder.
 
     Raises:
         ResultsError: no run was started there, or its files are of another version.
     """
     plan = read_plan(output_dir)
-    ledger = Ledger(output_dir, plan.fingerprint, trackers)
+    ledger = Ledger(output_dir, plan.fingerprint)
     journals = read_journals(output_dir / PARTS_FOLDER, plan)
     done = tuple(key for key in plan.keys if ledger.has_result_file(key))
     at_work = max(

@@ -29,7 +29,7 @@ from experiment_core_utils.models.text_model import LanguageModelSource, load_to
 from experiment_core_utils.primitives.collectives import broadcast_from_main
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
 from experiment_core_utils.primitives.files import check_replaceable
-from experiment_core_utils.records.ledger import Fingerprint
+from experiment_core_utils.primitives.texts import short_digest
 from experiment_core_utils.records.provenance import FinalPrompt
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.records.result_files import aggregated_path, raw_result_path, read_experiments
@@ -114,7 +114,7 @@ class DueExperiment:
     prompts: Prompts
     chosen: SelectedPrompts  #: those of `prompts` that run
     custom_metrics: Sequence[CustomMetric]
-    fingerprint: Fingerprint
+    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -222,14 +222,14 @@ def plan_experiments(
         found = _checked_experiment(title, combination, accelerator, prompts_of, digest_of)
         if isinstance(found, str):
             left_out[title] = found
-        elif found.fingerprint.own in titles:
-            left_out[title] = f"the same experiment as {titles[found.fingerprint.own]}"
-        elif earlier := found.fingerprint.among(usable[found.config.save_outputs]):
-            done[title] = names[earlier]
+        elif found.fingerprint in titles:
+            left_out[title] = f"the same experiment as {titles[found.fingerprint]}"
+        elif found.fingerprint in usable[found.config.save_outputs]:
+            done[title] = names[found.fingerprint]
         else:
             due.append(found)
         if not isinstance(found, str):
-            titles.setdefault(found.fingerprint.own, title)
+            titles.setdefault(found.fingerprint, title)
     if not due and not done:
         raise ConfigurationError(next(iter(left_out.values())))
     return TextPlan(tuple(due), done, left_out)
@@ -253,11 +253,11 @@ def _checked_experiment(
         chosen = choose_prompts(config, prompts.texts, load_tokenizer(config, source), source.config)
     except ConfigurationError as error:
         return str(error)
-    # Known by its content wherever it lies; saved experiments from before know its path and times.
+    # Known by its content wherever it lies.
     model = source.stamp if source.revision else (digest_of(source.folder),)
     applied = {name: value for name, value in chosen.form.items() if name != "final_prompt"}
-    parts = (fingerprint_parts(config, source, prompts, accelerator, each, applied) for each in (model, source.stamp))
-    return DueExperiment(title, combination.varied, config, source, prompts, chosen, metrics, Fingerprint.of(*parts))
+    fingerprint = short_digest(repr(fingerprint_parts(config, source, prompts, accelerator, model, applied)))
+    return DueExperiment(title, combination.varied, config, source, prompts, chosen, metrics, fingerprint)
 
 
 def fingerprint_parts(
@@ -271,7 +271,7 @@ def fingerprint_parts(
     """What the figures of an experiment depend on.
 
     Args:
-        model: what the model is known by: its commit on the hub, the digest of its files, or `source.stamp`.
+        model: what the model is known by: its name and commit on the hub, or the digest of its files.
         chat: what is done about the chat template; what counts is whether it is applied.
     """
     left_out = _OF_THE_RUN if model == source.stamp else _OF_THE_RUN | {"model_name"}

@@ -1,6 +1,5 @@
 """Which settings a run still owes."""
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -23,12 +22,12 @@ def output(tmp_path: Path) -> Path:
 
 
 def ledger(output: Path, fingerprint: str = "f00d") -> Ledger:
-    return Ledger(output, fingerprint, trackers=output.parent / "trackers")
+    return Ledger(output, fingerprint)
 
 
 def test_a_new_ledger_owes_everything_and_writes_nothing(output: Path) -> None:
     assert ledger(output).result_path("a") is None
-    assert not (output.parent / "trackers").exists() and list(output.iterdir()) == []
+    assert list(output.iterdir()) == []
 
 
 def test_a_setting_is_done_while_its_file_is_there(output: Path) -> None:
@@ -126,27 +125,13 @@ def test_a_setting_has_one_file_whatever_its_samples_are(output: Path) -> None:
     assert sorted(path.name for path in output.iterdir()) == sorted((names[1], *others))
 
 
-def test_a_ledger_of_an_earlier_version_is_read_and_left_as_it_is(output: Path) -> None:
-    """It lay with the state of the project, named by the first 16 digits of a SHA-256 of folder and fingerprint."""
-    (output / "a.json").write_text(OWN)
-    name = hashlib.sha256(f"{output}|f00d".encode()).hexdigest()[:16]
-    former = output.parent / "trackers" / f"acc_lat_{name}.json"
-    former.parent.mkdir()
-    content = '{"settings": {"a": {"result_file": "a.json", "failure": null}}}'
-    former.write_text(content)
-    assert ledger(output).result_path("a") == output / "a.json"
-    ledger(output).mark_failed("b", FAILURE)
-    assert former.read_text() == content
-    assert Ledger(output, "f00d").result_path("a") == output / "a.json"
-
-
 def test_the_same_folder_by_another_path_is_the_same_run(
     output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (output / "a.json").write_text(OWN)
     ledger(output).mark_done("a", "a.json")
     monkeypatch.chdir(tmp_path)
-    assert Ledger(Path("./results"), "f00d", trackers=tmp_path / "trackers").result_path("a") == output / "a.json"
+    assert Ledger(Path("./results"), "f00d").result_path("a") == output / "a.json"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def journal(
 @pytest.fixture
 def ledger(tmp_path: Path) -> Ledger:
     write_plan(PLAN, tmp_path)
-    return Ledger(tmp_path, "f00d", tmp_path / "trackers")
+    return Ledger(tmp_path, "f00d")
 
 
 def done(ledger: Ledger, folder: Path, key: str, at: float) -> None:
@@ -67,7 +67,7 @@ def done(ledger: Ledger, folder: Path, key: str, at: float) -> None:
 def lines_of(folder: Path, now: float) -> list[str]:
     """While a run has the lock of the folder."""
     with only_run_in(folder / PARTS_FOLDER):
-        return status_lines(read_status(folder, now, folder / "trackers"), Path("out"))
+        return status_lines(read_status(folder, now), Path("out"))
 
 
 def test_a_run_in_the_middle_of_its_second_setting(ledger: Ledger, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_run_in_the_middle_of_its_second_setting(ledger: Ledger, tmp_path: Pat
     # Sample 0 was finished by run 0001, which the plan has counted as one before.
     journal(tmp_path, header("b", 0, "0001"), finished(0), header("b", 0), finished(2), at=1090.0)
     journal(tmp_path, header("b", 1), BROKEN, at=1100.0)
-    status = read_status(tmp_path, 1130.0, tmp_path / "trackers")
+    status = read_status(tmp_path, 1130.0)
     assert (status.done, status.failed, status.left) == (("a",), {}, ("b", "c"))
     assert status.at_work is not None
     assert (status.at_work.key, status.at_work.finished) == ("b", {0, 1, 2})
@@ -105,16 +105,16 @@ def test_loading_and_warm_up_are_no_pace(ledger: Ledger, tmp_path: Path) -> None
     journal(tmp_path, header("a", 0, "0001"), early, header("a", 0), replace(finished(2), finished_unix_s=1500.0),
             at=1521.0)  # fmt: skip
     journal(tmp_path, header("a", 1), replace(BROKEN, finished_unix_s=1501.0), at=1501.0)
-    status = read_status(tmp_path, 1530.0, tmp_path / "trackers")
+    status = read_status(tmp_path, 1530.0)
     assert status.left_s is None and lines_of(tmp_path, 1530.0)[3].startswith("time left: not known before the first")
     journal(tmp_path, header("b", 0), replace(finished(0), finished_unix_s=1510.0),
             replace(finished(2), finished_unix_s=1520.0), at=1521.0)  # fmt: skip
     # 4 by this run, 2 of them behind the first of each process, in 20 s; 12 - 5 are missing.
-    status = read_status(tmp_path, 1530.0, tmp_path / "trackers")
+    status = read_status(tmp_path, 1530.0)
     assert (status.samples_by_run, status.samples_missing, status.paced) == (4, 7, (2, 20.0))
     assert status.left_s == pytest.approx(70.0)
     journal(tmp_path, header("b", 1), finished(1), at=1521.0)
-    assert read_status(tmp_path, 1530.0, tmp_path / "trackers").paced == (5, 521.0)
+    assert read_status(tmp_path, 1530.0).paced == (5, 521.0)
 
 
 def test_what_is_finished_together_took_the_time_before_it_together(ledger: Ledger, tmp_path: Path) -> None:
@@ -122,11 +122,11 @@ def test_what_is_finished_together_took_the_time_before_it_together(ledger: Ledg
     write_plan(replace(PLAN, num_processes=1, num_samples_before=0), tmp_path)
     for key in ("a", "b"):
         journal(tmp_path, header(key, 0), *(replace(finished(each), finished_unix_s=1500.0) for each in (0, 1)))
-    assert read_status(tmp_path, 1530.0, tmp_path / "trackers").left_s is None
+    assert read_status(tmp_path, 1530.0).left_s is None
     with Journal(tmp_path / PARTS_FOLDER, header("a", 0)) as opened:
         done = tuple(replace(finished(each), finished_unix_s=1540.0) for each in (2, 3))
         opened.append(ArrivedGroup((), done))
-    status = read_status(tmp_path, 1545.0, tmp_path / "trackers")
+    status = read_status(tmp_path, 1545.0)
     # 20 s a sample; two of b and four of c are missing.
     assert (status.paced, status.samples_missing, status.left_s) == ((2, 40.0), 6, pytest.approx(120.0))
 
@@ -143,7 +143,7 @@ def test_requests_that_arrive_at_a_rate_take_the_time_in_which_they_come(ledger:
         done = tuple(replace(finished(each), finished_unix_s=at_s) for each in ids)
         journal(tmp_path, header("a", 0), ArrivedGroup((), done), at=at_s)
     with only_run_in(tmp_path / PARTS_FOLDER):
-        status = read_status(tmp_path, 1170.0, tmp_path / "trackers")
+        status = read_status(tmp_path, 1170.0)
     # Two samples in 60 s; the next two come since 10 s.
     assert (status.paced, status.left_s) == ((2, 60.0), pytest.approx(8 * 30 - 10))
 
@@ -183,25 +183,25 @@ def test_at_the_end_failures_are_named_and_nothing_is_missing(ledger: Ledger, tm
 def test_a_failure_of_an_earlier_run_is_missing_again(ledger: Ledger, tmp_path: Path) -> None:
     ledger.mark_failed("a", SettingFailure("OutOfMemory", "no room", 3))
     os.utime(ledger.path, (900.0, 900.0))
-    status = read_status(tmp_path, 1001.0, tmp_path / "trackers")
+    status = read_status(tmp_path, 1001.0)
     assert (tuple(status.failed), status.samples_missing) == (("a",), 12)
     # While it is tried again it is neither.
     journal(tmp_path, header("a", 0), finished(0), at=1010.0)
-    status = read_status(tmp_path, 1011.0, tmp_path / "trackers")
+    status = read_status(tmp_path, 1011.0)
     assert (status.failed, status.left, status.samples_missing) == ({}, ("a", "b", "c"), 11)
 
 
 def test_a_result_that_was_deleted_is_left(ledger: Ledger, tmp_path: Path) -> None:
     done(ledger, tmp_path, "a", 1050.0)
     (tmp_path / "a.json").unlink()
-    assert read_status(tmp_path, 1060.0, tmp_path / "trackers").left == ("a", "b", "c")
+    assert read_status(tmp_path, 1060.0).left == ("a", "b", "c")
 
 
 def test_journals_of_another_run_say_nothing_about_this_one(ledger: Ledger, tmp_path: Path) -> None:
     journal(tmp_path, header("a", 0, fingerprint="beef"), finished(0))
     # Begun by an earlier run and not yet taken up by this one.
     journal(tmp_path, header("b", 0, "0001"), finished(0))
-    status = read_status(tmp_path, 1001.0, tmp_path / "trackers")
+    status = read_status(tmp_path, 1001.0)
     assert status.at_work is None
     assert (status.samples_by_run, status.samples_missing) == (0, 11)
 

@@ -75,7 +75,7 @@ class CountingTask(ReferenceVQA):
 def measure(config: ProfilingConfig, breaks_after: int, experiment_id: str) -> CountingTask:
     """The settings of `config`, from wherever an earlier call left them."""
     source, task = find_model(config.model.model_path), CountingTask(breaks_after)
-    ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir / "trackers")
+    ledger = Ledger(config.machine.output_dir, "f00d")
     drawn = draw_samples(task, config.task, may_stop_early=True)
     requested = RequestedRun(config, source, plan_for(config, source), task, drawn)
     run = run_alone(requested, ledger, experiment_id)

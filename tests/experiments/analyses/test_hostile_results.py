@@ -238,7 +238,7 @@ def test_what_was_planted_in_the_place_of_a_file_is_not_waited_for(
 
 def ledger(folder: Path) -> Ledger:
     """Of a run that has measured NAME."""
-    made = Ledger(folder, "f00d", trackers=folder / "trackers")
+    made = Ledger(folder, "f00d")
     made.mark_done("a", NAME)
     return made
 

@@ -77,7 +77,7 @@ def profile(config: ProfilingConfig, task: ScriptedTask) -> tuple[dict[str, Sett
     """Measure the one setting of `config` on `task`, in this process alone."""
     source = find_model(config.model.model_path)
     requested = RequestedRun(config, source, plan_for(config, source), task, drawn(0, 1, 2, 3))
-    ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir.parent / "trackers")
+    ledger = Ledger(config.machine.output_dir, "f00d")
     run = run_alone(requested, ledger, "0001")
     return measure_settings(run, requested.settings), ledger
 

@@ -244,7 +244,7 @@ def test_an_unknown_energy_mode_is_refused() -> None:
 
 
 def new_run(config: ProfilingConfig, experiment_id: str) -> ProfilingRun:
-    ledger = Ledger(config.machine.output_dir, "f00d", trackers=config.machine.output_dir / "trackers")
+    ledger = Ledger(config.machine.output_dir, "f00d")
     return run_alone(requested_run(config), ledger, experiment_id, energy=means())
 
 

@@ -133,7 +133,7 @@ def test_a_map_is_followed_while_loading_and_the_disk_is_refused(olmoe: Path) ->
 def test_a_run_records_the_map(olmoe: Path, tmp_path: Path) -> None:
     flags = ["--model_path", str(olmoe), "--device", "cpu", "--num_samples", "2", "--output_dir", str(tmp_path)]
     model = staged(olmoe, dispatched(loaded(olmoe), tmp_path / "parts", ["model.layers.1"]))
-    ledger = Ledger(tmp_path, "f00d", trackers=tmp_path / "trackers")
+    ledger = Ledger(tmp_path, "f00d")
     run = run_alone(requested_run(parse_config(flags)), ledger, "0001", model=model)
     recorded = run.provenance.content()["model"]
     assert recorded["device_map"]["model.layers.1"] == "disk" and recorded["execution"] == "eager"

@@ -137,7 +137,7 @@ def measured(
         ["--num_runs_per_sample", "1", "--num_warmup_runs", "0", "--max_config_retries", "0", "--max_repeats", "0"]
     )
     requests = RequestSource(task, model, ids, 0, 0, None, keep_pictures=False)
-    ledger = Ledger(folder, "f", trackers=folder / "trackers")
+    ledger = Ledger(folder, "f")
     context = RunContext("0001", 0, {0: ids}, ledger, folder / "parts", StopRequest())
     bench = Bench(model, requests, 4, Lenient(), frozenset() if in_batches else frozenset(ids))
     if in_batches and place in ("decode_text", "count_flops"):

@@ -60,7 +60,7 @@ def measured(
     config = parse_config(over(["--num_runs_per_sample", "2", "--num_warmup_runs", "0"], flags))
     task = load_task("reference_vqa", "validation")
     requests = RequestSource(task, model, IDS, 0, 0, None, keep_pictures=False)
-    ledger = Ledger(folder, "f", trackers=folder / "trackers")
+    ledger = Ledger(folder, "f")
     context = RunContext("0001", 0, {0: IDS}, ledger, folder, StopRequest())
     bench = Bench(model, requests, 4, get_metric(task.metric), frozenset(IDS))
     setting = Setting.of(vision=tier_target("low"), top_k=1, num_active_blocks=RunningBlocks.of((0, 1)))

@@ -67,7 +67,7 @@ def measure(
     config = parse_config([*given, *flags])
     task = load_task("reference_vqa", "validation")
     requests = RequestSource(task, model, ids, 0, 0, None, keep_pictures=False)
-    ledger = Ledger(folder, "f", trackers=folder / "trackers")
+    ledger = Ledger(folder, "f")
     context = RunContext("0001", 0, {0: tuple(ids)}, ledger, folder, stop or StopRequest())
     bench = Bench(model, requests, 4, get_metric(task.metric), frozenset(ids))
     measurer = ShardMeasurer(config.measuring, context, bench, RoundOrder(KEYS, 5))

@@ -58,7 +58,7 @@ def measure(
     task = load_task("reference_vqa", "validation")
     requests = RequestSource(task, model, ids, 0, 0, None, keep_pictures=False)
     context = RunContext(
-        "0002", 0, {0: tuple(ids)}, Ledger(folder, "f", trackers=folder / "trackers"), folder, StopRequest()
+        "0002", 0, {0: tuple(ids)}, Ledger(folder, "f"), folder, StopRequest()
     )
     bench = Bench(model, requests, 4, get_metric(task.metric), frozenset(ids))
     with Progress(1, len(ids), shown=False) as progress:

@@ -1,6 +1,5 @@
 """What a result depends on beside the knobs: how it was executed is part of it, and older results keep theirs."""
 
-import hashlib
 import os
 import shutil
 from dataclasses import replace
@@ -10,14 +9,12 @@ import pytest
 from accelerate import Accelerator
 from PIL import Image
 
-from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.f_experiment_info import variables_of
-from experiment_core_utils.models.common.checkpoint_files import model_digest, weights_stamp
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
-from experiment_core_utils.records.ledger import PLAN_VERSION, Ledger, RunPlan, write_plan
+from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import Variables
 from experiment_core_utils.records.settings import JournalHeader
 from experiment_core_utils.sweep.plan import (
@@ -141,17 +138,6 @@ def test_a_model_is_known_by_its_content_not_by_place_and_time(tiny_checkpoint: 
     assert fingerprint(copied, tmp_path) != own
 
 
-def test_a_folder_that_was_started_by_place_and_time_resumes_with_them(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """Of the former digest: the parts, the folder, and name, size and time of change of each file of weights."""
-    files = sorted(tiny_checkpoint.glob("*.safetensors"))
-    stamp = tuple((each.name, each.stat().st_size, each.stat().st_mtime_ns) for each in files)
-    found = parts("--model_path", str(tiny_checkpoint))
-    former = hashlib.sha256(repr((found, (str(tiny_checkpoint.resolve()), stamp))).encode()).hexdigest()[:16]
-    assert fingerprint(tiny_checkpoint, tmp_path) != former
-    write_plan(RunPlan(PLAN_VERSION, "0001", former, "reference_vqa", ("a",), ("a",), 2, 1, 0, 1000.0), tmp_path)
-    assert fingerprint(tiny_checkpoint, tmp_path) == former
-
-
 def data_run(output_dir: Path, data_dir: Path) -> RequestedRun:
     """Two questions in a file about pictures in a folder."""
     file = output_dir / "my.jsonl"
@@ -178,18 +164,6 @@ def test_data_are_known_by_their_content_not_by_their_folder(tmp_path: Path) -> 
     assert data_fingerprint(tmp_path, second) != own
 
 
-def test_a_folder_begun_when_pictures_were_known_by_name_and_size_is_not_taken_up(tmp_path: Path) -> None:
-    """What its pictures were is not known, so their samples cannot be joined by others."""
-    Image.new("RGB", (8, 8)).save(tmp_path / "a.bmp")
-    own, folder = data_fingerprint(tmp_path, tmp_path), find_model(parse_config([]).model.model_path).folder
-    found = fingerprint_parts(data_run(tmp_path, tmp_path), Accelerator(cpu=True))
-    stamp = (str(folder.resolve()), weights_stamp(folder))
-    for by in (model_digest(folder), stamp):
-        former = hashlib.sha256(repr((found, by)).encode()).hexdigest()[:16]
-        write_plan(RunPlan(PLAN_VERSION, "0001", former, "my", ("a",), ("a",), 2, 1, 0, 1000.0), tmp_path)
-        assert data_fingerprint(tmp_path, tmp_path) == own
-
-
 COMPILED = {"vision": "reference", "prefill": "reference", "decode": "cpu step"}
 PLAIN = {"vision": "reference", "prefill": "reference", "decode": "reference"}
 MODULES = {"vision": "modules", "prefill": "modules", "decode": "modules"}
@@ -197,7 +171,7 @@ MODULES = {"vision": "modules", "prefill": "modules", "decode": "modules"}
 
 def refuse(engines: dict[str, str], folder: Path) -> None:
     refuse_other_engines(
-        engines, Ledger(folder, "f00d", folder / "trackers"), ["a"], folder / ".parts", Accelerator(cpu=True)
+        engines, Ledger(folder, "f00d"), ["a"], folder / ".parts", Accelerator(cpu=True)
     )
 
 
@@ -218,15 +192,11 @@ def test_a_started_setting_resumes_with_its_engines_only(tmp_path: Path) -> None
         refuse(PLAIN, tmp_path)
 
 
-def test_results_with_former_names_count_where_those_say_which_engine_ran(tmp_path: Path) -> None:
-    """`eager` were the modules; `straight` was any of three."""
-    for old_name, refused in (("eager", PLAIN), ("straight", MODULES), ("straight", PLAIN)):
-        stages = dict.fromkeys(PLAIN, old_name)
-        result = stored_result(part(measured_sample(1)))
-        result["provenance"]["model"] = {"execution_stages": stages}
-        write_json_atomically(result, tmp_path / "a.json")
-        Ledger(tmp_path, "f00d", tmp_path / "trackers").mark_done("a", "a.json")
-        if old_name == "eager":
-            refuse(MODULES, tmp_path)
-        with pytest.raises(ConfigurationError, match=f"vision {'modules' if old_name == 'eager' else 'straight'}"):
-            refuse(refused, tmp_path)
+def test_a_result_says_which_engines_ran(tmp_path: Path) -> None:
+    result = stored_result(part(measured_sample(1)))
+    result["provenance"]["model"] = {"execution_stages": PLAIN}
+    write_json_atomically(result, tmp_path / "a.json")
+    Ledger(tmp_path, "f00d").mark_done("a", "a.json")
+    refuse(PLAIN, tmp_path)
+    with pytest.raises(ConfigurationError, match="vision modules"):
+        refuse(MODULES, tmp_path)
