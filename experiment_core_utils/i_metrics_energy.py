@@ -209,7 +209,6 @@ def _text(cell: Cell) -> str | None:
 
 def allocated_energy_metrics(results: InferenceResults) -> AllocatedEnergy:
     """The energy of all batches of a text run, or of none: the sum of some would pass for that of all."""
-    # Records from before the energy was there have none.
     joules = [energy for batch in results["batches"] if (energy := batch.get("energy_j")) is not None]
     reasons = [reason for batch in results["batches"] if (reason := batch.get("energy_reason")) is not None]
     if not joules or len(joules) < len(results["batches"]):

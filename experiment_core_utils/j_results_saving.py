@@ -269,7 +269,7 @@ def setting_result(
     steadiness: SteadinessPart,
     provenance: Provenance,
     *,
-    is_reference: bool | None = None,
+    is_reference: bool = False,
     in_grid: bool = True,
 ) -> SettingResult:
     """The result of a setting, put together from its parts.

@@ -409,8 +409,7 @@ def pool_energy(per_process: Sequence[Mapping[str, Any]]) -> PooledEnergy:
 
 def _sum_of_all(figure: str, machines: Sequence[Mapping[str, Any]]) -> float | None:
     """The sum over all processes; None where one lacks it: the sum of the others would pass for that of all."""
-    # Files from before the joules were there have none.
-    values = [each.get(figure) for each in machines]
+    values = [each[figure] for each in machines]
     known = [value for value in values if value is not None]
     return math.fsum(known) if known and len(known) == len(values) else None
 

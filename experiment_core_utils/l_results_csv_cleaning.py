@@ -63,7 +63,6 @@ from experiment_core_utils.records.result_files import RESULT_FILES, aggregated_
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import (
     SettingResult,
-    fixed_length_of,
     read_setting,
     setting_file_name,
     setting_key,
@@ -350,13 +349,9 @@ def _setting_row(
     row |= {name: interval[name] if name in interval else getattr(result, name) for name in SETTING_COLUMNS}
     stats, summary = result.aggregate_stats, None if result.energy is None else result.energy.summary
     row |= {f"{name}_ms" if name.startswith("T_") else name: stats.get(name) for name in STAT_COLUMNS}
-    fixed = fixed_length_of(result)
-    row |= {column: getattr(fixed, key, None) for column, key in FIXED_LENGTH_COLUMNS.items()}
+    row |= {column: getattr(result.T_fixed_length, key, None) for column, key in FIXED_LENGTH_COLUMNS.items()}
     row |= {name: getattr(result, name) for name in (*SCORING_COLUMNS, *ANSWER_COLUMNS)}
-    # In files from before the key was there every sample was measured.
-    measured = result.num_latency_samples
-    row |= dict.fromkeys(LATENCY_COLUMNS, result.num_samples if measured is None else measured)
-    row |= {name: getattr(result, name) for name in STEADINESS_COLUMNS}
+    row |= {name: getattr(result, name) for name in (*LATENCY_COLUMNS, *STEADINESS_COLUMNS)}
     passes = None if result.energy is None else result.energy.passes
     row |= {column: getattr(summary, key, None) for column, key in ENERGY_COLUMNS.items()}
     row |= {column: getattr(summary or passes, key, None) for column, key in ENERGY_SOURCE_COLUMNS.items()}

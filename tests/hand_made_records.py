@@ -164,7 +164,7 @@ def result_of(
         ),
         with_correct_answers(energy_of(merged.energy), summary.accuracy),
         SteadinessPart(),
-        Provenance(task=TaskDescription(name=task, split="validation", metric="read_off")),
+        Provenance(task=TaskDescription(name=task, split="validation", metric="read_off"), run_uid=None),
     )
 
 

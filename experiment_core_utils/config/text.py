@@ -205,7 +205,7 @@ class TextConfig(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _older_name_of_off(cls, given: Any) -> Any:
+    def _energy_off(cls, given: Any) -> Any:
         """`track_energy: false` by itself is `energy: off`."""
         if isinstance(given, Mapping) and given.get("track_energy") is False and given.get("energy") is None:
             return {**given, "energy": "off"}
@@ -269,7 +269,7 @@ class TextConfig(Part):
 
     @property
     def energy_mode(self) -> EnergyMode:
-        """What `energy` says; `track_energy: false` is an older name of `off`."""
+        """What `energy` says; `track_energy: false` means `off`."""
         return self.energy if self.track_energy else "off"
 
     def effective(self) -> Self:

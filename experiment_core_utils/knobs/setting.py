@@ -43,7 +43,7 @@ class Setting:
     def named(cls, key: str) -> Self:
         """The setting that a key names; raises ConfigurationError for a text that is no such key."""
         values = parsed_labels(key.split("_"))
-        if values is None or "_".join(cls(values).labels) != "_".join(each for each in key.split("_") if each != _OLD):
+        if values is None or "_".join(cls(values).labels) != key:
             raise ConfigurationError(
                 f"{key!r} is not a key of a setting; give one such as tier-low_topk8_blocks16 or own_blocks16"
             )
@@ -138,19 +138,10 @@ class Setting:
         return type(self)({**self.values, **values})
 
 
-# What names of settings of dense models had in place of experts per token.
-_OLD = "topknone"
-
-
 def parsed_labels(labels: list[str]) -> dict[str, Any] | None:
-    """The values that the parts of a key name, by knob; None where one of them is no label of any knob.
-
-    The part `topknone` of earlier names stands for no value.
-    """
+    """The values that the parts of a key name, by knob; None where one of them is no label of any knob."""
     values: dict[str, Any] = {}
     for label in labels:
-        if label == _OLD:
-            continue
         for knob in all_knobs():
             value = knob.parsed(label)
             if value is not None:
@@ -172,10 +163,10 @@ def check_label(knob: Knob[Any], value: Any) -> None:
             f"knob {knob.name}: its label of {level} is {label!r}; write one of letters, digits, - and ., without "
             ".rank and .json, that `parsed` reads back"
         )
-    if (others := parsed_labels([label])) is None or knob.name not in others:
+    others = parsed_labels([label]) or {}
+    if knob.name not in others:
         raise ConfigurationError(
-            f"knob {knob.name}: its label of {level}, {label}, is {', '.join(others or {_OLD: None})} of another knob; "
-            "write another one"
+            f"knob {knob.name}: its label of {level}, {label}, is one of {', '.join(others)}; write another one"
         )
 
 

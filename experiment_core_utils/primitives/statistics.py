@@ -106,8 +106,8 @@ def positive_interval(mean: float, half: float) -> tuple[float, float]:
 
 
 def half_of_interval(mean: float, low: float, high: float) -> float:
-    """`half` of a `positive_interval`, or of a symmetric one that ends below 0, as older files have them."""
-    return mean * math.log(high / low) / 2 if low > 0 else high - mean
+    """`half` of a `positive_interval`; 0 where the mean is 0."""
+    return mean * math.log(high / low) / 2 if mean else 0.0
 
 
 def percentiles(values: np.ndarray, percents: Sequence[float], weights: np.ndarray) -> list[float]:

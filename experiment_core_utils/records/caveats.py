@@ -29,8 +29,7 @@ def _of_runs(found: Mapping[str, Any]) -> str:
 
 
 def _unrepeated(found: Mapping[str, Any]) -> str:
-    # Files from before it was noted have none.
-    number = found.get("num_unrepeated", 0)
+    number = found.get("num_unrepeated")
     return f", {number} of them not repeated" if number else ""
 
 
@@ -330,12 +329,9 @@ Caveat.KINDS = {
     ),
     "runs_discarded": CaveatKind(
         "note",
-        lambda found: (
-            f"discarded and measured again: {counted(found['num_runs'], 'disturbed run')}; disturbed still: "
-            f"{counted(found['num_kept'], 'sample')}{_unrepeated(found)}"
-        ),
-        # Files from before the number of samples was noted have none: there one is too many.
-        voids=lambda found: found["num_kept"] > MOST_DISTURBED * found.get("num_samples", 0),
+        lambda found: f"discarded and measured again: {counted(found['num_runs'], 'disturbed run')}; disturbed still: "
+        f"{counted(found['num_kept'], 'sample')}{_unrepeated(found)}",
+        voids=lambda found: found["num_kept"] > MOST_DISTURBED * found["num_samples"],
     ),
     "foreign_load_cpu": CaveatKind(
         "warning",

@@ -373,7 +373,7 @@ class PassesEnergy(EnergyOfSource):
     request_s: Number | None = None  #: `window_s` / `num_requests`
     j_per_request: Number | None = None  #: gross energy of a window / its requests, mean over passes
     #: the same of each pass, in their order: what differences between settings are tested by; `[]` if not measured, or
-    #: in older files
+    #: in files of commit dfe8f148
     j_per_request_by_pass: list[Number] = []
     #: 95 % interval of it, Student's t over passes: how well the energy of these samples is known, not how samples
     #: differ; None if fewer than 2 windows
@@ -415,10 +415,10 @@ class Energy(Record):
 
     experiment_id: str | None = None  #: the run that measured it
     rank: Count | None = None  #: the process that measured it
-    #: over [many samples](#energy-of-passes); None if not measured, or in older files
+    #: over [many samples](#energy-of-passes); None if not measured
     passes: PassesEnergy | None = None
     sample_id: Count | None = None  #: whose stages; None if they were not measured
-    #: FLOPs of that request / mean FLOPs of the setting's samples; None if not known, or in older files
+    #: FLOPs of that request / mean FLOPs of the setting's samples; None if not known
     flops_over_mean: Number | None = None
     output_tokens: Count | None = None  #: of that request; None if its stages were not measured
     #: the figures of one source, [below](#energy-summary); None if no source measured the whole request

@@ -241,7 +241,7 @@ class RunPlan:
     started_unix_s: float  #: when it began, in seconds since 1970
     #: the time in which the requests of a setting arrive, in all runs together; None without `--request_rate`
     arrivals_s: float | None = None
-    run_uid: str | None = None  #: the run's, as in the results; None where `experiment_id` is, and in older files
+    run_uid: str | None = None  #: the run's, as in the results; None where `experiment_id` is, and at dfe8f148
 
 
 _PLAN = TypeAdapter(RunPlan)

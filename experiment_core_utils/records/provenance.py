@@ -31,8 +31,7 @@ class ExecutionStages(Record):
     """The engine of each stage of the model."""
 
     #: the engine: `modules`, `reference`, `cpu blocks`, `cuda graph` or `kernel graph`
-    #: ([execution.md](execution.md#what-is-recorded)); results from before say `cpu rows`, `eager`, `straight` or
-    #: `captured`
+    #: ([execution.md](execution.md#what-is-recorded))
     vision: str | None = None
     prefill: str | None = None  #: the same
     decode: str | None = None  #: the same, `cpu step` or `inductor graph`
@@ -48,10 +47,10 @@ class Decoding(Record):
     bos_token_id: Count | None = None  #: begin of sequence; None if the checkpoint names none
     eos_token_ids: list[Count] | None = None  #: tokens that end an answer: the union of `eos_sources`
     #: object: ids by where the checkpoint names them (`generation_config`, `config`, `tokenizer`, `chat_template`: what
-    #: ends an assistant's turn), and `stop` for special tokens among `stop`; None in older files
+    #: ends an assistant's turn), and `stop` for special tokens among `stop`
     eos_sources: dict[str, list[Count]] | None = None
-    stop: list[str] | None = None  #: texts that end an answer: of `--stop` and of the task; None in older files
-    ignore_eos: bool | None = None  #: whether nothing ends an answer before the limit; None in older files
+    stop: list[str] | None = None  #: texts that end an answer: of `--stop` and of the task
+    ignore_eos: bool | None = None  #: whether nothing ends an answer before the limit
     pad_token_id: Count | None = None  #: fills shorter rows of a batch; None if the checkpoint names none
     #: SHA-256 of the chat template that prompts are put into; None if there is none, or the model has its own format
     chat_template_sha256: str | None = None
@@ -81,8 +80,7 @@ class Model(Record):
     cache: str | None = None
     #: how the model really ran: `eager`, by its modules; else by what runs decode steps: `graph`, CUDA graphs;
     #: `kernels`, ones of own kernels in place of a transformers decoder; `inductor`, ones of modules that Inductor
-    #: compiled; `cpu`, compiled C++; `reference`, plain torch on fused weights ([execution.md](execution.md)); results
-    #: from before say `straight` for the last two
+    #: compiled; `cpu`, compiled C++; `reference`, plain torch on fused weights ([execution.md](execution.md))
     execution: str | None = None
     execution_asked: str | None = None  #: `--execution`
     #: why not all stages are graphs, though those were requested, or not of own kernels or Inductor; None if they are,
@@ -90,7 +88,7 @@ class Model(Record):
     execution_reason: str | None = None
     execution_stages: ExecutionStages | None = None  #: object, next rows
     #: what answered the samples that are not timed: `as timed`, each alone by `execution_stages`; `batches`, the
-    #: modules or a server, several together; None if all are timed, or in older files
+    #: modules or a server, several together; None if all are timed, or in files of commit dfe8f148
     execution_untimed: str | None = None
     #: that own GPU kernels run on another card than the one that they were tuned on; None if they do not, or none run
     execution_untuned: str | None = None
@@ -223,7 +221,7 @@ class Provenance(Record):
     #: ids of the runs that measured its samples, ascending; more than one where a run was resumed
     experiment_ids: list[str] | None = None
     #: random identity of the run, alike in all of its results and kept where it is resumed: only this
-    #: says that two results are of one run, since ids begin at "0001" everywhere; None if in older files
+    #: says that two results are of one run, since ids begin at "0001" everywhere; None if in files of commit dfe8f148
     run_uid: str | None = None
     run_uids: list[str] | None = None  #: those of the runs that measured its samples, ascending; None as above
     timestamp: str | None = None  #: UTC, when it was gathered
@@ -239,20 +237,15 @@ class Provenance(Record):
     model: Model = Model()  #: object, next rows
     task: TaskDescription  #: object, next rows
     experimental_variables: Variables = Variables()  #: object, next rows: the requested parameters
-    final_prompt: FinalPrompt | None = None  #: object, next rows; None if in older files
+    final_prompt: FinalPrompt | None = None  #: object, next rows
     #: object, next rows: how requests were prepared by the main process when the setting was saved
     preparation: Preparation | None = None
     caveats: list[str] = []  #: the sentences of `caveat_records`, which belong beside the numbers; `[]` for none
-    #: list of objects, below: what weakens the numbers of this setting or of the whole run; `[]` for none, and in files
-    #: from before the key was there
+    #: list of objects, below: what weakens the numbers of this setting or of the whole run; `[]` for none
     caveat_records: list[Caveat] = []
 
     def with_caveats(self, found: list[Caveat], replaced: Collection[str] = ()) -> Self:
-        """The result with these caveats in place of those of the same kinds and of `replaced`; a file without records
-        keeps sentences alone.
-        """
-        if self.caveats and not self.caveat_records:
-            return self.with_keys(caveats=[*self.caveats, *sentences(found)])
+        """The result with these caveats in place of those of the same kinds and of `replaced`."""
         kinds = {*(each.kind for each in found), *replaced}
         records = [*(each for each in self.caveat_records if each.kind not in kinds), *found]
         return self.with_keys(caveats=sentences(records), caveat_records=records)

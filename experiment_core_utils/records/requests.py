@@ -221,13 +221,13 @@ class KnobProof:
     #: layers of the cache that contain keys or a recurrent state; where each block has several, those count as one;
     #: None where the model does not show them
     cache_layers: int | None
-    execution: str | None = None  #: how the setting ran, as `model.execution`; None in older files
+    execution: str | None = None  #: how the setting ran, as `model.execution`; None if not reported
     execution_reason: str | None = None  #: as `model.execution_reason`; None where there is none
     #: how transformers computed the experts of the prefill; None where there are none,
     #: or engines compute them by kernels of their own
     experts_implementation: str | None = None
     experts_implementation_decode: str | None = None  #: the same in a decode step; None in the same cases
-    #: engine of each stage at this setting, as `execution_stages` of the model; None in older files
+    #: engine of each stage at this setting, as `execution_stages` of the model; None if not reported
     execution_stages: Mapping[Any, str] | None = None
     #: relative distance of the engines' logits from the modules in higher precision, mean over the prompt's last
     #: position and decode steps after it; None where the modules or plain torch run

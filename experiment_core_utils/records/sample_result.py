@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from experiment_core_utils.primitives.errors import LibraryFault, SampleError
 from experiment_core_utils.primitives.statistics import mean_of
@@ -30,8 +30,7 @@ class Metadata(Record):
     options: list[Text] = []  #: the choices, in the order of their letters; [] for none
     #: which option is right, counted from 0; None if not known, or there are no options
     answer_index: Count | None = None
-    #: the prompt before a chat template; None if in older files
-    prompt: Text | None = None
+    prompt: Text | None = None  #: the prompt before a chat template
 
 
 class DecoderKnobValues(Record):
@@ -173,16 +172,15 @@ class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, S
     output_ended: bool | None = None
     pred: Text  #: text of the first run, or of the answer in a batch, up to its end, thinking included
     answer: Text | None = None  #: the part of `pred` that is scored, without thinking; None if it is `pred`
-    #: output tokens up to the end of thinking, its tags included; 0 if the model did not think; None if in older files
-    thinking_tokens: Count | None = None
+    #: output tokens up to the end of thinking, its tags included; 0 if the model did not think
+    thinking_tokens: Count
     #: time of the decode steps among them, part of `T_LLM_decode`; None if fewer than 2, or answered in a batch
     T_thinking: Delay | None = None
     question_type: Text  #: the task's category of the question
     metadata: Metadata  #: what the task says about the sample, below
-    #: SHA-256 of the sample's data: question, answers, options and picture; None if in older files
-    data_sha256: str | None = None
+    data_sha256: str | None = None  #: SHA-256 of the sample's data: question, answers, options and picture
     #: SHA-256 of the picture: of its file, or of the bytes in its row; in a generated task, a module's or one of
-    #: lmms-eval of its mode, size and pixels; None if no picture, or in older files
+    #: lmms-eval of its mode, size and pixels; None if no picture
     picture_sha256: str | None = None
     #: `T_vision_total` + `T_LLM_prefill`, or request sent to first text received from a server; None if answered in a
     #: batch
@@ -228,13 +226,8 @@ class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, S
         return mean_of(self.run_totals)
 
     @property
-    def over_runs(self) -> Self:
-        """This sample with the times of `times_over_runs`; files from before they were published have one run's."""
-        return self.with_keys(**times_over_runs(self.runs, self.thinking_tokens)) if self.runs else self
-
-    @property
     def may_have_picture(self) -> bool:
-        """Whether the question has a picture; also where an older file does not say so."""
+        """Whether the question has a picture, also where its digest is not known."""
         return self.picture_sha256 is not None or self.data_sha256 is None or self.T_vision_total is not None
 
     @property

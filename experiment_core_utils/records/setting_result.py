@@ -1,7 +1,6 @@
 """The result of a setting as one record: its fields are the keys of the setting's JSON file.
 
-The tables of docs/results_schema.md are made from the `#:` comments. Keys that older files of this schema lack
-have a default, and keys that are not known are kept.
+The tables of docs/results_schema.md are made from the `#:` comments. Keys that are not known are kept.
 """
 
 import math
@@ -33,9 +32,10 @@ from experiment_core_utils.records.sample_result import (
     SampleResult,
     TheoreticalGeometry,
 )
+from experiment_core_utils.saved_results.at_dfe8f148 import completed_result
 
 SCHEMA_VERSION = 1
-# 1: setting after setting, beside a control setting; 2: in rounds (or blocked, on request), and figures over all runs.
+# How settings are measured, and what figures are means of.
 PROTOCOL_VERSION = 2
 ADVICE = "remove it or measure the setting again"
 # Published name of each distribution that is a time; these alone are converted to milliseconds.
@@ -261,23 +261,23 @@ class DecoderPart(DecoderKnobValues):
 class AccuracyPart(Record):
     """What depends on how the answers are scored."""
 
-    metric: str = ""  #: the metric that scored the answers
-    metric_best: Annotated[float, Field(gt=0, le=1e6), AS_IT_IS] = 1.0  #: its highest score; its lowest is 0
-    metric_details: dict[str, Any] | None = None  #: further numbers of the metric, see below; may be `{}`
+    metric: str  #: the metric that scored the answers
+    metric_best: Annotated[float, Field(gt=0, le=1e6), AS_IT_IS]  #: its highest score; its lowest is 0
+    metric_details: dict[str, Any]  #: further numbers of the metric, see below; may be `{}`
     #: mean score of the samples that ran, by `metric`; an answer that could not be parsed counts as 0; None if no
     #: sample has a score (CIDEr of fewer than two pictures)
     accuracy: Amount | None
-    accuracy_std: Amount | None = None  #: standard deviation of single scores (n - 1); None if fewer than 2 samples
+    accuracy_std: Amount | None  #: standard deviation of single scores (n - 1); None if fewer than 2 samples
     #: [low, high], 95 % interval of the mean, inside [0, `metric_best`]; below; None if as `accuracy`
     accuracy_ci95: Annotated[list[Amount], Field(min_length=2, max_length=2)] | None
     #: question type -> object of its `accuracy`, null where no sample has a score, and `num_samples`
-    accuracy_by_type: dict[str, TypeScores] = {}
+    accuracy_by_type: dict[str, TypeScores]
     #: answers of samples that ran that could not be read as an answer at all, such as an empty one or one that names no
     #: option
-    num_unparsed: Count | None = None
-    share_unparsed: Share | None = None  #: `num_unparsed` / `num_samples`; None if no samples
-    #: fraction of answers without any text; None if no samples, or in older files
-    share_empty: Share | None = None
+    num_unparsed: Count
+    share_unparsed: Share | None  #: `num_unparsed` / `num_samples`; None if no samples
+    #: fraction of answers without any text; None if no samples
+    share_empty: Share | None
 
 
 class CountsPart(Record):
@@ -286,24 +286,23 @@ class CountsPart(Record):
     num_samples: Count  #: samples that ran, over all processes
     num_failed_samples: Count  #: samples that did not, not in any mean
     #: samples of those that were measured; the others were answered in batches and have no times
-    num_latency_samples: Count | None = None
+    num_latency_samples: Count
     #: fraction of samples whose first run (or answer in a batch) reached the limit of tokens (`--max_new_tokens`, else
     #: the task's own) without end-of-sequence; None if no samples
-    share_truncated: Share | None = None
+    share_truncated: Share | None
     #: fraction of samples whose answer is a single token before end-of-sequence, although most of their reference
-    #: answers have several words; None if no samples, or in older files
-    share_one_token: Share | None = None
+    #: answers have several words; None if no samples
+    share_one_token: Share | None
     #: `num_failed_samples` / (`num_samples` + `num_failed_samples`); None if no samples were requested
-    share_failed: Share | None = None
+    share_failed: Share | None
     #: fraction of outliers among the runs; `outlier_runs` marks them, and they are in every
     #: statistic; see [measurement.md](measurement.md#runs-that-stand-out); None if no sample has 3 runs
-    share_outlier_runs: Share | None = None
-    share_outlier_runs_reason: str | None = None  #: why there is no share; None if there is one
-    num_discarded_runs: Count | None = None  #: sum of that of the samples
-    #: fraction of all runs that were discarded, and so are missing in means and percentiles; None if no runs, or in
-    #: older files
-    share_discarded_runs: Share | None = None
-    num_disturbed_samples: Count | None = None  #: samples of which `disturbances` names something
+    share_outlier_runs: Share | None
+    share_outlier_runs_reason: str | None  #: why there is no share; None if there is one
+    num_discarded_runs: Count  #: sum of that of the samples
+    #: fraction of all runs that were discarded, and so are missing in means and percentiles; None if no runs
+    share_discarded_runs: Share | None
+    num_disturbed_samples: Count  #: samples of which `disturbances` names something
 
 
 class SteadinessPart(Record):
@@ -325,9 +324,7 @@ class ResultOrigin(Record):
     """Which schema a result follows, and what it may be compared with."""
 
     schema_version: Literal[1]  #: 1; see the end of this page
-    #: 2: settings in rounds, or in blocks by request, and `aggregate_stats` of all runs; 1, also where it is absent:
-    #: settings in blocks, and `aggregate_stats` and the samples' times of their median runs
-    protocol_version: Literal[1, 2] = 1
+    protocol_version: Literal[2]  #: 2: settings in rounds, and `aggregate_stats` of all runs
     #: digest of everything but the knobs that makes results comparable; see
     #: [profiling.md](profiling.md#stopping-and-resuming)
     fingerprint: str
@@ -339,31 +336,29 @@ class ResultOrigin(Record):
 class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, DecoderPart, VisionPart, ResultOrigin):
     """The result of a setting, which is the JSON of its file."""
 
-    #: value of each knob by its name, without knobs that the model lacks and further ones that change nothing; `{}` in
-    #: older files
-    knobs: dict[str, str | int | float] = {}
+    #: value of each knob by its name, without knobs that the model lacks and further ones that change nothing
+    knobs: dict[str, str | int | float]
     #: whether this is the model as it is: its own crops or pixels, its own number of experts, all blocks; of several
-    #: servers the first; None in older files
-    is_reference: bool | None = None
+    #: servers the first
+    is_reference: bool
     #: whether the requested values of the knobs make this setting; False for a reference setting beside them
-    in_grid: bool = True
+    in_grid: bool
     #: list of the readings of a control setting around the setting, one entry for each process, [below](#drift); `[]`
     #: but in older files
     drift: list[Drift] = []
     #: how the samples were chosen: object of `how`, `seed`, `num_asked`, `num_in_split`,
-    #: `num_left_out` (samples that chose the blocks and are not drawn; absent in older files)
-    sampling: dict[str, Any] | None = None
+    #: `num_left_out` (samples that chose the blocks and are not drawn)
+    sampling: dict[str, Any]
     #: the requested ids, ascending; those of `per_sample_results` and `failed_samples` together. All that were drawn
     #: where `precision.stopped_by` is `num_samples`.
     sample_ids: list[Count]
-    realised: dict[str, Any] | None = None  #: what was counted inside the model; None if no sample could be read
-    energy: Energy | None = None  #: energy of the stages of one request, [below](#energy); None if `--energy off`
-    #: time of an answer of fixed length, [below](#fixed-length); None if no decode step was measured, or in older files
-    T_fixed_length: FixedLengthTime | None = None
+    realised: dict[str, Any] | None  #: what was counted inside the model; None if no sample could be read
+    energy: Energy | None  #: energy of the stages of one request, [below](#energy); None if `--energy off`
+    #: time of an answer of fixed length, [below](#fixed-length); None if no decode step was measured
+    T_fixed_length: FixedLengthTime | None
     #: spread of every quantity, [below](#aggregate-stats), may be `{}`: of energy and the model's times over all runs,
     #: where the n runs of a sample weigh 1/n each, and one without a stage that others have counts as 0 there, so that
-    #: means of stages add up to that of `T_total`; of others over samples. With `protocol_version` 1 all are over
-    #: samples, each with its median run
+    #: means of stages add up to that of `T_total`; of others over samples
     aggregate_stats: dict[str, Number | None]
     per_sample_results: list[SampleResult]  #: a list, in order of `sample_id`
     failed_samples: list[FailedSample]  #: a list, in order of `sample_id`
@@ -382,8 +377,8 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
 
     @property
     def is_unchecked(self) -> bool:
-        """Whether it is of commit dfe8f148, which wrote neither digests nor `run_uid`."""
-        return self.digest is None and "run_uid" not in self.provenance.model_fields_set
+        """Whether its file has no digest, as those of commit dfe8f148."""
+        return self.digest is None
 
     @property
     def is_placebo(self) -> bool:
@@ -411,7 +406,7 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
                 f"{where} is of a newer version: its protocol_version is {found}, and this one reads up to "
                 f"{PROTOCOL_VERSION}; read it with that version, or move it away"
             )
-        result = cls.read(content, where, advice)
+        result = completed_result(cls.read(content, where, advice))
         try:
             setting_of(result)
         except ConfigurationError as error:
@@ -419,12 +414,11 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
         fault = next(_contradictions(result), None)
         if fault is not None:
             raise ResultsRefused(f"{where} {fault}; {advice}")
-        if result.digest != content_digest(content) and not result.is_unchecked:
+        # Commit dfe8f148 wrote neither digests nor ids of runs.
+        is_unchecked = result.digest is None and "run_uid" not in content["provenance"]
+        if result.digest != content_digest(content) and not is_unchecked:
             raise ResultsRefused(f"{where} was EDITED: its digest is that of another content; {advice}")
-        if result.protocol_version == 1:
-            # Its means are of the samples' median runs, too.
-            return result
-        return result.with_keys(per_sample_results=[each.over_runs for each in result.per_sample_results])
+        return result
 
 
 class Rescoring(Record):
@@ -465,10 +459,8 @@ def _contradictions(result: SettingResult) -> Iterator[str]:
     if twice:
         yield f"is broken: per_sample_results contains sample_id {twice[0]} more than once"
     for place, sample in enumerate(samples):
-        # In older files it is one run's.
-        totals = {*sample.run_totals, sample.mean_total}
-        if sample.runs and not any(math.isclose(each or 0.0, sample.T_total or 0.0) for each in totals):
-            yield f"lacks a run of T_total {sample.T_total} in per_sample_results[{place}].runs"
+        if sample.runs and not math.isclose(sample.mean_total or 0.0, sample.T_total or 0.0):
+            yield f"is broken: per_sample_results[{place}].T_total is {sample.T_total}, and its runs' mean is another"
         problem = _sample_fault(sample, result.metric_best)
         if problem is not None:
             yield f"is broken: per_sample_results[{place}].{problem}"
@@ -490,12 +482,6 @@ def _sample_fault(sample: SampleResult, best: float) -> str | None:
     if index is not None and index >= len(options):
         return f"metadata.answer_index is {index}, and there are {len(options)} options"
     return None
-
-
-def fixed_length_of(result: SettingResult) -> FixedLengthTime | None:
-    """The time of an answer of fixed length, also of older files."""
-    known = result.T_fixed_length
-    return known or FixedLengthTime.from_stats(result.aggregate_stats, result.provenance.experimental_variables)
 
 
 @cache

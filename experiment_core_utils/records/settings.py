@@ -51,8 +51,7 @@ class MeasuredSample:
     energy: AllocatedJoules | None = None  #: of one request; None where not measured, and in the journal
     num_discarded_runs: int = 0  #: runs before these, discarded because throttling or other load disturbed them
     disturbances: tuple[str, ...] = ()  #: what disturbed these runs, the last that were allowed; () for nothing
-    #: digests of question, answers, options and picture, and of the picture alone; None in journals from before they
-    #: were noted, the latter also without a picture
+    #: digests of question, answers, options and picture, and of the picture alone, None without a picture
     data_sha256: str | None = None
     picture_sha256: str | None = None
     #: the part of the prediction that is scored, without thinking; None where that is the prediction
@@ -124,9 +123,8 @@ class JournalHeader:
     num_processes: int  #: of that run
     experiment_id: str  #: of the run that the process belongs to
     sample_ids: tuple[int, ...]  #: the process's shard of the samples, those that are finished already included
-    #: what runs each stage, by name; None in journals from before it was noted
-    engines: Mapping[str, str] | None = None
-    run_uid: str | None = None  #: the run's, as in `Provenance`; None in journals from before it was there
+    engines: Mapping[str, str] | None = None  #: what runs each stage, by name; None where not noted
+    run_uid: str | None = None  #: the run's, as in `Provenance`; None in journals of commit dfe8f148
 
 
 @dataclass(frozen=True)
@@ -248,7 +246,7 @@ class FinishedSample:
     measured: MeasuredSample | None
     failed: FailedSample | None
     memory: MemoryReading  #: of the window so far
-    finished_unix_s: float | None = None  #: in seconds since 1970; None in journals from before it was noted
+    finished_unix_s: float | None = None  #: in seconds since 1970; None where not noted
 
     @property
     def sample_id(self) -> int:

@@ -61,7 +61,7 @@ class QueryRecord(TypedDict):
     output_token_ids: list[int]  #: the generated ids
     #: the text up to its end, thinking included; None where decoding to text was not requested
     output_text: str | None
-    #: answer_text, thinking_tokens: not in older files; None where decoding to text was not requested
+    #: answer_text, thinking_tokens: None where decoding to text was not requested
     answer_text: NotRequired[str | None]  #: the text without thinking; "" where thinking has not ended
     #: output tokens up to the end of thinking, its tags included; 0 if the model did not think
     thinking_tokens: NotRequired[int | None]
@@ -95,7 +95,7 @@ class InferenceResults(TypedDict):
 
     output_tokens: Any  #: generated ids [N, longest] on the host, by prompt index, padded to the right after each end
     output_text: list[str] | None  #: by prompt index, thinking included; None where decoding to text was not requested
-    answer_text: list[str] | None  #: the same without thinking; None also in files from before it was told apart
+    answer_text: list[str] | None  #: the same without thinking; None as there
     #: sum over batches, without simulated waiting and decoding to text; pooled: that of the process that took longest,
     #: for they run side by side
     total_inference_time_s: float
@@ -391,9 +391,8 @@ class SavedEnergy(Record):
     ram_energy_kwh: Amount | None
     total_emissions_kg_co2: Amount | None
     duration_seconds: Amount | None
-    # Files from before the joules were there have none.
-    gpu_counter_j: Amount | None = None
-    gpu_power_integral_j: Amount | None = None
+    gpu_counter_j: Amount | None
+    gpu_power_integral_j: Amount | None
     reason: str | None = None
 
 

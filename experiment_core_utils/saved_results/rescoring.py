@@ -95,7 +95,7 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
     """A result with all that depends on the metric made anew, and where it came from."""
     samples = result.per_sample_results
     answers = [stored_answer(sample) for sample in samples]
-    origin = Rescoring(file=name, metric_before=metric_of(result), accuracy_before=result.accuracy)
+    origin = Rescoring(file=name, metric_before=result.metric, accuracy_before=result.accuracy)
     try:
         scoring = scored(answers, metric)
     except SampleError as error:
@@ -138,11 +138,6 @@ def stored_answer(sample: SampleResult) -> Answer:
     )
 
 
-def metric_of(result: SettingResult) -> str:
-    """The metric that a result is scored by; files from before the key was there have it in their provenance."""
-    return result.metric or str(result.provenance.task.metric)
-
-
 def by_task(results: Iterable[AnyResult]) -> dict[str, list[AnyResult]]:
     """Results by the name of their task, in the order in which tasks are met."""
     groups: dict[str, list[AnyResult]] = defaultdict(list)
@@ -173,8 +168,8 @@ def _compare(task: str, results: Sequence[SettingResult], baseline: str | None) 
     if key not in by_key:
         raise ConfigurationError(f"{task} has no setting {key!r}; give one of {', '.join(by_key)}")
     reference = by_key.pop(key)
-    metric = metric_of(reference)
-    others = {metric_of(result) for result in results} - {metric}
+    metric = reference.metric
+    others = {result.metric for result in results} - {metric}
     if others:
         raise ResultsError(f"{task} is scored by {metric} and by {', '.join(sorted(others))}; rescore by one of them")
     comparisons = {name: compare_results(reference, result) for name, result in by_key.items()}
@@ -201,7 +196,7 @@ def compare_results(reference: SettingResult, result: SettingResult) -> PairedCo
     scores = [
         {key: ScoredSample(sample.metadata.image_id, sample.accuracy) for key, sample in side.items()} for side in sides
     ]
-    name = metric_of(reference)
+    name = reference.metric
     metric = get_metric(name) if name in list_metrics() else None
     if sides[0].keys() != sides[1].keys() and metric is not None and not metric.scores_each_answer:
         scores = [{**own, **scored_together(side, shared, metric)} for side, own in zip(sides, scores, strict=True)]
@@ -225,14 +220,11 @@ def other_conditions(results: Sequence[SettingResult]) -> tuple[str, ...]:
         values = sorted({json.dumps(_at(result.provenance, path)) for result in results})
         if len(values) > 1:
             found.append(f"{name} ({', '.join(values)})")
-    versions = sorted({str(result.protocol_version) for result in results})
-    if len(versions) > 1:
-        found.append(f"protocol_version ({', '.join(versions)}), so the order of the runs and what mean times are of")
     return tuple(found)
 
 
 def _at(content: Any, path: Sequence[str]) -> Any:
-    """The value at a path of keys; None where a result is from before they were there."""
+    """The value at a path of keys; None where a result has none."""
     for key in path:
         content = getattr(content, key, None)
     return content

@@ -163,8 +163,7 @@ def settings_columns() -> list[tuple[str, str]]:
         **{name: f"`T_fixed_length.{key}`" for name, key in columns.FIXED_LENGTH_COLUMNS.items()},
         **dict.fromkeys(columns.SCORING_COLUMNS, same),
         **dict.fromkeys(columns.ANSWER_COLUMNS, f"{same}; left out where it is 0 in every row"),
-        **dict.fromkeys(columns.LATENCY_COLUMNS, f"{same}; in files from before it was there, `num_samples`"),
-        **dict.fromkeys(columns.STEADINESS_COLUMNS, same),
+        **dict.fromkeys((*columns.LATENCY_COLUMNS, *columns.STEADINESS_COLUMNS), same),
         **{name: f"`energy.summary.{key}`" for name, key in columns.ENERGY_COLUMNS.items()},
         **{
             name: f"`energy.summary.{key}`, else `energy.passes.{key}`"

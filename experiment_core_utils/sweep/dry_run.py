@@ -239,6 +239,5 @@ def is_comparable(
         (config.attn_implementation, model.attn_implementation),
         (config.experts_implementation, model.experts_implementation),
     )
-    # Results from before the flag was there ran eagerly.
-    is_same = same_hardware and same_model and config.execution == (model.execution_asked or "eager")
+    is_same = same_hardware and same_model and config.execution == model.execution_asked
     return is_same and all(requested in (None, used) for requested, used in implementations)

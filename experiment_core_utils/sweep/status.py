@@ -58,8 +58,8 @@ class Status:
     samples_missing: int  #: samples that it has still to run
     elapsed_s: float  #: from its begin to the last line that it wrote
     #: samples that it has finished behind the first of each process, or those that were finished together with that,
-    #: and how long they took: its pace. Where settings have results already, or in older journals, all of its samples
-    #: in the time from its begin
+    #: and how long they took: its pace. Where settings have results already, all of its samples in the time from its
+    #: begin
     paced: tuple[int, float]
     finishing_s: float  #: since it finished the last of these, or began
     written_unix_s: float  #: when it wrote that line

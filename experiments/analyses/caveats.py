@@ -39,14 +39,6 @@ class AnalysisCaveat(Caveat):
             lambda found: "the weights are random: do not use accuracy or fronts",
             "times and operations are valid",
         ),
-        "protocols_differ": CaveatKind(
-            "warning",
-            lambda found: (
-                f"sweeps of protocol versions {' and '.join(map(str, found['versions']))}: those of version 1 measured "
-                "one setting after another"
-            ),
-            "do not compare latencies across them",
-        ),
         "blocked_order": CaveatKind(
             "note",
             lambda found: (

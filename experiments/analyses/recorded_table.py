@@ -26,8 +26,8 @@ class RecordedTable:
     seconds: np.ndarray
     costs: np.ndarray
     best: float  #: the metric's highest score
-    origin: Mapping[str, Any]  #: where and by which protocol it was measured, and what its times are not
-    prompts: tuple[str, ...] = ()  #: of each sample; empty in a table from before they were kept
+    origin: Mapping[str, Any]  #: where it was measured, and what its times are not
+    prompts: tuple[str, ...]  #: of each sample
     reference: str | None = None  #: the setting that is the model as it is; None where it was not measured
     reference_in_grid: bool = True  #: whether the requested values of the knobs make it
     runs: np.ndarray | None = None  #: [R, settings, samples] seconds of each run, nan where fewer; None if only one
@@ -44,7 +44,7 @@ def table_of(results: Sequence[SettingResult]) -> RecordedTable:
     Raises:
         ResultsError: they do not belong to one run, or their requests waited for each other, which a table cannot say.
     """
-    if len({(result.fingerprint, result.protocol_version) for result in results}) != 1:
+    if len({result.fingerprint for result in results}) != 1:
         raise ResultsError("these are results of several runs, or none; give those of one")
     if any(result.open_loop is not None for result in results):
         raise ResultsError("a table is of requests one by one; measure again without --request_rate")
@@ -90,8 +90,7 @@ def table_of(results: Sequence[SettingResult]) -> RecordedTable:
 def write_table(table: RecordedTable, path: Path) -> None:
     """One line a setting; milliseconds with one decimal, null where a sample failed; of each run, where it has more."""
     head = {"origin": table.origin, "best": table.best, "sample_ids": table.sample_ids, "pictures": table.pictures}
-    if table.prompts:
-        head["prompts"] = table.prompts
+    head["prompts"] = table.prompts
     if table.reference is not None:
         head |= {"reference": table.reference, "reference_in_grid": table.reference_in_grid}
     has_one_run = np.array_equal(table.seconds, table.costs, equal_nan=True)
@@ -127,14 +126,12 @@ def read_table(path: Path) -> RecordedTable:
         costs = np.array([row["cost_milliseconds"] or row["milliseconds"] for row in rows.values()], dtype=float) / 1000
         ids = tuple(content["sample_ids"])
         pictures = tuple(map(named_picture, ids, content["pictures"]))
-        prompts = tuple(content.get("prompts", ()))
+        prompts = tuple(content["prompts"])
         runs = None
         if all("run_milliseconds" in row for row in rows.values()):
             runs = np.array([row["run_milliseconds"] for row in rows.values()], dtype=float).swapaxes(0, 1) / 1000
-        # Tables from before the key was there were measured by the first protocol.
-        origin = {"protocol_version": 1} | content["origin"]
         return RecordedTable(
-            tuple(rows), ids, pictures, scores, seconds, costs, content["best"], origin, prompts,
+            tuple(rows), ids, pictures, scores, seconds, costs, content["best"], content["origin"], prompts,
             content.get("reference"), content.get("reference_in_grid", True), runs,
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

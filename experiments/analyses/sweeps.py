@@ -72,7 +72,6 @@ class SweepProvenance:
     git_commit: str | None  #: of the checkout that measured; None outside one
     commands: tuple[str, ...]  #: that measured, each once
     caveats: tuple[str, ...]  #: of all settings, each once
-    protocol_version: int  #: how runs were measured, see `ResultOrigin`
     peak_flops_per_s: float | None  #: of the GPU for `dtype`, by its data sheet; None with `peak_reason`
     peak_bytes_per_s: float | None  #: of its memory; None with `peak_reason`
     peak_reason: str | None  #: why a peak, or a fraction of it, is not known; None where all are
@@ -100,7 +99,7 @@ class StoredSetting:
 
     @property
     def run(self) -> tuple[str, ...]:
-        """What settings of one run share: its `run_uid`; in older files of one folder the ids of its runs.
+        """What settings of one run share: its `run_uid`; in files of dfe8f148 of one folder the ids of its runs.
 
         Settings of two sweeps are never of one run: a folder and its copy are not.
         """
@@ -148,7 +147,7 @@ def load_sweep(*results_dirs: Path) -> Sweep:
     Raises:
         ResultsError: no results, a file that is broken or of another schema (it is named), or files that do not belong
             to one sweep: another model, device or version, one task measured in two ways, or settings that were
-            executed in different ways or measured by different protocols.
+            executed in different ways.
     """
     folders = {folder.resolve(): folder for folder in results_dirs}.values()
     return _one_sweep([each for folder in folders for each in _stored(folder)])
@@ -157,7 +156,7 @@ def load_sweep(*results_dirs: Path) -> Sweep:
 def load_sweeps(*results_dirs: Path) -> tuple[Sweep, ...]:
     """The sweeps in several folders, side by side: folders that belong to one sweep are one, others have labels.
 
-    A label is what sets a sweep apart from the others: model, number format, `execution …`, `device …` or `protocol …`;
+    A label is what sets a sweep apart from the others: model, number format, `execution …` or `device …`;
     where these do not, also the name of its (first) folder.
 
     Raises:
@@ -201,7 +200,7 @@ def _set_apart_by(sweep: Sweep) -> tuple[str | None, ...]:
     quantised = getattr(variables, "quantization", None) or "none"
     dtype = shared.dtype if quantised == "none" else f"{shared.dtype} {quantised}"
     execution = f"execution {shared.execution or 'not known'}"
-    ways = execution, f"device {shared.device}", f"protocol {shared.protocol_version}"
+    ways = execution, f"device {shared.device}"
     return Path(shared.model).name, dtype, *ways
 
 
@@ -209,7 +208,6 @@ def _one_sweep(stored: Sequence[StoredSetting]) -> Sweep:
     settings = sorted(stored, key=setting_order)
     _check_no_twins(settings)
     _check_common(settings)
-    _check_protocols(settings)
     _check_fingerprints(settings)
     mixed = mixed_executions([setting.result for setting in settings])
     if mixed is not None:
@@ -343,17 +341,6 @@ def _check_common(settings: Sequence[StoredSetting]) -> None:
                 )
 
 
-def _check_protocols(settings: Sequence[StoredSetting]) -> None:
-    first = settings[0]
-    for each in settings[1:]:
-        one, other = (setting.result.protocol_version for setting in (first, each))
-        if one != other:
-            raise ResultsError(
-                f"{first.path} and {each.path} were measured by protocols {one} and {other} (protocol_version): their "
-                "times are not of the same kind of order and mean; measure all settings again in one --output_dir"
-            )
-
-
 def _check_fingerprints(settings: Sequence[StoredSetting]) -> None:
     first: dict[str, StoredSetting] = {}
     for each in settings:
@@ -402,7 +389,6 @@ def _provenance(settings: Sequence[StoredSetting]) -> SweepProvenance:
         git_commit=_at(first, "git_commit"),
         commands=tuple(dict.fromkeys(_at(each, "command") for each in settings)),
         caveats=tuple(dict.fromkeys(caveat for each in settings for caveat in _at(each, "caveats"))),
-        protocol_version=first.result.protocol_version,
         peak_flops_per_s=peaks.peak_flops_per_s,
         peak_bytes_per_s=peaks.peak_bytes_per_s,
         peak_reason=peaks.utilisation_reason,

@@ -29,6 +29,7 @@ PROVENANCE: dict[str, Any] = {
         "experts_implementation": "grouped_mm",
         "execution": "eager",
     },
+    "run_uid": None,
     "task": {"name": "signs", "split": "validation", "metric": "read_off"},
     "experimental_variables": {"random_weights": False},
     "caveats": ["a comparison is based on 2 samples"],

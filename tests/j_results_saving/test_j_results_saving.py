@@ -104,7 +104,7 @@ def test_every_key_of_a_setting() -> None:
         "num_discarded_runs": 0,
         "share_discarded_runs": 0.0,
         "num_disturbed_samples": 0,
-        "is_reference": None,
+        "is_reference": False,
         "in_grid": True,
         "sampling": {"how": "random", "seed": 42, "num_asked": 4, "num_in_split": 100, "num_left_out": 0},
         "sample_ids": [3, 5, 8, 9],
@@ -138,7 +138,7 @@ def test_every_key_of_a_setting() -> None:
         "failed_samples": [{"sample_id": 9, "error": "SampleError", "reason": "truncated file"}],
         "drift": [],
         "T_fixed_length": None,
-        "provenance": {"task": {"name": "signs", "split": "validation", "metric": "read_off"}},
+        "provenance": {"run_uid": None, "task": {"name": "signs", "split": "validation", "metric": "read_off"}},
     }
     assert [entry["sample_id"] for entry in per_sample] == [3, 5, 8]
     assert (stats["T_total_mean"], stats["T_total_n"], stats["prefill_flops_n"]) == (1000.0, 3, 1)

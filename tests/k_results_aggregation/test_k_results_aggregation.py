@@ -296,6 +296,7 @@ def energy(total: float | None, gpu: float | None = None, reason: str | None = N
             "total_emissions_kg_co2": total / 2,
             "duration_seconds": 60.0,
         }
+    rest |= {"gpu_counter_j": None, "gpu_power_integral_j": None}
     return {"total_energy_kwh": total, "gpu_energy_kwh": gpu, **rest, "reason": reason, **others}
 
 

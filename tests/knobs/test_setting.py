@@ -49,7 +49,6 @@ def test_a_knob_at_rest_and_one_that_the_model_lacks_are_in_no_key() -> None:
     setting = Setting.of(vision=own_target(), top_k=None, num_active_blocks=RunningBlocks(4))
     assert setting.levels == {"vision": "own", "num_active_blocks": 4}
     assert (setting.key, setting.level("top_k")) == ("own_blocks4", None)
-    assert Setting.named("own_topknone_blocks4") == setting  # as files of dense models were named before
 
 
 @pytest.mark.parametrize(

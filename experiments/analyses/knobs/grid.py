@@ -83,7 +83,6 @@ class TaskGrid:
     #: `unreadable_fraction` of each setting's answers; empty where it is not known
     unreadable: tuple[float, ...] = ()
     runs_ms: np.ndarray | None = None  #: [R, S, N], `T_total` of each run, nan where there are fewer; None if only one
-    protocol_versions: tuple[int, ...] = (1,)  #: of the results, ascending
     #: [S, N], of the setting: weights, KV cache and activations by formula; None where no setting has it
     memory_bytes: np.ndarray | None = None
     question_types: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
@@ -148,7 +147,6 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         prompts=tuple(metadata[sample_id].prompt or metadata[sample_id].question for sample_id in ids),
         unreadable=tuple(unreadable_fraction(each.result) for each in settings),
         runs_ms=_runs_ms(rows, ids),
-        protocol_versions=tuple(sorted({each.result.protocol_version for each in settings})),
         memory_bytes=_memory_bytes(settings, len(ids)),
         question_types=tuple(samples[sample_id].question_type for sample_id in ids),
         controls=controls,
@@ -334,7 +332,7 @@ def _check_one_sweep(tables: Sequence[RecordedTable]) -> None:
     tasks = [table.origin["task"] for table in tables]
     if len(set(tasks)) < len(tasks):
         raise ResultsError(f"several tables are of the same task ({', '.join(tasks)}); give one for each task")
-    for key in ("model", "split", "hardware", "versions", "precision", "num_threads", "protocol_version"):
+    for key in ("model", "split", "hardware", "versions", "precision", "num_threads"):
         if any(table.origin.get(key) != tables[0].origin.get(key) for table in tables):
             raise ResultsError(f"these tables differ in {key}; give tables of one model, measured in one way")
 
@@ -360,7 +358,6 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
         times=IN_ROUNDS if in_rounds else _variance_in_blocks(points, log_times),
         prompts=table.prompts,
         runs_ms=None if table.runs is None else 1000 * table.runs,
-        protocol_versions=(table.origin["protocol_version"],),
     )
 
 

@@ -55,9 +55,6 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[A
     """Caveats that a reader has to know before the figures, from the data themselves."""
     caveat = AnalysisCaveat.of
     found = [caveat("random_weights")] * random_weights
-    versions = sorted({version for analysis in analyses for version in analysis.grid.protocol_versions})
-    if len(versions) > 1:
-        found.append(caveat("protocols_differ", versions=versions))
     for analysis in analyses:
         task, times = analysis.grid.task, analysis.grid.times
         if times.source == "unknown":

@@ -22,7 +22,7 @@ OF_SINGLE_SETTINGS = {
 # What a caveat may weaken, and the kinds that weaken it; others are about accuracy.
 GROUPS = ("times", "accuracy", "energy")
 _OF_TIMES = {
-    *OF_SINGLE_SETTINGS, "shared_cores", "runs_discarded", "runs_differ", "protocols_differ",
+    *OF_SINGLE_SETTINGS, "shared_cores", "runs_discarded", "runs_differ",
     "blocked_order", "blocked_order_unknown", "few_for_percentile", "no_verdict", "few_pictures", "mixed_executions",
 }  # fmt: skip
 # Caveats of answers that no column of the settings tells.
@@ -47,20 +47,14 @@ def _about(kind: str) -> str:
 
 def _of_settings(settings: Sequence[StoredSetting]) -> Iterator[ReportCaveat]:
     kinds: dict[str, list[tuple[str, Caveat]]] = {}
-    without: dict[str, list[str]] = {}
     for each in settings:
         name = f"{each.task} {each.name}"
         provenance = each.result.provenance
         for caveat in provenance.caveat_records:
             if caveat.kind not in ANSWER_KINDS or caveat.kind in _WITHOUT_COLUMN:
                 kinds.setdefault(caveat.kind, []).append((name, caveat))
-        # Files from before the records were there have sentences alone.
-        for text in () if provenance.caveat_records else provenance.caveats:
-            without.setdefault(text, []).append(name)
     for kind, own in kinds.items():
         yield _of_kind(kind, own, settings)
-    for text, names in without.items():
-        yield ReportCaveat("accuracy", _sentence(text), _scope(len(names), len(settings)), names)
 
 
 def _of_kind(kind: str, own: Sequence[tuple[str, Caveat]], settings: Sequence[StoredSetting]) -> ReportCaveat:

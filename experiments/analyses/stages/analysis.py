@@ -12,7 +12,7 @@ from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_text
 from experiment_core_utils.records.sample_result import SampleResult
-from experiment_core_utils.records.setting_result import FixedLengthTime, fixed_length_of
+from experiment_core_utils.records.setting_result import FixedLengthTime
 from experiment_core_utils.saved_results.terminal import fixed_length_line
 from experiments.analyses.stages import operations
 from experiments.analyses.stages.fractions import (
@@ -121,7 +121,7 @@ def analyse_stages(sweep: Sweep, samples: pd.DataFrame) -> StageAnalysis | None:
         points=operations.stage_points(samples, sweep.provenance.peak_flops_per_s),
         flops_lines=operations.stage_lines(samples),
         fixed_lengths={
-            (each.task, each.key): time for each in sweep.settings if (time := fixed_length_of(each.result)) is not None
+            (each.task, each.key): time for each in sweep.settings if (time := each.result.T_fixed_length) is not None
         },
         profiles=profiles,
         profiles_reason=None if profiles else found[0][1],

@@ -1,7 +1,6 @@
 """A dense model's results, where top-k is null and the number of vision tokens may be the model's own."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +8,8 @@ import pytest
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
-from experiments.analyses.knobs.grid import grid_of_table, knobs_of
 from experiments.analyses.latency.estimator import caveats_of
 from experiments.analyses.latency.features import timed_samples
-from experiments.analyses.recorded_table import table_of
 from experiments.analyses.report.analyses import analyse
 from experiments.analyses.report.content import report_of
 from experiments.analyses.sweeps import load_sweep, samples_frame, settings_frame
@@ -47,27 +44,6 @@ def test_stages_and_fronts_of_a_model_without_experts(folder: Path) -> None:
     breakdown = json.loads((folder / "analysis" / "e1_stage_latency_breakdown.json").read_text())
     # 0.5 s vision, 0.25 s prefill and 0.25 s decode in every sample.
     assert all(each["stages"]["vision"]["share"] == pytest.approx(0.5) for each in breakdown["settings"])
-
-
-def test_results_of_before_a_knob_was_a_thing_are_read(tmp_path: Path) -> None:
-    """They name `topknone`, and say neither `knobs` nor which setting is the reference."""
-    for blocks in (3, 4):
-        knobs = Setting.of(vision=tier_target("low"), num_active_blocks=RunningBlocks.of(tuple(range(blocks))))
-        content = {
-            key: value for key, value in result(knobs).items() if key not in ("knobs", "is_reference", "in_grid")
-        }
-        name = f"signs_imgsizetier-low_crops2_topknone_blocks{blocks}.json"
-        (tmp_path / name).write_text(json.dumps(content))
-    sweep = load_sweep(tmp_path)
-    assert [each.key for each in sweep.settings] == ["tier-low_blocks3", "tier-low_blocks4"]
-    assert settings_frame(sweep)["is_reference"].tolist() == [None, None]
-    assert e2_knob_pareto.main([str(tmp_path), "--num_draws", "100"]) == 0
-    table = table_of([each.result for each in sweep.settings])
-    older = replace(table, settings=("tier-low_topknone_blocks3", "tier-low_topknone_blocks4"))
-    for each in (table, older):
-        points = grid_of_table(each).points
-        assert knobs_of(points) == ("vision", "num_active_blocks")
-        assert [point.value("num_active_blocks") for point in points] == [3, 4]
 
 
 def test_the_estimator_does_not_miss_a_knob_that_the_model_lacks(folder: Path) -> None:

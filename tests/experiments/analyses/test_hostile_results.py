@@ -102,7 +102,7 @@ FIELDS: list[tuple[str, Any, str]] = [
     ("per_sample_results.0.T_total", "x", "per_sample_results[0].T_total is 'x'"),
     ("per_sample_results.0.T_total", 0, "per_sample_results[0].T_total is 0"),
     ("per_sample_results.0.T_total", -1.5, "per_sample_results[0].T_total is -1.5"),
-    ("per_sample_results.0.T_total", 5.0, "lacks a run of T_total 5.0 in per_sample_results[0].runs"),
+    ("per_sample_results.0.T_total", 5.0, "per_sample_results[0].T_total is 5.0, and its runs' mean is another"),
     ("per_sample_results.0.T_LLM_prefill", None, "per_sample_results[0].T_LLM_prefill is None"),
     ("per_sample_results.0.output_tokens", 1, "per_sample_results[0].output_tokens is 1"),
     ("per_sample_results.0.accuracy", 2.0, "per_sample_results[0].accuracy is 2.0, above metric_best"),

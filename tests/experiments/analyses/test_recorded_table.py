@@ -18,7 +18,8 @@ from tests.hand_made_records import answered_sample, measured_sample, staged_run
 def two_settings() -> RecordedTable:
     """4 samples of own pictures; b is right on all and takes twice as long."""
     scores, seconds = np.array([[1.0, 0.0, 1.0, 0.0], [1.0] * 4]), np.array([[1.0, 1.1, 0.9, 1.0], [2.0] * 4])
-    return RecordedTable(("a", "b"), (0, 1, 2, 3), ("p", "q", "r", "s"), scores, seconds, 2 * seconds, 1.0, {})
+    names = tuple("pqrs")
+    return RecordedTable(("a", "b"), (0, 1, 2, 3), names, scores, seconds, 2 * seconds, 1.0, {}, names)
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -46,23 +47,13 @@ def test_a_table_keeps_every_run(tmp_path: Path) -> None:
     np.testing.assert_allclose(table.costs[0], [3.0, 1.0, np.nan])
     grid = grid_of_table(table)
     assert grid.runs_ms is not None and grid.runs_ms[1, 0, 0] == 2000
-    assert (grid.total_ms[0, 0], grid.protocol_versions) == (1500, (2,))
+    assert grid.total_ms[0, 0] == 1500
 
 
 def test_requests_that_waited_for_each_other_make_no_table() -> None:
     found = SettingResult.from_content(result(setting()) | ARRIVED, "a file")
     with pytest.raises(ResultsError, match="one by one; measure again without --request_rate"):
         table_of([found])
-
-
-def test_a_table_that_does_not_say_its_protocol_is_of_the_first(tmp_path: Path) -> None:
-    write_table(two_settings(), tmp_path / "table.json")
-    again = read_table(tmp_path / "table.json")
-    assert (again.origin["protocol_version"], again.runs) == (1, None)
-    older = {key: value for key, value in result(setting("high")).items() if key != "protocol_version"}
-    mixed = [SettingResult.from_content(each, "a file") for each in (result(setting()), older)]
-    with pytest.raises(ResultsError, match="several runs, or none"):
-        table_of(mixed)
 
 
 @pytest.mark.parametrize("in_grid", [False, True])
@@ -72,7 +63,6 @@ def test_a_table_says_which_setting_is_the_reference(tmp_path: Path, in_grid: bo
     low, own = grid_of_table(read_table(tmp_path / "table.json")).points
     assert (low.is_reference, low.in_grid) == (False, True)
     assert (own.key, own.is_reference, own.in_grid) == ("own_topk4_blocks4", True, in_grid)
-    # As one from before they were kept.
     write_table(table_of(stored[:1]), tmp_path / "older.json")
     assert "reference" not in (tmp_path / "older.json").read_text()
     assert not any(point.is_reference for point in grid_of_table(read_table(tmp_path / "older.json")).points)

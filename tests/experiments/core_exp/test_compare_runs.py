@@ -201,15 +201,6 @@ def test_the_same_folder_twice_is_said_to_be(tmp_path: Path, capsys: pytest.Capt
     assert "A and B are the same measurement: every sample is equal" in capsys.readouterr().out
 
 
-def test_what_a_protocol_changes_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    older = run_of(tmp_path / "a", 1.0, protocol_version=1)
-    newer = run_of(tmp_path / "b", 1.0, noise=0.01, protocol_version=2)
-    assert main([str(older), str(newer)]) == 0
-    assert "differs: protocol_version (1, 2)" in capsys.readouterr().out
-    assert main([str(newer), str(newer)]) == 0
-    assert "protocol_version" not in capsys.readouterr().out
-
-
 def test_a_tail_of_few_pictures_is_left_out_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = run_of(tmp_path / "a", 1.0), run_of(tmp_path / "b", 1.1)
     assert not any(quantity == "P95 latency" for _, quantity in lines_of(tmp_path, *runs))

@@ -23,7 +23,7 @@ from experiments.analyses.knobs.grid import (
     mean_log_time,
 )
 from experiments.analyses.knobs.objectives import LATENCY_MEAN
-from experiments.analyses.knobs.records import TaskAnalysis, caveats_of
+from experiments.analyses.knobs.records import caveats_of
 from experiments.analyses.sweeps import load_sweep, load_sweeps
 from tests.experiments.hand_made_grid import measured, point
 from tests.experiments.hand_made_sweep import ARRIVED, FLOPS, PROVENANCE, result, setting, write
@@ -139,11 +139,6 @@ def test_tables_of_several_tasks_are_one_study(tmp_path: Path) -> None:
     other.write_text(json.dumps(content))
     with pytest.raises(ResultsError, match="differ in versions"):
         load_study([TABLE, other])
-    content = json.loads(TABLE.read_text())
-    content["origin"] |= {"task": "reference_choice", "protocol_version": 1}
-    other.write_text(json.dumps(content))
-    with pytest.raises(ResultsError, match="differ in protocol_version"):
-        load_study([TABLE, other])
 
 
 def test_a_table_stands_alone_and_is_one(tmp_path: Path) -> None:
@@ -173,20 +168,6 @@ def test_the_sweep_is_one_more_knob(tmp_path: Path) -> None:
     assert grid.sample_ids == (0, 1) and np.isfinite(grid.scores).all()
     assert found.source["sweeps"]["float32"]["fingerprints"] == {"signs": "beef"}
     assert "bfloat16, eager / float32, eager" in found.caption and "3 settings" in found.caption
-
-
-def test_sweeps_of_two_protocols_are_compared_with_a_caveat(tmp_path: Path) -> None:
-    older = {key: value for key, value in result(setting("low")).items() if key != "protocol_version"}
-    folders = [write(tmp_path / "one", older), write(tmp_path / "two", result(setting("low")))]
-    found = load_study(folders)
-    (grid,) = found.grids
-    assert grid.protocol_versions == (1, 2) and [each.sweep for each in grid.points] == ["protocol 1", "protocol 2"]
-    kinds = [[each.kind for each in caveats_of([TaskAnalysis(own, [], {})], False)] for own in (grid, *_alone(folders))]
-    assert ["protocols_differ" in each for each in kinds] == [True, False, False]
-    sentence = next(
-        each.sentence for each in caveats_of([TaskAnalysis(grid, [], {})], False) if each.kind == "protocols_differ"
-    )
-    assert sentence.startswith("sweeps of protocol versions 1 and 2: ") and "do not compare latencies" in sentence
 
 
 def _alone(folders: Sequence[Path]) -> list[TaskGrid]:
