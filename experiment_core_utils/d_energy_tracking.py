@@ -42,21 +42,19 @@ from experiment_core_utils.meters.instruments import Instruments, find_instrumen
 from experiment_core_utils.meters.load import with_descendants
 from experiment_core_utils.meters.nvml import NvmlGpu, processes_by_gpu
 from experiment_core_utils.meters.power import NOT_REQUESTED, allocated_to_runs
-from experiment_core_utils.meters.stages import StageMeasurement, stage_energies
+from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.windows import (
     InstrumentWindow,
     WindowGoal,
     energy_of_whole_acts,
     why_no_power,
 )
-from experiment_core_utils.models.interface import Runnable, Stepwise
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise, local_gather
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.device import (
     choose_device,
-    out_of_memory_named,
     synchronize_used_gpus,
     visible_gpus,
 )
@@ -66,7 +64,6 @@ from experiment_core_utils.primitives.errors import (
     MeterUnavailable,
     ResultsError,
     ResultsNotSaved,
-    SettingError,
 )
 from experiment_core_utils.primitives.texts import first_of
 from experiment_core_utils.records.energy import (
@@ -74,7 +71,6 @@ from experiment_core_utils.records.energy import (
     AllocatedJoules,
     EnergyWindow,
     PowerBeside,
-    SettingEnergy,
 )
 
 LOGGER = logging.getLogger(__name__)
@@ -483,39 +479,6 @@ def energy_of_pass(
     with how.using.power_beside() as traces:
         windows = tuple(energy_of_whole_acts(run_all, how.using, how.goal))
     return windows, allocated_to_runs(preferred_act(windows), traces, spans)
-
-
-def energy_of_setting(
-    model: Runnable | Stepwise,
-    request: tuple[int, Mapping[str, Any]] | None,
-    max_new_tokens: int,
-    how: StageMeasurement,
-    experiment_id: str,
-    rank: int,
-    flops_over_mean: float | None = None,
-) -> SettingEnergy:
-    """The stages of one request under the setting in force; why not, where they cannot be measured.
-
-    Args:
-        request: sample id and inputs on the model's device; None where no sample can be read.
-        flops_over_mean: as in `SettingEnergy`.
-
-    Raises:
-        Stopped: a stop was requested.
-    """
-    missing = dict(how.using.missing)
-    if request is None:
-        return SettingEnergy(experiment_id, rank, None, None, missing, "no sample can be read")
-    sample_id, inputs = request
-    if not isinstance(model, Stepwise):
-        reason = "the model does not run its stages one by one"
-        return SettingEnergy(experiment_id, rank, sample_id, None, missing, reason, flops_over_mean)
-    try:
-        with out_of_memory_named():
-            stages = stage_energies(model, inputs, max_new_tokens, model.rewind, how)
-    except (MeterUnavailable, SettingError) as error:
-        return SettingEnergy(experiment_id, rank, sample_id, None, missing, str(error), flops_over_mean)
-    return SettingEnergy(experiment_id, rank, sample_id, stages, missing, None, flops_over_mean)
 
 
 @dataclass(frozen=True)

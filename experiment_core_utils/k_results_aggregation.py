@@ -23,6 +23,7 @@ from experiment_core_utils.records.settings import (
     ConditionsReading,
     MeasuredSample,
     MeasuredSetting,
+    MemoryPass,
     RoundsTrace,
     SettingLoad,
     WarmUp,
@@ -57,7 +58,7 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
         samples=tuple(each.measured for each in content.finished if each.measured is not None),
         failures=tuple(each.failed for each in content.finished if each.failed is not None),
         proof=end.proof if end is not None else None,
-        memory=whole_window(readings),
+        memory=_of_passes(whole_window(readings), content.every(MemoryPass)),
         failure=end.failure if end is not None else None,
         requested_ids=given[: end.num_asked] if end is not None else None,
         num_stopped_early=int(end is not None and end.num_asked is not None and end.num_asked < len(given)),
@@ -282,7 +283,16 @@ def merge_memory(readings: Sequence[MemoryReading]) -> MemoryReading | None:
         peak_reserved_bytes=max(reserved, default=None),
         process_rss_bytes=max(reading.process_rss_bytes for reading in readings),
         reason=readings[0].reason,
+        num_passes=min((each.num_passes for each in readings if each.num_passes is not None), default=None),
     )
+
+
+def _of_passes(in_rounds: MemoryReading | None, passes: Sequence[MemoryPass]) -> MemoryReading | None:
+    """One process's memory of a setting: the highest peaks of its passes; those in rounds where there are none."""
+    highest = merge_memory([each.memory for each in passes])
+    if in_rounds is None or highest is None:
+        return in_rounds
+    return replace(highest, process_rss_bytes=in_rounds.process_rss_bytes, num_passes=len(passes))
 
 
 def whole_window(readings: Sequence[MemoryReading]) -> MemoryReading | None:

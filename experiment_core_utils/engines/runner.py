@@ -142,6 +142,11 @@ class EngineStages:
         if not self._warmed_up:
             self._replace_kv_cache(KVCache.allocate(self.decoder, max_seq_len=0))
 
+    def release_prepared(self) -> None:
+        """Invalidate all states, and release the KV cache with all graphs."""
+        self._warmed_up.clear()
+        self.release_unused()
+
     def reserve(self, max_seq_len: int) -> None:
         """Make room for a request of `max_seq_len` tokens; earlier states become invalid."""
         self._free_memory(max_seq_len)

@@ -32,6 +32,7 @@ from experiment_core_utils.records.energy import (
     ActEnergy,
     Closure,
     EnergyFigure,
+    IdlePower,
     StageEnergies,
 )
 
@@ -80,26 +81,52 @@ def stage_energies(
         Stopped: a stop was requested.
     """
     how.using.require_any_or_estimate()
-    request = StagedRequest(model, inputs, max_new_tokens, rewind)
-    acts, names = {name: _stoppable(act, how.stop) for name, act in request.acts.items()}, list(request.acts)
-    rounds: dict[str, list[list[ActEnergy]]] = {name: [] for name in names}
+    request, rounds = StagedRequest(model, inputs, max_new_tokens, rewind), StageRounds(how)
     before = idle_power(how.using, how.idle_s)
     for repeat in range(how.repeats):
-        warm_up_s = WARM_AGAIN_S if repeat else WARM_UP_S
-        for name in shuffled(names, how.seed + repeat):
-            rounds[name].append(energy_of_act(acts[name], how.using, how.goal, warm_up_s))
-        if repeat + 1 >= how.least_repeats and are_narrow(rounds.values(), how.goal.relative_error):
+        rounds.measure(request, repeat)
+        if repeat + 1 >= how.least_repeats and are_narrow(rounds.windows.values(), how.goal.relative_error):
             break
-    idle = tuple(zip(before, idle_power(how.using, how.idle_s), strict=True))
-    totals = {name: act_totals(rounds[name], idle) for name in names}
-    return StageEnergies(
-        output_tokens=request.output_tokens,
-        figures={name: act_figures(rounds[name], idle)[0] for name in names},
-        closures=_closures(totals),
-        source_ratios={name: gpu_source_ratio(totals[name]) for name in names},
-        idle=idle,
-        error_goal=how.goal.relative_error,
-    )
+    return rounds.energies(tuple(zip(before, idle_power(how.using, how.idle_s), strict=True)))
+
+
+class StageRounds:
+    """The windows of a request's stages, in rounds of all stages one after the other.
+
+    Attributes:
+        windows: of each stage in order of time, each by every source and device.
+    """
+
+    def __init__(self, how: StageMeasurement) -> None:
+        self.windows: dict[str, list[list[ActEnergy]]] = {}
+        self._how = how
+        self._output_tokens = 0
+
+    def measure(self, request: "StagedRequest", repeat: int) -> None:
+        """A window of each stage, in an order that is drawn for this repeat; raises Stopped for a request to stop."""
+        how, acts = self._how, request.acts
+        self._output_tokens = request.output_tokens
+        for name in acts:
+            self.windows.setdefault(name, [])
+        warm_up_s = WARM_AGAIN_S if repeat else WARM_UP_S
+        for name in shuffled(list(acts), how.seed + repeat):
+            self.windows[name].append(energy_of_act(_stoppable(acts[name], how.stop), how.using, how.goal, warm_up_s))
+
+    def energies(self, idle: tuple[tuple[IdlePower, IdlePower], ...]) -> StageEnergies:
+        """What the windows come to.
+
+        Args:
+            idle: power at rest before the first round and after the last, for each source and device.
+        """
+        totals = {name: act_totals(windows, idle) for name, windows in self.windows.items()}
+        return StageEnergies(
+            output_tokens=self._output_tokens,
+            figures={name: act_figures(windows, idle)[0] for name, windows in self.windows.items()},
+            closures=_closures(totals),
+            source_ratios={name: gpu_source_ratio(totals[name]) for name in totals},
+            idle=idle,
+            error_goal=self._how.goal.relative_error,
+        )
 
 
 def are_narrow(rounds: Iterable[Sequence[Windows]], relative: float) -> bool:

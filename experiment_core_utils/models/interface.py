@@ -253,6 +253,9 @@ class Switchable(Protocol):
         1 where everything that they need stays prepared; more where it has to be prepared again at each turn.
         """
 
+    def release_prepared(self) -> None:
+        """Give back all that `warm_up` prepared, of every setting; states are lost, and `warm_up` prepares anew."""
+
 
 @runtime_checkable
 class Spread(Protocol):

@@ -72,7 +72,8 @@ class ComputeUtilisation(TypedDict):
 class Memory(Record):
     """Memory of a setting in bytes."""
 
-    #: most memory that torch had allocated on the GPU, of several GPUs of the process the sum; None if on the CPU
+    #: most memory that torch had allocated on the GPU, of several GPUs of the process the sum, in passes that keep
+    #: nothing of other settings; None if on the CPU
     peak_memory_bytes: Amount | None
     #: most that torch's allocator had reserved there; None if on the CPU
     peak_reserved_bytes: Amount | None = None
@@ -80,6 +81,9 @@ class Memory(Record):
     #: follow the setting, and is not compared; None of a model behind a server
     process_rss_bytes: Amount | None = None
     reason: str | None = None  #: why a figure is null; None if no figure is
+    #: passes of which the peaks are the highest; None if they are of the setting's runs, as on the CPU, of a single
+    #: setting and where its passes failed
+    num_passes: Count | None = None
     #: parameters and buffers as stored, those of blocks that did not run among them; None if the model does not report
     #: it
     weights_bytes: Amount | None = None

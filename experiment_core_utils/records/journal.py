@@ -2,8 +2,8 @@
 
 One JSON object a line, of one key that says what it is, and `crc32`, that of the line without it: `header`
 (JournalHeader), `warmup` (WarmUp), `conditions` (ConditionsReading), `sample` (FinishedSample), `group` (ArrivedGroup),
-`rounds` (RoundsTrace), `energy` (SettingEnergy), `energy_pass` (EnergyPass), `energy_end` (EnergyPassesEnd), `load`
-(SettingLoad) or `end` (ShardDone).
+`rounds` (RoundsTrace), `energy` (SettingEnergy), `energy_pass` (EnergyPass), `energy_end` (EnergyPassesEnd),
+`memory_pass` (MemoryPass), `load` (SettingLoad) or `end` (ShardDone).
 The lines of a sample are on the disk before the next one begins. A process that is killed while it writes leaves the
 beginning of a line; it is ignored when read, and cut off by the process that resumes. So samples that arrive together
 are one line: all of them are finished or none is.
@@ -44,6 +44,7 @@ from experiment_core_utils.records.settings import (
     FinishedSample,
     JournalHeader,
     MeasuredSample,
+    MemoryPass,
     RoundsTrace,
     SettingLoad,
     ShardDone,
@@ -65,6 +66,7 @@ Line = (
     | SettingEnergy
     | EnergyPass
     | EnergyPassesEnd
+    | MemoryPass
     | SettingLoad
     | ShardDone
 )
@@ -80,6 +82,7 @@ LINE_KINDS = {
     "energy": SettingEnergy,
     "energy_pass": EnergyPass,
     "energy_end": EnergyPassesEnd,
+    "memory_pass": MemoryPass,
     "load": SettingLoad,
     "end": ShardDone,
 }

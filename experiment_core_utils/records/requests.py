@@ -291,6 +291,7 @@ class MemoryReading:
     peak_reserved_bytes: int | None  #: the same for what its allocator had reserved
     process_rss_bytes: int  #: resident memory of this process at the close
     reason: str | None  #: why a figure is None
+    num_passes: int | None = None  #: passes whose highest peaks these are; None of windows in rounds
 
 
 @dataclass(frozen=True)

@@ -240,6 +240,18 @@ class ArrivalsTrace:
 
 
 @dataclass(frozen=True)
+class MemoryPass:
+    """The memory of one window of one setting, in which its largest requests ran and nothing was kept for others."""
+
+    #: experiment_id, rank: of the run and the process that measured it
+    experiment_id: str
+    rank: int
+    pass_index: int  #: 0, 1: the second pass goes through the settings in the reverse order
+    sample_ids: tuple[int, ...]  #: that ran, in order
+    memory: MemoryReading
+
+
+@dataclass(frozen=True)
 class FinishedSample:
     """A finished sample: either measured or failed."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +31,8 @@ from experiment_core_utils.records.requests import StagedRun
 from experiment_core_utils.records.settings import ArrivalsTrace, JournalHeader, SettingFailure, ShardDone, When
 from experiment_core_utils.sweep.arrivals import MOST_ARRIVALS, batch_size
 from experiment_core_utils.sweep.batches import BatchAnswerer, Bench
-from experiment_core_utils.sweep.energy_passes import EnergyPasses
 from experiment_core_utils.sweep.live_table import LiveTable
+from experiment_core_utils.sweep.passes import EnergyPasses, MemoryPasses
 from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.requests import RequestKey
 from experiment_core_utils.sweep.rounds import RoundOrder, RoundsSeen, RoundTimes, common_factor
@@ -124,9 +125,7 @@ class ShardMeasurer:
                 # What an earlier run left.
                 runner.look(each)
             self._measure_with_retries(at_work, runner)
-            alive = [each for each in at_work if each.failure is None]
-            if alive and self._energy is not None and self.context.rank == 0:
-                self._measure_energy(alive, progress, self._energy)
+            self._measure_in_passes([each for each in at_work if each.failure is None], progress)
             number = num_requested(at_work, self.goal)
             for each in at_work:
                 end = each.end_before
@@ -160,25 +159,32 @@ class ShardMeasurer:
         journal = stack.enter_context(Journal(context.journals, header))
         return SettingAtWork(setting, journal, Shard(sample_ids, finished), header)
 
-    def _measure_energy(self, at_work: Sequence[SettingAtWork], progress: Progress, how: StageMeasurement) -> None:
-        """Measure the energy of these settings after all of their samples: it disturbs no time."""
-        context = self.context
-        # One of which no sample was timed has none to measure; where that is all of them, their ends say so.
-        at_work = [each for each in at_work if each.shard.has_times] or at_work
-        passes = EnergyPasses(self.bench, how, context.experiment_id, context.rank, self.config.sample_timeout)
+    def _measure_in_passes(self, at_work: Sequence[SettingAtWork], progress: Progress) -> None:
+        """Measure memory and energy of these settings after all of their samples: it disturbs no time."""
+        context, journals = self.context, {each.key: each.journal for each in at_work}
         measured = {
             each.key: [done.measured for done in each.shard.finished.values() if done.measured is not None]
             for each in at_work
         }
-        timed = [{sample.sample_id for sample in samples if sample.runs} for samples in measured.values()]
-        common = set.intersection(*timed)
-        ids = [sample_id for sample_id in ids_of(at_work) if sample_id in common]
-        journals = {each.key: each.journal for each in at_work}
-        passes.measure_energy([each.setting for each in at_work], ids, journals, context.stop, progress)
-        if len(at_work) == 1:
-            # Their windows repeat a stage until it can be read, which takes about a minute a setting.
-            (each,) = at_work
-            passes.measure_stages(each.setting, measured[each.key], each.journal, context.stop)
+        # One of which no sample was timed has none to measure; where that is all of them, their ends say so.
+        timed = [each for each in at_work if each.shard.has_times]
+        settings = [each.setting for each in timed or at_work]
+        here: dict[str, Any] = {
+            "bench": self.bench,
+            "experiment_id": context.experiment_id,
+            "rank": context.rank,
+            "sample_timeout_s": self.config.sample_timeout,
+        }
+        # Of one setting nothing else was prepared in its runs.
+        if len(timed) > 1 and any(device.type == "cuda" for device in devices_of(self.bench.model)):
+            MemoryPasses(**here).measure_memory(settings, measured, journals, context.stop, progress)
+        if settings and self._energy is not None and context.rank == 0:
+            passes = EnergyPasses(how=self._energy, **here)
+            ids_timed = [{sample.sample_id for sample in measured[each.key] if sample.runs} for each in settings]
+            common = set.intersection(*ids_timed)
+            ids = [sample_id for sample_id in ids_of(timed or at_work) if sample_id in common]
+            passes.measure_energy(settings, ids, journals, context.stop, progress)
+            passes.measure_stages(settings, measured, journals, context.stop, progress)
 
     def _measure_with_retries(self, at_work: Sequence[SettingAtWork], runner: SampleRunner) -> None:
         """Every attempt takes up what the ones before did not finish; in the last, samples fail for good."""

@@ -1,18 +1,14 @@
-"""Energy of a pass and of a request's stages on simulated devices, with a clock that stands still: joules by hand."""
+"""Energy of a pass on a simulated device, with a clock that stands still: joules by hand."""
 
-from typing import Any
 
 import pytest
 import torch
 
-from experiment_core_utils.d_energy_tracking import energy_of_pass, energy_of_setting
-from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.d_energy_tracking import energy_of_pass
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.primitives.errors import SampleTimedOut
-from experiment_core_utils.records.energy import SettingEnergy
-from tests.scripted.scripted_model import ScriptedModel
-from tests.scripted.simulated_energy import ModelOnDevice, instruments_of, scripted_device
+from tests.scripted.simulated_energy import instruments_of, scripted_device
 
 TEXT = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}
 
@@ -47,32 +43,3 @@ def test_a_request_that_fails_ends_the_readings() -> None:
     readings = device.num_readings
     device.clock.sleep(1.0)
     assert device.num_readings == readings
-
-
-def measured(model: ScriptedModel, using: Instruments, request: Any = (7, TEXT)) -> SettingEnergy:
-    how = StageMeasurement(using, WindowGoal(0.05, least_s=0.5), repeats=2, idle_s=1.0)
-    return energy_of_setting(model, request, 16, how, "0001", 0)
-
-
-def test_a_settings_stages_are_those_of_the_request() -> None:
-    device = scripted_device()
-    energy = measured(ModelOnDevice(device), instruments_of(device))
-    assert (energy.sample_id, energy.experiment_id, energy.reason) == (7, "0001", None)
-    assert energy.stages is not None and energy.stages.output_tokens == 4
-    gross = energy.stages.figures["prefill"][0].gross_j
-    # 20 ms at 600 W.
-    assert gross is not None and gross.mean == pytest.approx(12.0, rel=0.06)
-
-
-def test_what_cannot_be_measured_is_a_reason() -> None:
-    device = scripted_device()
-    using = instruments_of(device)
-    nothing = Instruments(device.clock, (), (), missing={"GPU energy": "torch sees no GPU"})
-    assert "nothing on this machine" in str(measured(ModelOnDevice(device), nothing).reason)
-    assert measured(ModelOnDevice(device), using, None).reason == "no sample can be read"
-
-    class Large(ModelOnDevice):
-        def prefill(self, inputs: Any, features: str | None) -> tuple[torch.Tensor, list[int]]:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    assert "out of memory" in str(measured(Large(device), using).reason)

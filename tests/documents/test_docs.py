@@ -139,7 +139,7 @@ def test_every_key_of_an_energy_is_documented() -> None:
     idle = IdlePower(origin, 70.0, 0.1, 5.0, None)
     closure = Closure(origin, 1.5, 1.5, 0.0, 0.0, 0.1, None)
     stages = StageEnergies(2, {END_TO_END: (figure,)}, (closure,), {END_TO_END: 1.0}, ((idle, idle),))
-    accuracy = AccuracyPart(metric="em", metric_best=1.0, accuracy=0.5, accuracy_ci95=[0.4, 0.6])
+    accuracy = AccuracyPart.model_construct(metric="em", metric_best=1.0, accuracy=0.5, accuracy_ci95=[0.4, 0.6])
     energy = with_correct_answers(energy_of(SettingEnergy("0001", 0, 3, stages, {}, None)), accuracy)
     assert energy is not None and energy.summary is not None
     entry = energy.content()

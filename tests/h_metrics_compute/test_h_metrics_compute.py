@@ -108,6 +108,7 @@ def test_a_settings_memory_is_split_into_parts_beside_its_reading() -> None:
         "peak_reserved_bytes": 12_000,
         "process_rss_bytes": 777,
         "reason": None,
+        "num_passes": None,
         "weights_bytes": 5000,
         "kv_cache_bytes": 2 * (422 + 2),
         "activation_bytes": 10_000 - 5000 - 848,

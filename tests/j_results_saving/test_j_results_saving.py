@@ -131,6 +131,7 @@ def test_every_key_of_a_setting() -> None:
             "peak_reserved_bytes": None,
             "process_rss_bytes": 1000,
             "reason": "no CUDA device",
+            "num_passes": None,
         },
         "compute_utilisation": [],
         "memory_timeline": None,

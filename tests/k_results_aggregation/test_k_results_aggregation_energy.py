@@ -65,12 +65,6 @@ def test_where_nothing_tracked_every_process_says_why_each_reason_once() -> None
     assert pooled["reason"] == "process 0: no meter; process 1: process 0 tracks this machine"
 
 
-def test_a_file_from_before_the_joules_has_none() -> None:
-    older = {name: value for name, value in FIRST.items() if not name.endswith("_j")}
-    pooled = pool_energy([older, SECOND])
-    assert pooled["gpu_counter_j"] is None and pooled["gpu_energy_kwh"] == 10.0
-
-
 @pytest.mark.parametrize("value", ["x", -1, [], 10**400, True])
 @pytest.mark.parametrize("field", ["total_energy_kwh", "duration_seconds", "gpu_counter_j"])
 def test_an_edited_figure_is_named_with_its_file(tmp_path: Path, field: str, value: object) -> None:

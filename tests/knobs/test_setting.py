@@ -93,5 +93,5 @@ def test_a_label_that_names_nothing_is_refused(value: int, label: str) -> None:
 
 def test_a_label_of_another_knob_is_refused() -> None:
     other = type("Other", (TopK,), {"name": "other"})()
-    with pytest.raises(ConfigurationError, match="knob other: its label of 4, topk4, is top_k of another knob; write"):
+    with pytest.raises(ConfigurationError, match="knob other: its label of 4, topk4, is one of top_k; write"):
         check_label(other, 4)

@@ -90,7 +90,7 @@ def test_columns_of_the_settings_are_those_of_the_file() -> None:
         "counted_weights_bytes", "counted_kv_cache_bytes", "counted_activation_bytes", "peak_memory_bytes",
         "process_rss_bytes", "T_thinking_mean_ms", "thinking_tokens_mean", "fixed_length_tokens",
         "T_fixed_length_mean_ms", "share_empty", "share_one_token", "share_outlier_runs", "mbu_decode",
-        "is_reference", "request_rate", "achieved_rate", "most_under_way", "drift_ratio_max",
+        "request_rate", "achieved_rate", "most_under_way", "drift_ratio_max",
         "T_total_share_of_reference", "experiment_id",
     ]  # fmt: skip
 

@@ -87,6 +87,9 @@ class ScriptedModel:
     def samples_per_round(self, num_settings: int) -> int:
         return 1
 
+    def release_prepared(self) -> None:
+        self.calls.append("release_prepared")
+
     def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
         return {}
 

@@ -41,6 +41,7 @@ FINGERPRINT = "01c795c777587bfd"
 CHANGED = {
     r"(aggregate_stats|energy\.passes)\..*_ci95_(low|high)(_typical)?": "intervals of positive quantities are positive",
     r"energy\.passes\.j_per_request_by_pass": "new: energies are tested over passes",
+    r"memory\.num_passes": "new: peaks of memory are the highest of passes",
 }
 #: Of this machine, this process and this moment.
 PROVENANCE = r"provenance\..*"

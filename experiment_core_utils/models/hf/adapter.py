@@ -317,6 +317,12 @@ class TransformersModel(HasEnds):
         """See `StagedModel.samples_per_round`."""
         return 1 if self._graphed is None else self._graphed.samples_per_round(num_settings)
 
+    def release_prepared(self) -> None:
+        """See `Switchable.release_prepared`."""
+        if self._graphed is not None:
+            self._graphed.release_prepared()
+        release_cached_memory(self.device)
+
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """See `StagedModel.encode_image`; also None where pictures are encoded inside the prefill."""
         return (self._stages if self._graphed is None else self._graphed).encode_image(inputs)

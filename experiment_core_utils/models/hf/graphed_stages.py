@@ -255,6 +255,11 @@ class GraphedGeneration:
             self._most_settings = max(self._most_settings, num_settings)
         return 1 if num_settings <= self._most_settings else SAMPLES_WITHOUT_MEMORY
 
+    def release_prepared(self) -> None:
+        """See `Switchable.release_prepared`."""
+        self._slot.release()
+        self._graphed_settings.clear()
+
     def is_ready(self, setting: Hashable, inputs: Mapping[str, Any], max_seq_len: int) -> bool:
         """Whether nothing is left to prepare for such a request, prompt and answer of `max_seq_len` tokens together."""
         graphed = self._graphed_settings.get(setting)

@@ -298,6 +298,12 @@ class MolmoeStagedModel(HasEnds):
         """See `StagedModel.samples_per_round`; all settings share one cache, and their graphs are small."""
         return 1
 
+    def release_prepared(self) -> None:
+        """See `Switchable.release_prepared`."""
+        if self._engine_stages is not None:
+            self._engine_stages.release_prepared()
+        release_cached_memory(self.device)
+
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
         """See `StagedModel.encode_image`."""
         return self._stages.encode_image(inputs)

@@ -102,7 +102,7 @@ def test_a_correct_answer_costs_the_request_over_the_accuracy(folder: Path) -> N
         )
         assert "energy_j_per_correct_answer" not in frame  # a column without a value is left out
     # The same answers by a metric that calls each of them right, from the stored file.
-    everything = AccuracyPart(metric="m", metric_best=1.0, accuracy=1.0, accuracy_ci95=[0.5, 1.0])
+    everything = AccuracyPart.model_construct(metric="m", metric_best=1.0, accuracy=1.0, accuracy_ci95=[0.5, 1.0])
     again = with_correct_answers(Energy.model_validate(result["energy"]), everything)
     assert again is not None and again.summary is not None
     assert again.summary.j_per_correct_answer == summary["end_to_end_j"]

@@ -1,4 +1,4 @@
-"""Energy passes on a simulated device whose clock stands still: order, joules by hand, ends, resuming."""
+"""Passes of energy and memory on a simulated device whose clock stands still: order, figures by hand, resuming."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiment_core_utils.i_metrics_energy import energy_of, passes_energy
-from experiment_core_utils.k_results_aggregation import with_pooled_energy
+from experiment_core_utils.k_results_aggregation import part_of, with_pooled_energy
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, tier_target
@@ -23,10 +23,10 @@ from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.records.energy import EnergyPass, PassesEnergy
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, JournalContent, journal_path, read_journal
-from experiment_core_utils.records.requests import PreparedRequest, RequestShape, StageFlops
-from experiment_core_utils.records.settings import JournalHeader
+from experiment_core_utils.records.requests import MemoryReading, PreparedRequest, RequestShape, StageFlops
+from experiment_core_utils.records.settings import FinishedSample, JournalHeader, MeasuredSample, MemoryPass
 from experiment_core_utils.sweep.batches import Bench
-from experiment_core_utils.sweep.energy_passes import EnergyPasses, nearest_the_mean
+from experiment_core_utils.sweep.passes import EnergyPasses, MemoryPasses, nearest_the_mean
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import get_metric, load_task
@@ -77,7 +77,7 @@ def passes_of(model: SizedModel, using: Instruments | None = None, **how: Any) -
     bench = Bench(model, requests, 4, get_metric(TASK.metric), frozenset(IDS))
     own = {name: how.pop(name) for name in ("num_samples", "limit_s") if name in how}
     measurement = StageMeasurement(using or instruments_of(model.gpu), **{"goal": WindowGoal(0.02), "repeats": 2} | how)
-    return EnergyPasses(bench, measurement, "0001", 0, **own)
+    return EnergyPasses(bench=bench, how=measurement, experiment_id="0001", rank=0, **own)
 
 
 def measure(
@@ -272,3 +272,117 @@ def test_the_request_of_the_stages_is_the_one_nearest_to_the_mean() -> None:
         samples, (10, 100, 40), strict=True
     )]  # fmt: skip
     assert nearest_the_mean(unknown) == [(3, None), (1, None), (2, None)]
+
+
+@dataclass
+class StagedModel(SizedModel):
+    """Decode steps take 5 ms at 200 W."""
+
+    def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
+        self.gpu.run(0.005, 200.0)
+        return super().decode_step(token, state)
+
+
+def timed(*ids: int) -> list[MeasuredSample]:
+    return [measured_sample(each, staged_run(), has_picture=False) for each in ids]
+
+
+def open_journals(stack: ExitStack, folder: Path, settings: Sequence[Setting]) -> dict[str, Journal]:
+    headers = [JournalHeader(JOURNAL_VERSION, each.key, "f", 0, 1, "0001", IDS) for each in settings]
+    return {each.key: stack.enter_context(Journal(folder, each)) for each in headers}
+
+
+def stages_of(model: SizedModel, folder: Path, settings: Sequence[Setting], using: Instruments | None = None) -> Any:
+    """The energies of the stages of requests of sample 10, by setting."""
+    passes = passes_of(model, using, goal=WindowGoal(0.05, least_s=0.5), idle_s=1.0)
+    with ExitStack() as stack:
+        journals, progress = open_journals(stack, folder, settings), stack.enter_context(Progress(1, 1, shown=False))
+        passes.measure_stages(settings, {each.key: timed(10) for each in settings}, journals, StopRequest(), progress)
+    found = journals_in(folder, settings)
+    return [found[each.key].energy for each in settings]
+
+
+def test_every_setting_has_the_energy_of_its_stages(tmp_path: Path) -> None:
+    model = StagedModel()
+    one, two = stages_of(model, tmp_path, (ONE, TWO))
+    assert [each for each in model.calls if each.startswith("apply")] == [
+        f"apply {each.key}" for each in (ONE, TWO, TWO, ONE)
+    ]
+    assert (one.sample_id, one.reason, one.stages.output_tokens) == (10, None, 3)
+    joules = {name: [each.stages.figures[name][0].gross_j for each in (one, two)] for name in one.stages.figures}
+    # 100 ms at 300 W times the experts; two steps of 5 ms at 200 W.
+    assert [each.mean for each in joules["prefill"]] == [pytest.approx(30.0, rel=0.06), pytest.approx(60.0, rel=0.06)]
+    assert [each.mean for each in joules["decode"]] == [pytest.approx(2.0, rel=0.06)] * 2
+    assert {each.n for both in joules.values() for each in both} == {2}
+    # What is there is not measured again.
+    again = StagedModel(gpu=model.gpu)
+    assert stages_of(again, tmp_path, (ONE, TWO)) == [one, two] and again.calls == []
+
+
+def test_stages_that_cannot_be_measured_say_why(tmp_path: Path) -> None:
+    large = StagedModel(too_large=2)
+    one, two = stages_of(large, tmp_path, (ONE, TWO))
+    assert one.reason is None and two.stages is None and "out of memory" in two.reason
+    for name, model, reason in (
+        ("gone", StagedModel(unreadable=IDS), "no sample can be read"),
+        ("blind", StagedModel(), "nothing on this machine"),
+    ):
+        (tmp_path / name).mkdir()
+        nothing = Instruments(model.gpu.clock, (), (), missing={"GPU energy": "torch sees no GPU"})
+        (found,) = stages_of(model, tmp_path / name, (ONE,), nothing if name == "blind" else None)
+        assert found.stages is None and found.reason.startswith(reason)
+
+
+def test_memory_is_that_of_a_setting_alone_and_the_highest_of_its_passes(tmp_path: Path) -> None:
+    """1000 bytes for each setting that something is prepared for; 10 for each place of the prompt; the first pass 5."""
+    model, prepared, passes_begun = SizedModel(), set[int](), list[int]()
+
+    def released() -> None:
+        prepared.clear()
+        passes_begun.append(1)
+
+    class Window:
+        def __init__(self, *devices: torch.device) -> None:
+            self.most = 0
+
+        def __enter__(self) -> "Window":
+            watched.append(self)
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            watched.clear()
+
+        def read(self) -> MemoryReading:
+            return MemoryReading(self.most, 2 * self.most, 7, None)
+
+    watched: list[Window] = []
+    prefill = model.prefill
+
+    def counted(inputs: Mapping[str, Any], features: str | None) -> Any:
+        prepared.add(model.active_setting[0])
+        for each in watched:
+            first = 5 if len(passes_begun) <= 2 else 0
+            each.most = max(each.most, 1000 * len(prepared) + 10 * inputs["input_ids"].shape[1] + first)
+        return prefill(inputs, features)
+
+    model.prefill, model.release_prepared = counted, released  # type: ignore[method-assign]
+    passes = MemoryPasses(bench=passes_of(model).bench, experiment_id="0001", rank=0, window=Window)
+    long = replace(timed(30)[0], shape=replace(timed(30)[0].shape, text_tokens=99))
+    for _ in range(2):
+        with ExitStack() as stack:
+            journals = open_journals(stack, tmp_path, (ONE, TWO))
+            progress = stack.enter_context(Progress(1, 1, shown=False))
+            measured = {each.key: [*timed(10, 20), long] for each in (ONE, TWO)}
+            passes.measure_memory((ONE, TWO), measured, journals, StopRequest(), progress)
+    # Two windows each, none again: there and back.
+    assert [each for each in model.calls if each.startswith("apply")] == [
+        f"apply {each.key}" for each in (ONE, TWO, TWO, ONE)
+    ]
+    content = journals_in(tmp_path, (ONE,))[ONE.key]
+    lines = content.every(MemoryPass)
+    assert [(each.pass_index, each.sample_ids, each.memory.peak_memory_bytes) for each in lines] == [
+        (0, (30, 10), 1035), (1, (30, 10), 1030),
+    ]  # fmt: skip
+    done = FinishedSample(timed(10)[0], None, MemoryReading(9000, 9900, 50, None))
+    memory = part_of(replace(content, lines=(*content.lines, done)), 0, 1, "0001").memory
+    assert memory == MemoryReading(1035, 2070, 50, None, 2)
