@@ -415,7 +415,7 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
         if fault is not None:
             raise ResultsRefused(f"{where} {fault}; {advice}")
         # Commit dfe8f148 wrote neither digests nor ids of runs.
-        is_unchecked = result.digest is None and "run_uid" not in content["provenance"]
+        is_unchecked = result.digest is None and result.provenance.run_uid is None
         if result.digest != content_digest(content) and not is_unchecked:
             raise ResultsRefused(f"{where} was EDITED: its digest is that of another content; {advice}")
         return result

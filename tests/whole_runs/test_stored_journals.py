@@ -42,6 +42,7 @@ CHANGED = {
     r"(aggregate_stats|energy\.passes)\..*_ci95_(low|high)(_typical)?": "intervals of positive quantities are positive",
     r"energy\.passes\.j_per_request_by_pass": "new: energies are tested over passes",
     r"memory\.num_passes": "new: peaks of memory are the highest of passes",
+    r"digest": "new: edited files are known by it",
 }
 #: Of this machine, this process and this moment.
 PROVENANCE = r"provenance\..*"
@@ -70,7 +71,7 @@ def test_results_of_stored_journals_are_the_stored_ones(remade: Path) -> None:
     found = set()
     for path in stored:
         then, now = (json.loads(each.read_text()) for each in (path, remade / path.name))
-        assert list(then) == list(now)
+        assert [key for key in now if key not in CHANGED] == [key for key in then if key not in CHANGED]
         found |= {re.sub(r"\[\d+\]", "", key) for key in differences(then, now)}
     patterns = [*CHANGED, PROVENANCE]
     assert [key for key in sorted(found) if not any(re.fullmatch(each, key) for each in patterns)] == []
