@@ -5,7 +5,7 @@ does.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,25 +29,15 @@ BUCKET = 64
 
 
 @dataclass(frozen=True)
-class _PaddedPrompt:
-    """What the graphs of one padded length read."""
+class PaddedPrompt:
+    """What the graphs of one padded length T read; all but the length are the beginnings of longer buffers."""
 
     hidden: torch.Tensor  # [T, H]
     # Its own, so that it is never above T: a capture runs with what the last request left here.
     length: torch.Tensor  # one int64, 1 to T
-    rotary: tuple[torch.Tensor, torch.Tensor]  # [T, D / 2] each
-    # [T, H] each, zeros behind the prompt; made where a prompt has states to add.
-    added: list[torch.Tensor] = field(default_factory=list)
-
-    @classmethod
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def allocate(
-        cls, decoder: DecoderWeights, padded: int, rotary: tuple[torch.Tensor, torch.Tensor]
-    ) -> "_PaddedPrompt":
-        """A prompt of zeros, of one token."""
-        hidden = torch.zeros(padded, decoder.width, dtype=decoder.dtype, device=decoder.device)
-        return cls(hidden, torch.ones(1, dtype=torch.int64, device=decoder.device), rotary)
+    rotary: tuple[torch.Tensor, torch.Tensor]  # [T or more, D / 2] each
+    # [T or more, H] each, made where a prompt has states to add; zeros from the prompt's end to T.
+    added: list[torch.Tensor]
 
     def load(self, embeddings: torch.Tensor, appended: torch.Tensor | None = None) -> None:
         """The prompt [tokens, H], and a row [H] behind it where there is one, padded with zeros."""
@@ -63,11 +53,43 @@ class _PaddedPrompt:
         """States [tokens, H] to add after each of the first blocks; returns what graphs read of them."""
         while len(self.added) < len(added):
             with torch.inference_mode(False), torch.no_grad():
-                self.added.append(torch.zeros_like(self.hidden))
-        for own, states in zip(self.added, added, strict=False):
+                self.added.append(self.hidden.new_zeros(len(self.rotary[0]), self.hidden.shape[1]))
+        read = [own[: len(self.hidden)] for own in self.added[: len(added)]]
+        for own, states in zip(read, added, strict=True):
             own[: len(states)].copy_(states)
             own[len(states) :].zero_()
-        return self.added[: len(added)]
+        return read
+
+
+class PromptBuffers:
+    """The buffers of prompts of all lengths: those of up to a power of two share one, as only one graph runs at a time.
+
+    All together are at most four times as long as the longest prompt.
+
+    Args:
+        rotary: for a number of positions the factors of the positions from 0, [positions, D / 2] each.
+    """
+
+    def __init__(
+        self, decoder: DecoderWeights, rotary: Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+    ) -> None:
+        self._decoder, self._rotary = decoder, rotary
+        self._prompts: dict[int, PaddedPrompt] = {}
+        # By their length.
+        self._shared: dict[int, tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor], list[torch.Tensor]]] = {}
+
+    def of(self, padded: int) -> PaddedPrompt:
+        """The prompt of a padded length; at first of one token, of any content."""
+        if padded not in self._prompts:
+            decoder, rows = self._decoder, 1 << (padded - 1).bit_length()
+            with torch.inference_mode(False), torch.no_grad():
+                if rows not in self._shared:
+                    hidden = torch.zeros(rows, decoder.width, dtype=decoder.dtype, device=decoder.device)
+                    self._shared[rows] = hidden, self._rotary(rows), []
+                hidden, rotary, added = self._shared[rows]
+                length = torch.ones(1, dtype=torch.int64, device=decoder.device)
+                self._prompts[padded] = PaddedPrompt(hidden[:padded], length, rotary, added)
+        return self._prompts[padded]
 
 
 @dataclass(frozen=True)
@@ -109,16 +131,8 @@ class _PaddedPrefill:
         self._decoder = decoder
         self._kernels = _kernels()
         self._graphs = CudaGraphPool() if graphs is None else graphs
-        self._prompts: dict[int, _PaddedPrompt] = {}
+        self._prompts = PromptBuffers(decoder, partial(self._kernels.rotary_table, decoder))
         self._records: dict[int, ExpertRecord] = {}
-
-    def _prompt_of(self, padded: int) -> _PaddedPrompt:
-        """Allocated for the first prompt of this padded length."""
-        if padded not in self._prompts:
-            with torch.inference_mode(False), torch.no_grad():
-                rotary = self._kernels.rotary_table(self._decoder, padded)
-            self._prompts[padded] = _PaddedPrompt.allocate(self._decoder, padded, rotary)
-        return self._prompts[padded]
 
     def _record_of(self, most: int) -> ExpertRecord:
         """For up to so many expert ids a block; one serves prompts of all lengths, as only one graph runs at a time."""
@@ -128,7 +142,7 @@ class _PaddedPrefill:
 
     def _places(
         self,
-        prompt: _PaddedPrompt,
+        prompt: PaddedPrompt,
         kv_cache: KVCache,
         rows: slice,
         used: torch.Tensor,
@@ -146,7 +160,7 @@ class _PaddedPrefill:
         self,
         name: Hashable,
         run: Callable[..., torch.Tensor],
-        prompt: _PaddedPrompt,
+        prompt: PaddedPrompt,
         knobs: EngineKnobs,
         kv_cache: KVCache,
         used: torch.Tensor,
@@ -177,7 +191,7 @@ class GraphedPrefill(_PaddedPrefill, PrefillEngine):
     def __init__(self, decoder: DecoderWeights, graphs: CudaGraphPool | None = None) -> None:
         super().__init__(decoder, graphs)
         self._noted: _Noted | None = None
-        # Padded lengths whose rotary factors are not those of positions 0 to T - 1.
+        # Lengths of buffers whose rotary factors are not those of the positions from 0.
         self._turned: set[int] = set()
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
@@ -203,7 +217,7 @@ class GraphedPrefill(_PaddedPrefill, PrefillEngine):
     ) -> torch.Tensor:
         """See `PrefillEngine.last_state`; captures first where none was captured."""
         padded = _refuse_too_long(len(embeddings), kv_cache)
-        prompt, record = self._prompt_of(padded), self._record_for(knobs, kv_cache)
+        prompt, record = self._prompts.of(padded), self._record_for(knobs, kv_cache)
         given = prompt.load_added(added)
         name = ("state", knobs, padded, kv_cache.keys.data_ptr(), len(given))
         if name not in self._graphs:
@@ -223,22 +237,23 @@ class GraphedPrefill(_PaddedPrefill, PrefillEngine):
         """Run the graph of that name over embeddings [T, H]; what it gives is overwritten by the next one."""
         tokens = len(embeddings)
         padded = _padded_length(tokens, kv_cache)
-        self._prompts[padded].load(embeddings)
+        self._prompts.of(padded).load(embeddings)
         self._turn(padded, rotary)
         self._noted = _Noted(self._record_for(knobs, kv_cache), padded, tokens, knobs.blocks[-1])
         return self._graphs.replay(name)
 
     def _turn(self, padded: int, rotary: RotaryTable | None) -> None:
         """Put the factors of a prompt's positions where its graphs read them; None for those of 0 to T - 1."""
-        factors, half = self._prompts[padded].rotary, self._decoder.head_width // 2
+        factors, half = self._prompts.of(padded).rotary, self._decoder.head_width // 2
+        rows = len(factors[0])
         if rotary is not None:
-            self._turned.add(padded)
+            self._turned.add(rows)
             # Both halves are alike but for the sign of the first.
             for own, given in zip(factors, (rotary.cosine, rotary.sine), strict=True):
                 own[: len(given)].copy_(given[:, 0, half:])
-        elif padded in self._turned:
-            self._turned.remove(padded)
-            for own, usual in zip(factors, self._kernels.rotary_table(self._decoder, padded), strict=True):
+        elif rows in self._turned:
+            self._turned.remove(rows)
+            for own, usual in zip(factors, self._kernels.rotary_table(self._decoder, rows), strict=True):
                 own.copy_(usual)
 
     def forget_experts(self) -> None:
@@ -268,7 +283,7 @@ class GraphedPrefill(_PaddedPrefill, PrefillEngine):
         padded = _refuse_too_long(tokens, kv_cache)
         name = ("prefill", knobs, padded, kv_cache.keys.data_ptr(), request)
         if name not in self._graphs:
-            prompt, used = self._prompt_of(padded), self._record_for(knobs, kv_cache).ids
+            prompt, used = self._prompts.of(padded), self._record_for(knobs, kv_cache).ids
             self._capture_logits(name, self._kernels.prefill, prompt, knobs, kv_cache, used, request)
         return name
 
@@ -284,8 +299,8 @@ class GraphedPausedPrefill(_PaddedPrefill, PausedPrefillEngine):
 
     def __init__(self, decoder: DecoderWeights, graphs: CudaGraphPool) -> None:
         super().__init__(decoder, graphs)
-        # By padded length: states behind the pause, and the prompt's length without the row behind it.
-        self._paused: dict[int, _PaddedPrompt] = {}
+        # States behind the pause, and the prompt's length without the row behind it.
+        self._paused = PromptBuffers(decoder, lambda rows: self._prompts.of(rows).rotary)
         self._last_two = torch.tensor([2, 1], device=decoder.device)
         # Of the prompt that began last: its padded length, and how many blocks have run.
         self._began = (0, 0)
@@ -303,8 +318,8 @@ class GraphedPausedPrefill(_PaddedPrefill, PausedPrefillEngine):
         tokens = embeddings.shape[0]
         padded = self._padded_with_row(tokens, kv_cache)
         name = self._first_part(padded, pause, kv_cache)
-        self._prompts[padded].load(embeddings, appended)
-        self._paused[padded].length.fill_(tokens)
+        self._prompts.of(padded).load(embeddings, appended)
+        self._paused.of(padded).length.fill_(tokens)
         self._began = padded, pause
         states = self._graphs.replay(name)
         return states if appended is not None else states[1:]
@@ -316,20 +331,16 @@ class GraphedPausedPrefill(_PaddedPrefill, PausedPrefillEngine):
         return self._graphs.replay(self._second_part(padded, pause, knobs, kv_cache))
 
     def _padded_with_row(self, tokens: int, kv_cache: KVCache) -> int:
-        """The padded length of a prompt and the row behind it, allocated where it is the first of its length."""
+        """The padded length of a prompt and the row behind it."""
         refuse_without_free_rows(tokens, kv_cache)
-        padded = _padded_length(tokens + 1, kv_cache)
-        if padded not in self._paused:
-            rotary = self._prompt_of(padded).rotary
-            self._paused[padded] = _PaddedPrompt.allocate(self._decoder, padded, rotary)
-        return padded
+        return _padded_length(tokens + 1, kv_cache)
 
     def _first_part(self, padded: int, pause: int, kv_cache: KVCache) -> Hashable:
         """The name of the graph, captured if it was not there."""
         name = ("begin", pause, padded, kv_cache.keys.data_ptr())
         if name in self._graphs:
             return name
-        prompt, paused, decoder = self._prompts[padded], self._paused[padded], self._decoder
+        prompt, paused, decoder = self._prompts.of(padded), self._paused.of(padded), self._decoder
         used = self._record_of(padded * decoder.default_top_k).ids
         places = self._places(prompt, kv_cache, slice(pause), used)
 
@@ -346,7 +357,7 @@ class GraphedPausedPrefill(_PaddedPrefill, PausedPrefillEngine):
         """Name of the graph of what follows a pause, captured at first use."""
         name = ("finish", pause, knobs, padded, kv_cache.keys.data_ptr())
         if name not in self._graphs:
-            paused, used = self._paused[padded], self._record_of(padded * knobs.top_k).ids
+            paused, used = self._paused.of(padded), self._record_of(padded * knobs.top_k).ids
             self._capture_logits(name, self._kernels.finish, paused, knobs, kv_cache, used, ran=pause)
         return name
 

@@ -1,13 +1,22 @@
 """A captured prefill gives the modules' logits, keys and values; without a GPU it says why there is none."""
 
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.expert_trace import count_experts
-from experiment_core_utils.engines.gpu.prefill import GraphedPrefill, graphed_prefill_unsupported_reason
+from experiment_core_utils.engines.gpu.prefill import (
+    GraphedPrefill,
+    PaddedPrompt,
+    PromptBuffers,
+    graphed_prefill_unsupported_reason,
+)
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferencePrefill
 from experiment_core_utils.engines.weights import DecoderWeights
@@ -34,6 +43,44 @@ def test_without_a_gpu_the_reason_says_so(on_the_cpu: DecoderWeights) -> None:
     assert graphed_prefill_unsupported_reason(on_the_cpu) == "its weights are on cpu, not on a CUDA device"
     with pytest.raises(ConfigurationError, match="the prefill cannot be captured: its weights are on cpu"):
         GraphedPrefill(on_the_cpu)
+
+
+def buffers_of(width: int, device: str) -> PromptBuffers:
+    decoder: Any = SimpleNamespace(width=width, dtype=torch.bfloat16, device=torch.device(device))
+    factors = partial(torch.ones, device=device)
+    return PromptBuffers(decoder, lambda rows: (factors(rows, 64), factors(rows, 64)))
+
+
+def bytes_of(prompts: Iterable[PaddedPrompt]) -> int:
+    """Of each piece of memory once."""
+    tensors = [tensor for each in prompts for tensor in (each.hidden, *each.rotary, *each.added)]
+    storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}
+    return sum(each.nbytes() for each in storages.values())
+
+
+def test_buffers_of_prompts_of_all_lengths_are_bounded() -> None:
+    """Qwen3-VL-8B: states of 4,096 numbers, and three to add; a buffer for each length would take 17 GB."""
+    buffers, added = buffers_of(4096, "meta"), [torch.zeros(1, 4096, dtype=torch.bfloat16, device="meta")] * 3
+    prompts = [buffers.of(padded) for padded in range(64, 8192 + 1, 64)]
+    for prompt in prompts:
+        assert [len(each) for each in prompt.load_added(added)] == [len(prompt.hidden)] * 3
+    a_token = 4 * 4096 * 2 + 2 * 64 * 4
+    # 64, 128, ... 8192 tokens.
+    assert bytes_of(prompts) == (2 * 8192 - 64) * a_token < 600e6
+
+
+def test_a_prompt_has_its_own_tokens_and_zeros_behind_them_after_one_of_another_length() -> None:
+    buffers = buffers_of(2, "cpu")
+    long, short = buffers.of(256), buffers.of(192)
+    long.load(torch.ones(250, 2))
+    assert long.length.item() == 250 and short.length.item() == 1
+    short.load(2 * torch.ones(3, 2), appended=3 * torch.ones(2))
+    assert short.length.item() == 4 and short.hidden.shape == (192, 2)
+    assert short.hidden[:5, 0].tolist() == [2, 2, 2, 3, 0] and not short.hidden[5:].any()
+    (states,) = short.load_added([torch.ones(3, 2)])
+    assert states.shape == (192, 2) and states.sum() == 6
+    (longer,) = long.load_added([torch.ones(256, 2)])
+    assert longer.shape == (256, 2) and longer.sum() == 512
 
 
 @needs_a_gpu
