@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, CLIPVisionConfig, OlmoeConfig
 
+from experiment_core_utils.config.command import ERRORS_FILE
 from experiment_core_utils.models.molmoe import (
     MolmoeConfig,
     MolmoeForConditionalGeneration,
@@ -83,6 +84,18 @@ def save_tiny(config: MolmoeConfig, folder: Path) -> Path:
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny random MolmoE of 4 blocks with 8 experts (top-4)."""
     return save_tiny(tiny_config(), tmp_path_factory.mktemp("tiny_molmoe"))
+
+
+@pytest.fixture(autouse=True)
+def nothing_unforeseen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No command of a test, in whatever process, ends in an error that is none of the project's, but where the test is
+    about that: `@pytest.mark.unforeseen`.
+    """
+    path = Path(os.environ.setdefault(ERRORS_FILE, str(tmp_path_factory.getbasetemp() / "errors.txt")))
+    path.write_text("")
+    yield
+    kinds = path.read_text().split() if path.exists() else []
+    assert request.node.get_closest_marker("unforeseen") or "UnforeseenError" not in kinds, "a command ended unforeseen"
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ from functools import wraps
 from typing import Any, TextIO
 
 from experiment_core_utils.primitives.errors import (
+    HOST_FULL,
+    NO_MEMORY_LEFT,
     ConfigurationError,
     ProfilerError,
     Stopped,
@@ -94,9 +96,7 @@ def reporting_errors(main: Callable[..., int | None]) -> Callable[..., int]:
             return error.exit_code
         except ProfilerError as error:
             print(f"error: {printable(str(error))}", file=sys.stderr)
-            if name := os.environ.get(ERRORS_FILE):
-                with suppress(OSError), open(name, "a", encoding="utf-8") as file:
-                    file.write(f"{type(error).__name__}\n")
+            _note(type(error).__name__)
             return error.exit_code
         except KeyboardInterrupt:
             _say_of_all("stopped; what is finished is saved: run the same command again to resume")
@@ -108,13 +108,23 @@ def reporting_errors(main: Callable[..., int | None]) -> Callable[..., int]:
     return reported
 
 
+def _note(kind: str) -> None:
+    """Name the kind of an error to who asks for it by ERRORS_FILE."""
+    if name := os.environ.get(ERRORS_FILE):
+        with suppress(OSError), open(name, "a", encoding="utf-8") as file:
+            file.write(f"{kind}\n")
+
+
 def _unforeseen(error: BaseException) -> str:
     """The line of an error that is none of the project's; its traceback is saved."""
     try:
         raise_if_device_is_lost(error)
     except ProfilerError as lost:
         return str(lost)
-    line = described(error) + ("; this process has no memory left" if isinstance(error, MemoryError) else "")
+    line = described(error)
+    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY_LEFT):
+        return f"{line}: {HOST_FULL}; what is finished is saved"
+    _note("UnforeseenError")
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="knobprof-", suffix=".txt", delete=False, encoding="utf-8", errors="backslashreplace"

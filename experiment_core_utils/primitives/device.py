@@ -6,6 +6,7 @@ import resource
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
@@ -13,8 +14,19 @@ import psutil
 import torch
 
 from experiment_core_utils.primitives.cpu_threads import CGROUP, available_cpus, cpu_quota, environment_threads
-from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, first_line
+from experiment_core_utils.primitives.errors import (
+    HOST_FULL,
+    NO_MEMORY_LEFT,
+    ConfigurationError,
+    OutOfMemory,
+    first_line,
+)
 from experiment_core_utils.records.requests import MemoryReading
+
+# 2024: a clock before this program was made is none.
+CLOCK_NOT_SET_S = 1_704_067_200.0
+# A run of a tiny model ended for lack of memory where 28 MB were left here, and did not where 530 were.
+LEAST_MEMORY_BYTES = 400_000_000
 
 
 class Marks(Protocol):
@@ -131,6 +143,32 @@ class TokenCopies:
         return int(self._tokens[place])
 
 
+def refuse_unfit_host(proc: Path = Path("/proc"), now_unix_s: float | None = None) -> None:
+    """Refuse a host that would end a run late, before any weight is read.
+
+    Args:
+        proc: where the system shows processes and memory.
+        now_unix_s: what its clock says; None asks it.
+
+    Raises:
+        ConfigurationError: /proc is not there, the clock is not set, or hardly any memory is left to this process.
+    """
+    if not (proc / "self" / "stat").exists() or not (proc / "meminfo").exists():
+        raise ConfigurationError(f"{proc} is not there, and shows memory and load; mount it: mount -t proc proc {proc}")
+    now_unix_s = time.time() if now_unix_s is None else now_unix_s
+    if now_unix_s < CLOCK_NOT_SET_S:
+        began = datetime.fromtimestamp(0, UTC) + timedelta(seconds=now_unix_s)
+        raise ConfigurationError(f"the clock of this machine says {began:%Y-%m-%d}, which dates files and runs; set it")
+    free, own = int(psutil.virtual_memory().available), resource.getrlimit(resource.RLIMIT_AS)[0]
+    if own != resource.RLIM_INFINITY:
+        free = min(free, max(own - int(psutil.Process().memory_info().vms), 0))
+    if free < LEAST_MEMORY_BYTES:
+        raise ConfigurationError(
+            f"{free / 1e6:.0f} MB of memory are left for this process, and a run needs at least "
+            f"{LEAST_MEMORY_BYTES / 1e6:.0f} beside its model; end what uses it, or raise its limit (ulimit -v)"
+        )
+
+
 def set_cpu_threads(requested: int | None, processes_here: int) -> None:
     """Threads for torch's CPU work: as requested, else OMP_NUM_THREADS, else the cores shared among the processes.
 
@@ -138,8 +176,9 @@ def set_cpu_threads(requested: int | None, processes_here: int) -> None:
     those.
 
     Raises:
-        ConfigurationError: OMP_NUM_THREADS is not a number of threads.
+        ConfigurationError: OMP_NUM_THREADS is not a number of threads; or as `refuse_unfit_host`.
     """
+    refuse_unfit_host()
     cores, given = available_cpus(CGROUP), environment_threads()
     if requested is None:
         requested = max(cores // processes_here, 1) if given is None else min(given, cores)
@@ -292,25 +331,13 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * side**3 / min(seconds)
 
 
-# Words of the errors that torch raises as plain RuntimeError where memory is missing.
-NO_MEMORY_LEFT = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "Cannot allocate memory",
-    "std::bad_alloc",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-)
-_HOST_FULL = "the host has no memory left for this process; free some, or raise its limit (ulimit -v)"
-
-
 @contextmanager
 def out_of_memory_named() -> Iterator[None]:
     """Turns every error that says that the GPU or the host has no memory left into `OutOfMemory`, in one sentence."""
     try:
         yield
     except MemoryError as error:
-        raise OutOfMemory(f"{first_line(error)}: {_HOST_FULL}") from error
+        raise OutOfMemory(f"{first_line(error)}: {HOST_FULL}") from error
     except OSError as error:
         if error.errno != errno.ENOMEM and "Cannot allocate memory" not in str(error):
             raise
@@ -323,4 +350,4 @@ def out_of_memory_named() -> Iterator[None]:
         if not starts:
             raise
         line = first_line(OutOfMemory(text[min(starts) :].split(". ")[0]))
-        raise OutOfMemory(f"{line}: {_HOST_FULL}" if line.startswith("std::bad_alloc") else line) from error
+        raise OutOfMemory(f"{line}: {HOST_FULL}" if line.startswith("std::bad_alloc") else line) from error

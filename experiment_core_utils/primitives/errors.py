@@ -70,6 +70,18 @@ class SettingError(ProfilerError):
     """One knob setting cannot be run (out of memory, a knob that does not act): record it by its class and continue."""
 
 
+# Words of the errors that torch raises as plain RuntimeError where memory is missing.
+NO_MEMORY_LEFT = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+HOST_FULL = "the host has no memory left for this process; free some, or raise its limit (ulimit -v)"
+
+
 class OutOfMemory(SettingError):
     """The device or the host has no memory left for this setting."""
 

@@ -103,6 +103,7 @@ def test_garbage_is_looked_for_again_after_the_imports() -> None:
     assert gc.isenabled()
 
 
+@pytest.mark.unforeseen
 @pytest.mark.parametrize("run", [run_command, lambda main: reporting_errors(main)()])
 def test_an_error_of_any_class_is_one_line_with_its_traceback_in_a_file(
     run: Callable[[Callable[[], int]], int],
@@ -112,6 +113,8 @@ def test_an_error_of_any_class_is_one_line_with_its_traceback_in_a_file(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for error in every_error():
+        if isinstance(error, MemoryError):
+            continue
 
         def main(error: Exception = error) -> int:
             raise error
@@ -123,6 +126,20 @@ def test_an_error_of_any_class_is_one_line_with_its_traceback_in_a_file(
         assert ", in main\n" in Path(name[1]).read_text()
 
 
+@pytest.mark.parametrize("error", [MemoryError("no room"), RuntimeError("std::bad_alloc")])
+def test_lack_of_memory_is_one_line_and_not_unforeseen(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    @reporting_errors
+    def main() -> int:
+        raise error
+
+    assert main() == 1
+    assert capsys.readouterr().err == (
+        f"error: {type(error).__name__}: {error}: the host has no memory left for this process; free some, or raise "
+        "its limit (ulimit -v); what is finished is saved\n"
+    )
+
+
+@pytest.mark.unforeseen
 def test_where_no_traceback_can_be_saved_the_line_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from experiment_core_utils.primitives.device import (
     most_memory_bytes,
     new_marks,
     out_of_memory_named,
+    refuse_unfit_host,
     release_cached_memory,
     set_cpu_threads,
     synchronize,
@@ -192,3 +193,15 @@ def test_cores_are_those_of_all_processes_within_the_quota(tmp_path: Path, monke
     assert device.usable_cores((80, 71)) == 1.5
     (tmp_path / "cpu.max").write_text("max 100000\n")
     assert device.usable_cores((71,)) == 2
+
+
+def test_a_host_that_would_end_a_run_late_is_refused_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse_unfit_host()
+    with pytest.raises(ConfigurationError, match=f"^{tmp_path} is not there, and shows memory and load; mount it"):
+        refuse_unfit_host(tmp_path)
+    with pytest.raises(ConfigurationError, match="^the clock of this machine says 1969-12-31, which dates files and"):
+        refuse_unfit_host(now_unix_s=-60.0)
+    vms = psutil.Process().memory_info().vms
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (vms + 100_000_000, vms + 100_000_000))
+    with pytest.raises(ConfigurationError, match="MB of memory are left for this process, and a run needs at least"):
+        refuse_unfit_host()

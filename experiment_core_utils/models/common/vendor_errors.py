@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from transformers.utils import logging as transformers_logging
 
-from experiment_core_utils.primitives.device import NO_MEMORY_LEFT, out_of_memory_named
-from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory, ProfilerError
+from experiment_core_utils.primitives.device import out_of_memory_named
+from experiment_core_utils.primitives.errors import NO_MEMORY_LEFT, ConfigurationError, OutOfMemory, ProfilerError
 
 _LONGEST = 400
 # What code of an architecture raises where it cannot be built or run in some way.
