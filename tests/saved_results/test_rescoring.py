@@ -250,10 +250,10 @@ def test_answers_in_sentences_are_scored_again_by_the_relaxed_metric(tmp_path: P
         sample["pred"] = reply
     path.write_text(json.dumps(content))
     (after,) = rescore(folder, get_metric("relaxed"), None).after
-    assert (after.metric, after.accuracy, after.share_unparsed, after.share_empty) == ("relaxed", 0.4, 0.2, 0.2)
+    assert (after.metric, after.accuracy, after.share_unparsed, after.share_empty) == ("relaxed", 0.4, 0.4, 0.2)
     assert [sample.accuracy for sample in after.per_sample_results] == [1, 0, 0, 0, 1]
     assert after.per_sample_results[0].score_details == {"em": 0, "em_lenient": 0}
-    assert [each.kind for each in after.provenance.caveat_records] == ["answers_empty"]
+    assert [each.kind for each in after.provenance.caveat_records] == ["answers_unparsed", "answers_empty"]
     # What no longer holds goes.
     found = [Caveat.of("answers_unparsed", fraction=1.0, metric="mc"), Caveat.of("random_weights")]
     content["provenance"] |= {"caveat_records": [each.model_dump() for each in found]}

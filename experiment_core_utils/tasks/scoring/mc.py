@@ -10,27 +10,54 @@ output; unlike it, it knows what is denied, discussed or decided, and needs no o
 import re
 from collections.abc import Sequence
 from string import ascii_uppercase
-from types import MappingProxyType
 
 from experiment_core_utils.primitives.errors import SampleError
-from experiment_core_utils.tasks.scoring.choices import LOOKING_LIKE, Strength, statements
 from experiment_core_utils.tasks.scoring.em import folded, molmo_answer
 from experiment_core_utils.tasks.scoring.polarity import polarity
 from experiment_core_utils.tasks.scoring.replies import (
-    UNITS,
+    FIRST_WORDS,
+    Mention,
     Reply,
+    Strength,
     boxed_answer,
-    compared_words,
     corrected,
-    is_number,
+    mentions,
     spoken,
     without_boxes,
 )
+from experiment_core_utils.tasks.scoring.values import plain, quantities
 
 UNPARSED = "unparsed"
-_MEANS = MappingProxyType({"true": "yes", "yes": "yes", "false": "no", "no": "no"})
-_INITIALS = re.compile(r"\b[A-Z]\.\s[A-Z]\.")
+# In a longer reply a mention in passing chooses nothing.
+WORD_LIMIT = 50
+_W = "A-Za-z0-9À-ɏЀ-ӿ_"
+_LETTER = re.compile(
+    rf"(?<![{_W}.@])(?<![{_W}][-'])(?P<letter>[A-Za-zАВСЕНΑΒΕΗ])(?P<mark>[)\]:]|\.(?![{_W}]))?(?![{_W}+#]|[-'_][{_W}]|\.[{_W}])"
+)
 _ONLY_LETTER = re.compile(r"[(\[\"'*]*([A-Za-z])[)\]\"'*.:]*")
+_LOOKING_LIKE = dict(zip("АВСЕНΑΒΕΗ", "ABCEHABEH", strict=True))
+# A letter belongs to any other word before it ("vitamin C", "point B").
+_BEFORE_A_LETTER = re.compile(
+    rf"(?:^|[^\w\s]\s*|\n|\b(?:{FIRST_WORDS}|[A-Z]|\w+ly)\s+|[^\x00-\u024f]\s*)[\"'(\[]?$", re.IGNORECASE
+)
+_NAMED_LETTER = re.compile(
+    r"(?:\b(?:(?P<option>options?|choices?|letter|alternative|letra|lettre|opción)|answer|is|be)|[:=是])\s*[\"'(\[]?$",
+    re.IGNORECASE,
+)
+# After one of these "A" is a letter; before other words in lower case it is the article.
+_AFTER_A = re.compile(
+    r"\s*(?:$|[^\w\s]|\n|[A-Z\d]|[^\x00-\u024f]|(?:is|are|was|would|because|since|as|and|or|nor|but|not|over|for|from|with|than|to|on|by|here|if|"
+    r"while|though|et|y|e|o|ou|und|oder|fits?|works|wins|makes|must|ist|es|est|rather|instead|unlike|except|although|only|says|seems)\b)"
+)
+_JOIN = re.compile(
+    r"[\s,;)\]\"'.?]*\bor\s+|[\s,;)\]\"']*(?:\b(?:and/or|or|and|then|nor|oder|und|ou|et|o|y|или|и)\b|[&/]|或者|或|和|、|,)"
+    r"(?:\s*\b(?:maybe|perhaps|possibly|even|also|both|either|probably|option|choice|letter|the|an?)\b)*[\s(\[\"']*",
+    re.IGNORECASE,
+)
+_FROM, _TO = re.compile(r"\bfrom\s+(?:the |an? )?$", re.IGNORECASE), re.compile(r"\s+to\s+(?:the |an? )?")
+_AGREEMENT = re.compile(r"\b(?:that's|you're|that is|you are)\s+(?:right|correct|true),", re.IGNORECASE)
+_COMPARED = re.compile(r"\b(?:after|before|follows?|precedes?|than)\s+(?:the |an? )?[\"']?$", re.IGNORECASE)
+_BESIDE = re.compile(r"[\s()\[\].:,\"'=–—-]*")
 
 
 def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | None, str]:
@@ -71,8 +98,9 @@ def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | Non
             "sample's `options`"
         )
     for text in filter(None, (boxed_answer(prediction), without_boxes(prediction))):
-        chosen = _whole(spoken(text), options) or _opening(text, options) or _decided(text, options)
-        chosen = chosen or _by_polarity(text, options) or _by_number(text, options)
+        said = spoken(text)
+        chosen = _whole(said, options) or _opening(said, options) or _decided(said, options)
+        chosen = chosen or _by_polarity(said, options) or _by_number(said, options)
         if chosen is not None:
             return chosen
     return None, UNPARSED
@@ -117,110 +145,197 @@ def require_index(options: Sequence[str], answer_index: int) -> None:
 
 
 def _whole(text: str, options: Sequence[str]) -> tuple[int, str] | None:
+    """The option that the whole text is, as its letter or as the text of that one alone."""
     letters = ascii_uppercase[: len(options)]
-    found = _ONLY_LETTER.fullmatch(LOOKING_LIKE.get(text, text))
-    if found and found[1].upper() in letters:
-        return letters.index(found[1].upper()), "letter"
-    same = [index for index, option in enumerate(options) if _flat(option) == _flat(text)]
-    return (same[0], "option_text") if len(same) == 1 and _flat(text) else None
-
-
-def _decided(text: str, options: Sequence[str]) -> tuple[int, str] | None:
-    reply = _reply(_without_repeated_options(text, options), options)
-    read = statements(reply, options)
-    for place in reply.corrections():
-        read = [each for each in read if each.first >= place and each.strength >= Strength.IN_PASSING] or read
-    strong = [each for each in read if each.strength >= Strength.DECIDED]
-    if not strong:
-        weakest = max((each.strength for each in read), default=Strength.ASIDE)
-        # "Zinc protects iron" may mean either.
-        passing = [
-            each for each in read if each.strength == weakest or (each.strength > Strength.ASIDE and not each.first)
-        ]
-        mentioned = frozenset[int]().union(*(each.options for each in passing))
-        return (min(mentioned), passing[-1].status) if len(mentioned) == 1 else None
-    strongest = max(each.strength for each in strong)
-    best = [each for each in strong if each.strength == strongest]
-    last = best[-1]
-    if last.is_hedged:
-        sure = [each for each in best if not each.is_hedged]
-        if not sure and len({each.options for each in best}) > 1:
-            return None
-        last = (sure or [last])[-1]
-    if len(last.options) > 1:
-        later = [each for each in strong if each.first > last.first and len(each.options) == 1]
-        last = (later or [last])[-1]
-    return (min(last.options), last.status) if len(last.options) == 1 else None
-
-
-def _reply(text: str, options: Sequence[str]) -> Reply:
-    return Reply(text, joins_initials=any(_INITIALS.search(option) for option in options))
-
-
-def _by_polarity(text: str, options: Sequence[str]) -> tuple[int, str] | None:
-    """Of true and false, or yes and no, the one that a reply means that names neither ("This is not true.")."""
-    flat = tuple(_flat(option) for option in options)
-    means = {_MEANS.get(option): index for index, option in enumerate(flat)}
-    if set(flat) not in ({"true", "false"}, {"yes", "no"}) or statements(Reply(text), options):
-        return None
-    index = means.get(polarity(corrected(text)))
-    return None if index is None else (index, "option_text")
-
-
-def _by_number(text: str, options: Sequence[str]) -> tuple[int, str] | None:
-    """The option whose number a reply gives without the unit that all options share ("10" of $5, $10, $15)."""
-    of_options = [compared_words(option) for option in options]
-    numbers = [[word for word in words if is_number(word)] for words in of_options]
-    units = {tuple(word for word in words if not is_number(word)) for words in of_options}
-    if len(units) != 1 or units == {()} or any(len(found) != 1 for found in numbers):
-        return None
-    if any(word.text in UNITS for word in Reply(text).words):
-        return None
-    return _decided(text, [found[0] for found in numbers])
+    letter = _ONLY_LETTER.fullmatch("".join(_LOOKING_LIKE.get(each, each) for each in text.strip()))
+    if letter is not None and letter[1].upper() in letters:
+        return letters.index(letter[1].upper()), "letter"
+    same = [at for at, option in enumerate(options) if _flat(option) == _flat(text)]
+    same = same or [at for at, option in enumerate(options) if _parts(option) == _parts(text)]
+    return (same[0], "option_text") if len(same) == 1 else None
 
 
 def _opening(text: str, options: Sequence[str]) -> tuple[int, str] | None:
-    """The option that the first line of several is and nothing else, where the lines below discuss others.
-
-    Not where they take it back or state another answer, nor where all are the options as they were listed.
-    """
-    reply = _reply(text, options)
-    first, *others = [line for line in reply.text.splitlines() if line] or [""]
-    if not others or reply.corrections():
+    """The option that the first line of several is and nothing else, where the lines below discuss others."""
+    first, *others = [line for line in text.splitlines() if line.strip()] or [""]
+    if not others or corrected(text) != text or len(_repeated(text, options)) > 1:
         return None
-    at = next((at for at in range(len(options)) if _is_line_of(first, at, options[at])), None)
+    if (chosen := _whole(first, options)) and (_whole(others[0], options) or chosen)[0] == chosen[0] + 1:
+        return None
+    at = next((at for at, option in enumerate(options) if _is_line_of(first, at, option)), None)
     chosen = _whole(first, options) if at is None else (at, "leading_letter")
-    if chosen is None:
-        return None
-    below = chosen[0] + 1
-    if below < len(options) and (
-        _is_line_of(others[0], below, options[below]) or (_whole(others[0], options) or chosen)[0] == below
-    ):
-        return None
     later = _decided("\n".join(others), options)
     return None if later is not None and later[1] == "answer_is" else chosen
 
 
-def _without_repeated_options(text: str, options: Sequence[str]) -> str:
-    """The output without the lines that are an option's letter and text, where it contains two or more of them."""
-    lines = text.splitlines()
-    if len(lines) < 2:
-        return text
-    repeated = [_is_option_line(line, options) for line in lines]
-    if sum(repeated) < 2:
-        return text
-    return "\n".join(line for line, is_option in zip(lines, repeated, strict=True) if not is_option).strip()
+def _decided(text: str, options: Sequence[str]) -> tuple[int, str] | None:
+    """The option of the last of the strongest statements."""
+    repeated = _repeated(text, options)
+    if len(repeated) > 1:
+        text = "\n".join(line for at, line in enumerate(text.splitlines()) if at not in repeated).strip()
+    behind = corrected(text)
+    chosen = _strongest(behind, options) if behind != text else None
+    return chosen or _strongest(text, options)
 
 
-def _is_option_line(line: str, options: Sequence[str]) -> bool:
-    return any(_is_line_of(line, at, option) for at, option in enumerate(options))
+def _strongest(text: str, options: Sequence[str]) -> tuple[int, str] | None:
+    reply = Reply(text)
+    said = _statements(reply, options)
+    most = max((strength for strength, _ in said), default=Strength.DENIED)
+    if most < Strength.DECIDED:
+        return _only_one(reply, [group for strength, group in said if strength == most])
+    best = [group for strength, group in said if strength == most]
+    sure = [group for group in best if not reply.is_hedged(group[0])]
+    if not sure and len({each.candidate for group in best for each in group}) > 1:
+        return None
+    last = (sure or best)[-1]
+    if len({each.candidate for each in last}) > 1:
+        strong = [group for strength, group in said if strength >= Strength.DECIDED]
+        last = [last, *(group for group in strong if group[0].begin > last[0].begin and len(group) == 1)][-1]
+    return _chosen(reply, last)
+
+
+def _statements(reply: Reply, options: Sequence[str]) -> list[tuple[Strength, list[Mention]]]:
+    """The options that are named, those together that are joined, with how much they are said to be the answer."""
+    said, floor = list[tuple[Strength, list[Mention]]](), 0
+    for group in _groups(reply, _named(reply, options)):
+        first, last = (reply.strength(each, floor) for each in (group[0], group[-1]))
+        strength = first if first == Strength.DENIED else max(first, last)
+        if strength <= Strength.DECIDED and _COMPARED.search(reply.text[: group[0].begin]):
+            strength = min(strength, Strength.ASIDE)
+        floor = group[-1].end
+        if strength > Strength.ASIDE or (strength == Strength.ASIDE and not group[0].is_letter):
+            said.append((strength, group))
+    return said
+
+
+def _only_one(reply: Reply, groups: Sequence[list[Mention]]) -> tuple[int, str] | None:
+    """The only option that is mentioned in passing, of a long reply in its first or last sentence."""
+    if len(reply.text.split()) > WORD_LIMIT and reply.sentences:
+        ends = (reply.sentences[0], reply.sentences[-1])
+        groups = [group for group in groups if any(begin <= group[0].begin < end for begin, end in ends)]
+    named = {each.candidate for group in groups for each in group}
+    return _chosen(reply, groups[-1]) if len(named) == 1 else None
+
+
+def _chosen(reply: Reply, group: Sequence[Mention]) -> tuple[int, str] | None:
+    if len({each.candidate for each in group}) > 1 or group[0].candidate < 0:
+        return None
+    named = next((each for each in group if each.is_letter), group[0])
+    if not named.is_letter:
+        return named.candidate, "option_text"
+    if reply.is_called_answer(group[0]):
+        return named.candidate, "answer_is"
+    is_first = not reply.text[: named.begin].strip("([*\"' ")
+    return named.candidate, "leading_letter" if named.is_marked and is_first else "last_letter"
+
+
+def _named(reply: Reply, options: Sequence[str]) -> list[Mention]:
+    """The options that are named, in order; of a letter and a text beside each other the letter."""
+    letters = ascii_uppercase[: len(options)]
+    texts = mentions(reply.text, ["" if folded(option).strip() in letters else option for option in options])
+    agreed = [found.span() for found in _AGREEMENT.finditer(reply.text)]
+    texts = [each for each in texts if not any(begin < each.begin < end for begin, end in agreed)]
+    # "a" is no option "A".
+    texts = [
+        each for each in texts if (at := reply.text[each.begin : each.end])[1:] or not at.islower() or at in options
+    ]
+    found = (_letter(reply, match, letters) for match in _LETTER.finditer(reply.text))
+    kept = (each for each in found if each and not any(text.begin <= each.begin < text.end for text in texts))
+    named = list[Mention]()
+    for each in sorted((*texts, *kept), key=lambda each: each.begin):
+        both = _as_one(reply, named[-1], each, options) if named else None
+        named[-1 if both else len(named) :] = [both or each]
+    return named
+
+
+def _as_one(reply: Reply, last: Mention, each: Mention, options: Sequence[str]) -> Mention | None:
+    """A letter and a text beside each other as one mention, of no option where they are of two; None where apart."""
+    marks = re.sub(r"\b(?:the|an?)\b", "", reply.text[last.end : each.begin])
+    is_same = last.candidate == each.candidate
+    if last.is_letter == each.is_letter or not _BESIDE.fullmatch(marks) or ("," in marks and not is_same):
+        return None
+    letter = last if last.is_letter else each
+    if not is_same and re.search(r"\b(?:all|both|none|neither)\b", options[letter.candidate], re.IGNORECASE):
+        return letter
+    return Mention(each.candidate if is_same else -1, last.begin, each.end, is_letter=True, is_marked=letter.is_marked)
+
+
+def _letter(reply: Reply, match: re.Match[str], letters: str) -> Mention | None:
+    """The option whose letter this is, if it is no article, no pronoun, and does not belong to the word before it."""
+    begin, end = match.span("letter")
+    before, after = reply.text[:begin], reply.text[end:]
+    starts = reply.sentence_of(begin)[0] >= len(before.rstrip(" \n([*\"'")) or not before.strip()
+    is_marked = match["mark"] in (")", "]", ":") or (match["mark"] == "." and starts)
+    named = _NAMED_LETTER.search(before)
+    is_sure = is_marked or (named is not None and (bool(named["option"]) or reply.clause_ends_at(end)))
+    spelt = _LOOKING_LIKE.get(match["letter"], match["letter"]) if is_sure else match["letter"]
+    if spelt.upper() not in letters or not (is_sure or _is_letter(spelt, before, after)):
+        return None
+    return Mention(letters.index(spelt.upper()), begin, end, is_letter=True, is_marked=is_marked)
+
+
+def _is_letter(spelt: str, before: str, after: str) -> bool:
+    if spelt in ("a", "i", "I") or _BEFORE_A_LETTER.search(before) is None:
+        return False
+    if spelt == "A":
+        return _AFTER_A.match(after) is not None
+    return spelt.isupper() or re.match(r"\s*(?:$|[^\w\s]|is\b)", after) is not None
+
+
+def _groups(reply: Reply, named: Sequence[Mention]) -> list[list[Mention]]:
+    """The options that are named, those together that "or", "and", "from ... to", commas, spaces and slashes join."""
+    groups = list[list[Mention]]()
+    for each in named:
+        last = groups[-1][-1] if groups else None
+        between = reply.text[last.end : each.begin] if last is not None else ""
+        is_range = _TO.fullmatch(between) is not None and _FROM.search(reply.text[: groups[-1][-1].begin]) is not None
+        is_joined = is_range or _JOIN.fullmatch(between) is not None or not between.strip()
+        is_apart = (
+            "," in between
+            and re.match(r"\)?\s+(?:is|are|was|fits|does|do|has|have|can|will)\b", reply.text[each.end :]) is not None
+        )
+        if last is not None and is_joined and not is_apart:
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
+
+
+def _by_polarity(text: str, options: Sequence[str]) -> tuple[int, str] | None:
+    """Of true and false, or yes and no, the one that a reply means that names neither ("This is not true.")."""
+    means = {polarity(option): at for at, option in enumerate(options)}
+    if set(means) != {"yes", "no"} or len({each.candidate for each in mentions(plain(text), options)}) > 1:
+        return None
+    at = means.get(polarity(corrected(text)))
+    return None if at is None else (at, "option_text")
+
+
+def _by_number(text: str, options: Sequence[str]) -> tuple[int, str] | None:
+    """The option whose number a reply gives in another form, or without the unit that all options share."""
+    values = [quantities(plain(option)) for option in options]
+    found = quantities(plain(corrected(text)))
+    if any(len(each) != 1 for each in values) or not found:
+        return None
+    same = {at for at, (value,) in enumerate(values) for each in found if each.is_same(value)}
+    return (same.pop(), "option_text") if len(same) == 1 and len(found) == 1 else None
+
+
+def _repeated(text: str, options: Sequence[str]) -> set[int]:
+    """The lines that are an option's letter and text."""
+    lines = enumerate(text.splitlines())
+    return {number for number, line in lines if any(_is_line_of(line, at, option) for at, option in enumerate(options))}
 
 
 def _is_line_of(line: str, at: int, option: str) -> bool:
-    """Whether a line is an option's letter and text."""
     marks = ("{}:", "{}.", "{})", "({})")
     return any(_flat(line) == _flat(f"{mark.format(ascii_uppercase[at])} {option}") for mark in marks)
 
 
+def _parts(text: str) -> list[str]:
+    """The operands of "and" in any order."""
+    return sorted(_flat(text).split(" and "))
+
+
 def _flat(text: str) -> str:
-    return " ".join(folded(text).casefold().split()).rstrip(".").rstrip()
+    return " ".join(folded(re.sub(r"[*`]", "", text)).casefold().split()).rstrip(".").rstrip()

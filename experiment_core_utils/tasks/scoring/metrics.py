@@ -20,7 +20,7 @@ from experiment_core_utils.tasks.scoring.published import (
     mmmu_open,
     mmmu_option,
 )
-from experiment_core_utils.tasks.scoring.relaxed import relaxed
+from experiment_core_utils.tasks.scoring.relaxed import UNREADABLE, read_answer, relaxed
 from experiment_core_utils.tasks.scoring.vqa_score import matching_fraction, vqa_score, vqa_score_molmo
 
 EMPTY, RELAXED = "empty", "relaxed"
@@ -171,7 +171,10 @@ def _open_score(decides: Callable[[str, Sequence[str]], float]) -> Callable[[Ans
     def scored(answer: Answer) -> Score:
         rules = {"em": em, "em_lenient": em_lenient, RELAXED: relaxed}
         values = {name: rule(answer.prediction, answer.references) for name, rule in rules.items() if rule != decides}
-        return Score(decides(answer.prediction, answer.references), details=values)
+        if decides is not relaxed:
+            return Score(decides(answer.prediction, answer.references), details=values)
+        value, status = read_answer(answer.prediction, answer.references)
+        return Score(value, parsed=status != UNREADABLE, parse_status=status, details=values)
 
     return _unless_empty(scored)
 
@@ -199,6 +202,7 @@ METRICS: tuple[Metric, ...] = (
     AnswerMetric("em", _text_score(em)),
     AnswerMetric("em_lenient", _open_score(em_lenient)),
     AnswerMetric(RELAXED, _relaxed_score),
+    AnswerMetric("in_sentence", _relaxed_score),
     AnswerMetric("ansl_em", _unless_empty(_ansl_em_score)),
     AnswerMetric("anls", _text_score(anls)),
     CiderMetric(),

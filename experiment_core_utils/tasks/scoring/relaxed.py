@@ -1,405 +1,345 @@
 """Relaxed match of an open answer inside a sentence: 0 or 1, for models that answer in sentences.
 
-What toolkits do: OCRBench (Y. Liu et al., arXiv 2305.07895), also in VLMEvalKit and lmms-eval, takes a reply as right
-that contains a reference anywhere, without regard to case; MMMU (X. Yue et al., CVPR 2024; lmms-eval follows it) takes
-what comes after "is", "answer", "so" and the like, and numbers; VLMEvalKit (H. Duan et al., arXiv 2407.11691) matches
-an option's text only in a reply of at most twice the length of all options and only if no other option stands there,
-and reads yes or no where a reply has only one of the two words. This rule takes containment, the lead before an answer,
-the limit of length, the one candidate and the words of yes and no from them. It differs in that words are whole, and in
-that what is denied, offered among several or repeated from the question is no answer.
+The final statement of a reply is parsed into a value of the kind that the references are of (a number with its unit,
+yes or no, a list, or a text), and values are compared. What toolkits do: OCRBench (Y. Liu et al., arXiv 2305.07895)
+takes a reply as right that contains a reference anywhere; MMMU (X. Yue et al., CVPR 2024) takes what comes after "is",
+"answer", "so" and the like, and numbers; VLMEvalKit (H. Duan et al., arXiv 2407.11691) reads yes or no where a reply
+has only one of the two words. Here words are whole, and what is denied, offered among several or repeated from the
+question is no answer.
 """
 
 import re
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise
 
 from experiment_core_utils.tasks.interface import in_either_order, require_references
-from experiment_core_utils.tasks.scoring.em import ARTICLES, em_lenient
+from experiment_core_utils.tasks.scoring.em import em_lenient
 from experiment_core_utils.tasks.scoring.polarity import polarity
 from experiment_core_utils.tasks.scoring.replies import (
-    CALLED_ANSWER,
-    IS_WORDS,
+    REFUSAL,
     Mention,
     Reply,
+    Strength,
     boxed_answer,
-    compared_words,
+    called_answer,
+    compared,
     corrected,
-    is_number,
+    mentions,
     spoken,
 )
+from experiment_core_utils.tasks.scoring.values import Quantity, is_range, plain, quantities
 
-# Of a longer reply only its first sentence, its conclusion and what it calls its answer count.
+UNREADABLE = "unreadable"
+# Of a longer reply only its first sentence and its conclusions count.
 WORD_LIMIT = 40
-# What stands before a candidate in a list: "A. ", "(b) ", "1. ", "- ".
-_LIST_MARK = re.compile(r"(?:\(?[A-Za-z]\)|[A-Z][.:]|\d{1,2}[.)]|[-•>])\s+(?=\S)")
-_CONCLUSIONS = frozenset("so therefore thus hence finally overall".split())
-_LEADS = IS_WORDS | frozenset("= equals equal makes make gives total totals becomes become".split())
-_BEFORE_A_MODIFIER = frozenset("after before of for to between than from in with by at on about near".split())
-_SHOWN_WITH = frozenset("in with on".split())
-# Words that a candidate on its own does not have: operands of "and" with one of these are clauses.
-_NO_CANDIDATE = (
-    IS_WORDS
-    | _BEFORE_A_MODIFIER
-    | frozenset(
-        "it its they them their he she his her i you we this that these those there which who what when where why how "
-        "yes no sure well ok okay hi hello please thanks right correct indeed maybe perhaps as like so very too "
-        "also not "
-        "if but because since while although though such etc".split()
-    )
-)
-_NO_OPERAND = _NO_CANDIDATE - {"right"}
-_HEDGES = frozenset("maybe perhaps possibly alternatively".split())
-_DOUBTS = frozenset(
-    "thought looks look looked seems seemed appears might may could first think guessed say used once formerly".split()
-)
-_SAYS_WHAT_IT_IS = frozenset("is it's that's was are".split())
-_SYNONYM_OR = frozenset({("or", "so"), ("or", "more"), ("or", "less"), ("or", "not")})
-_ALTERNATIVE = re.compile(
-    r"^(?:maybe|perhaps|possibly)\b|\b(?:or|alternatively)\b|\b(?:could|might|may) (?:also|as well|instead) be\b",
+_CONCLUSION = re.compile(
+    r"^\W*(?:so|therefore|thus|hence|finally|overall|in conclusion|also|daher|donc|por lo tanto|así)\b|因此|所以"
+    r"|\b(?:in total|altogether|in all|total|so|therefore|thus|hence)\b|[=≈]",
     re.IGNORECASE,
 )
-_ALSO_POSSIBLE = re.compile(r"\bbut\b.*\b(?:could|might|may)(?: also| well)? be\b", re.IGNORECASE | re.DOTALL)
-_OPERATORS = frozenset("x × * + / - ÷ times plus minus".split())
-_AROUND_A_NUMBER = ARTICLES | {"about", "$", "€", "£"}
-_MOST_WORDS_OF_A_CANDIDATE = 3
-_POLARITIES = frozenset({"yes", "no"})
+_TOTAL = re.compile(r"\b(?:in total|altogether|in all|total)\b", re.IGNORECASE)
+_COPULA = re.compile(
+    r"\b(?:is|are|was|were|equals?|makes?|gives?|costs?|ist|sind|est|sont|es|son)\b|[:=是]", re.IGNORECASE
+)
+_OF = re.compile(r"\b(?:of|after|before)\s$", re.IGNORECASE)
+_OPERATED = re.compile(r"\s*[×x*+/÷-]\s*\d")
+_BEFORE_A_LIST = re.compile(
+    r":|\b(?:are|were|is|sind|sont|son|ie|namely|include|so)\b,?|是|=\s*(?=\{)|;", re.IGNORECASE
+)
+_BOUND = re.compile(
+    r"\b(?:at least|at most|(?:more|less|fewer) than|over|under|up to|past|between|(?:quarter|minutes) to|entre)\s+$"
+    r"|\bbetween \S+ and $",
+    re.IGNORECASE,
+)
+_NONE = re.compile(
+    r"^(?:none|zero|nothing)\b|\b(?:(?:is|are|has|have|see|contains?)\s+no\s+(?!idea|doubt|way|clue|need|reason|information)"
+    r"|not (?:\w+ )?any\b)|n't (?:\w+ )?any\b",
+    re.IGNORECASE,
+)
+_BULLET = re.compile(r"(?m)^\s*(?:[-*•–]|\(?\d{1,2}[.)]|\(?[a-z]\))\s+")
+# What stands before a candidate in a list: "A. ", "(b) ", "1. ", "- ".
+_LIST_MARK = re.compile(r"^(?:\(?[A-Za-z]\)|[A-Z][.:]|\d{1,2}[.)]|[-•>])\s+(?=\S)")
+_SEPARATORS = re.compile(
+    r"[,;、，；/\n|]|\s[-–—]\s|\b(?:and|or|und|oder|et|ou|y|e|as well as|plus)\b|&|和|与|以及|及|と|و(?=ال)|और"
+)
+
+
+def _patterns(*pairs: tuple[str, str]) -> tuple[tuple[re.Pattern[str], re.Pattern[str]], ...]:
+    return tuple((re.compile(before, re.I), re.compile(after, re.I | re.S)) for before, after in pairs)
+
+
+_TITLES = frozenset("The Sir Dr Mr Mrs Ms Prof Professor Lord Lady Saint King Queen President It Is By Yes".split())
+_PREFACE = re.compile(
+    r"(?:sure|certainly|of course|ok(?:ay)?|great|good|nice|thank|hmm|well|i(?:'m| am)|let me|let's|hello|hi|yes|no|"
+    r"i see|step|looking|based|surprisingly|in the)\b[^,]{0,40}",
+    re.IGNORECASE,
+)
+_ANY, _BUT = r"", r"\b(?:but|doch|aber|mais|pero)\b"
+# What stands before and behind a mention that is no answer.
+_NO_ANSWER = _patterns(
+    (r"\b(?:than|(?:rival|sister|opposite|plural|wife) of)\s+(?:the |an? )?[\"']?$", _ANY),
+    # "X used to be it, but now it is Y", "It looks like X but is Y"
+    (_ANY, rf".*\b(?:used|once|formerly)\b.*{_BUT}|[^,;]*\b(?:spielt)\b.*{_BUT}"),
+    (
+        r"\b(?:thought|looks?|seem\w*|appears?|might|could|think|say)\b",
+        rf".*{_BUT}.*\b(?:is|are|was|it's|that's|ist|est|es)\b",
+    ),
+)
+_NO_ANSWER_IF_WEAK = _patterns(
+    # "The opposite of X is Y", "12 + X = Y", "X -> Y"
+    (
+        r"(?:\b(?:of|after|before|for|to|between|from|with)\s+[\"']?(?:the |an? )?|[+×/=]\s*)$",
+        r"\s*[\"']?\s*(?:is|are|was|were|=)\s+\S",
+    ),
+    (_ANY, r"\s*[\"']?\s*(?:=|becomes?\b)\s*\S"),
+    # "the nucleus of X"
+    (
+        r"^\W*(?:the |an? )?(?!(?:shade|kind|type|piece|cup|sort|bottle|city|total|form)s?\b)\w+ of (?:the |an? )?$",
+        _ANY,
+    ),
+    # "It was the Britannic, a sister of X"
+    (r"[,(]\s*(?:the|an?|its|his|her)\b[^,]*(?:\bof|\bto|\bbefore|\bafter|\bby|'s) (?:the |an? )?$", _ANY),
+    (r"^\W*(?:the |an? )?$", rf".*{_BUT}.*\bit(?:'s| is| was)\s"),
+)
+# A short sentence that denies nothing says that what was asked is so.
+_STATES = re.compile(r"(?!.*\?)(?:\S+ ){0,5}(?:is|are|does|do|did|has|have|can|was|were)\b(?:\W+\w+){0,6}\W*$")
+_HEDGES = re.compile(r"\b(?:maybe|perhaps|possibly)\b", re.IGNORECASE)
+_NEXT_RIVAL = re.compile(r"\s*(?:or|maybe|perhaps|alternatively)\b(?:\s*\S+){1,5}\s*$", re.IGNORECASE)
+_RIVAL_BEFORE = re.compile(
+    r"\b(?:or|either|oder|ou)\b[^,;]*$|或$|(?:^|\s)(?:an? )?\w+\s+and\s+(?:the |an? )?$", re.IGNORECASE
+)
+_RIVAL_AFTER = re.compile(
+    r"(?!\W*\(?\s*or (?:so|more|less|not)\b)(?:.{0,60}\b(?:or|alternatively|could also|might also)\b"
+    r"|.*\bbut\b.*\b(?:could|might|may)\b.*\bbe\b|\s*(?:或|か|/\s*\w)"
+    r"|\s*(?:and|&)\s+(?!(?:\w+\s+){0,3}(?:is|are|was|were|has|\w+ing)\b)(?!before|after|not|it|they|s?he|the one)\w)",
+    re.IGNORECASE,
+)
+_ITEM = (
+    r"(?!(?:it|which|who|that|is|are|was|and|or|but|so|not|in|on|at|for|with|as|by|if|its|their)\b)(?:an? |the )?"
+    r"[\w-]+(?: (?!(?:and|or|in|of|is|are|was|with|on|at)\b)[\w-]+){0,2}"
+)
+_LISTED = re.compile(
+    rf"{_ITEM}(?:, {_ITEM})+,? (?:and|or|und|oder|et|ou|y) {_ITEM}|{_ITEM}(?:, {_ITEM}){{2,}}", re.IGNORECASE
+)
 
 
 @in_either_order
 def relaxed(prediction: str, references: Sequence[str]) -> float:
-    """1 if the output says a reference as its answer, else 0.
-
-    Both sides are `folded` and compared by whole words: in lower case, without a leading article, with numbers in
-    digits (thirty-five is 35, 1,000 is 1000, 3.0 is 3) and units by their sign (5 centimetres is 5 cm, $5 is 5
-    dollars), without accents of Latin letters. The plural is another word. Thoughts in ``<think>``, what comes before
-    "no, wait" and a next question that the model asks itself are left out; `em_lenient` of what is left makes 1.
-
-    - Where it is read: in the last ``\\boxed{}`` or ``<answer>``, else behind the last "answer is" or "Answer:", to
-      the end of the sentence; else in the first sentence, in a conclusion ("So ..."), and in an output of up to
-      WORD_LIMIT words in every other sentence, but not as its subject. A first sentence of one to three words that has
-      no verb is the whole answer.
-    - What does not count: a reference that is denied ("not X", "it isn't X", "X is wrong", "rather than X"), in a
-      question or a reason ("because ..."), part of another word or number, or repeated from a question ("the opposite
-      of X is Y", "X + 2 = Y", "X -> Y"), or a part of a total ("X boys and Y girls, Z in total").
-    - Several candidates are no answer: "X or Y", "X, Y or Z", "X and Y", "X/Y", "maybe X, maybe Y", unless all are
-      references. A pair such as "Paris, France" is one.
-    - For "yes" and "no" the first word decides, or a beginning such as "It is not", else the only one of the two words
-      that occurs.
+    """1 if the output's final statement has the value of a reference, else 0; see `read_answer`.
 
     Raises:
         SampleError: there are no references.
     """
     require_references("relaxed", references)
-    text = spoken(prediction)
-    text = boxed_answer(text) or text
-    bare = _LIST_MARK.sub("", text, count=1) if _LIST_MARK.match(text) and "\n" not in text else text
-    if any(em_lenient(each, references) for each in (spoken(prediction), text, bare)):
-        return 1.0
-    if text[:1].isdigit():
-        text = bare
-    polarities = {each for each in map(_plain, references) if each in _POLARITIES}
-    others = [each for each in references if _plain(each) not in _POLARITIES]
-    if polarities and polarity(corrected(text)) in polarities:
-        return 1.0
-    return float(bool(others) and _says(corrected(text), others))
+    return read_answer(prediction, references)[0]
 
 
-def _plain(text: str) -> str:
-    return " ".join(compared_words(text))
+def read_answer(prediction: str, references: Sequence[str]) -> tuple[float, str]:
+    """The score of an output, and how it was read: `exact`, `yes_no`, `number`, `list`, `text` or `unreadable`.
+
+    Thoughts, what comes before "no, wait" and a next question that the model asks itself are left out. Read is the last
+    ``\\boxed{}``, `<answer>` or JSON field "answer"; else the sentence behind the last "answer is"; else the statement:
+
+    - numbers: the last result of a calculation or conclusion, else the first sentence's, else the last one's; no bounds
+      ("at least 20"), ranges and denied ones. Compared is with units in any usual form (3,2 Mrd., 1½, 3 × 10⁹, 50 % and
+      0.5); where a side has no unit, any is right;
+    - lists, which a reference with commas is: the items in any order, none missing, none more;
+    - yes and no: the first word, else what the sentence says;
+    - texts: a reference as whole words that is asserted: not denied, in a question or reason, compared with, repeated
+      from the question, or one of several. Of more than WORD_LIMIT words the first sentence and conclusions count.
+
+    `unreadable` is a reply without a value of the references' kind, or with several.
+    """
+    said = spoken(prediction)
+    text = boxed_answer(said) or said
+    bare = _LIST_MARK.sub("", text) if "\n" not in text else text
+    if any(em_lenient(each, references) for each in (said, text, bare)):
+        return 1.0, "exact"
+    final = corrected(text)
+    statement = called_answer(final) or final
+    if all(len(each.split()) == 1 and polarity(each) for each in references):
+        answer = polarity(final) or ("yes" if _STATES.match(final.lower()) and not REFUSAL.search(final) else None)
+        return float(answer in map(polarity, references)), UNREADABLE if answer is None else "yes_no"
+    numbers = [number for number in map(_number_of, references) if number is not None]
+    if len(numbers) == len(references):
+        return _says_number(statement, numbers, is_corrected=final != text)
+    lists = [items for items in map(_items, references) if len(items) > 1]
+    if lists and not numbers:
+        return _says_list(statement, lists)
+    return _says_text(final, statement, references)
 
 
-def _says(text: str, references: Sequence[str]) -> bool:
-    # References of the same words are one.
-    references = list({compared_words(each): each for each in references}.values())
-    called = list(CALLED_ANSWER.finditer(text))
-    if called and (answer := _first_sentence(text[called[-1].end() :])):
-        if em_lenient(answer, references):
-            return True
-        reply = Reply(answer)
-        return any(_is_answer(reply, each, reply.mentions(references)) for each in reply.mentions(references))
+def _number_of(reference: str) -> Quantity | None:
+    text = plain(reference)
+    found = quantities(text)
+    is_whole = len(found) == 1 and not re.search(r"\w", text[: found[0].begin] + text[found[0].end :])
+    return found[0] if is_whole else None
+
+
+def _says_number(statement: str, references: Sequence[Quantity], is_corrected: bool) -> tuple[float, str]:
+    reply = Reply(_LIST_MARK.sub("", statement) if "\n" not in statement else statement)
+    told = [(place, found) for place in reply.sentences if (found := _told(reply, *place))]
+    if not told:
+        is_none = any(number.numbers == {0} for number in references) and _NONE.search(reply.text)
+        return (1.0, "number") if is_none else (0.0, UNREADABLE)
+    concluding = [found for place, found in told if _CONCLUSION.search(reply.text[slice(*place)])]
+    is_short = told[0][0] == reply.sentences[0] and not is_corrected
+    found = concluding[-1] if concluding else told[0][1] if is_short else told[-1][1]
+    is_several = is_range(reply.text, found) or (len(found) > 1 and not re.search(r"[^\W\d]", reply.text))
+    if is_several or any(reply.is_contradicted(Mention(0, each.begin, each.end)) for each in found):
+        return 0.0, UNREADABLE
+    has_unit = any(each.dimension for each in references)
+    pairs = (
+        (each, wanted)
+        for each in found
+        for wanted in references
+        if wanted.dimension or not has_unit or not each.dimension
+    )
+    return float(any(each.is_same(wanted) for each, wanted in pairs)), "number"
+
+
+def _told(reply: Reply, begin: int, end: int) -> list[Quantity]:
+    """The numbers that a sentence gives as its result."""
+    text, found = reply.text, [each for each in quantities(reply.text) if begin <= each.begin < end]
+    if is_range(text, found):
+        ranges = [pair for pair in pairwise(found) if is_range(text, pair)]
+        return [each for each in found if not any(each in pair for pair in ranges)] or found
+    copula = _COPULA.search(text, begin, end)
+    asserted = [each for each in found if _is_told(reply, each, text[begin : each.begin], copula)]
+    if not asserted:
+        return []
+    equals = begin + max((at.end() for at in re.finditer("[=≈]", text[begin:end])), default=0)
+    if equals > begin:
+        behind = [each for each in asserted if each.begin >= equals]
+        return (asserted if not behind or _OPERATED.match(text, behind[0].end) else behind)[:1]
+    totals = [each for each in asserted if _TOTAL.search(_clause(reply, each))]
+    if totals and len(asserted) > 1:
+        return totals[-1:]
+    behind = [each for each in asserted if copula and each.begin >= copula.end()] or asserted
+    return behind[:1] if ":" in text[behind[0].end : behind[-1].begin] else behind
+
+
+def _is_told(reply: Reply, number: Quantity, before: str, copula: re.Match[str] | None) -> bool:
+    """Whether a number is no bound, not denied, and not of the subject, as in "the author of 1984 is"."""
+    is_of_subject = copula is not None and number.end <= copula.start() and _OF.search(before)
+    strength = reply.strength(Mention(0, number.begin, number.end))
+    return not (is_of_subject or _BOUND.search(before)) and strength > Strength.ASIDE
+
+
+def _clause(reply: Reply, number: Quantity) -> str:
+    begin, end = reply.clause_begin(number.begin), reply.sentence_of(number.begin)[1]
+    return reply.text[begin : number.end] + re.split(r"[,;:]\s", reply.text[number.end : end])[0]
+
+
+def _items(reference: str) -> list[str]:
+    """The items of a reference that is a list."""
+    items = re.split(r"[,;、]\s+(?:and )?|、|;", reference.strip("[]{}() "))
+    items = [piece for item in items for piece in (item.split(" and ") if len(items) > 1 else [item])]
+    return [item.strip(" \"'") for item in items if item.strip(" \"'")]
+
+
+def _says_list(statement: str, lists: Sequence[Sequence[str]]) -> tuple[float, str]:
+    text = re.sub(r"±\s?(\S+)", r"\1, -\1", Reply(statement).text)
+    found = [_list_said(text, items) for items in lists]
+    if REFUSAL.search(text) or (len(text.split()) > WORD_LIMIT and None in found):
+        return 0.0, UNREADABLE
+    return float(True in found), "list"
+
+
+def _list_said(text: str, items: Sequence[str]) -> bool | None:
+    """Whether the list in a text has all the items and nothing else; None where it names none."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    listed = [_BULLET.sub("", line) for line in lines if _BULLET.match(line)]
+    if len(listed) < 2:
+        bare = [line for line in lines if len(line.split()) <= 4 and not line.rstrip().endswith((":", "."))]
+        listed = bare if len(bare) >= max(2, len(lines) - 2) else []
+    if listed:
+        heads = (re.split(r"\s?[(:]|\s[-–—]\s", line.strip())[0] for line in listed)
+        return _is_list(", ".join(heads), items)
+    sentences = [text[slice(*place)] for place in Reply(text).sentences]
+    sentence = max(reversed(sentences), key=lambda each: _named(each, items), default="")
+    if not _named(sentence, items):
+        return None
+    # Behind the last of these that all items follow begins the list.
+    starts = [found.end() for found in _BEFORE_A_LIST.finditer(sentence)]
+    start = max((end for end in starts if _named(sentence[end:], items) == _named(sentence, items)), default=0)
+    is_denied = any(Reply(sentence).strength(each) == Strength.DENIED for each in mentions(sentence, items))
+    return not is_denied and _is_list(re.sub(r"\([^)]*\)", "", sentence[start:]), items)
+
+
+def _is_list(text: str, items: Sequence[str]) -> bool:
+    parts = [part for part in _SEPARATORS.split(text) if re.search(r"\w", part)]
+    return all(any(_has(part, item) for part in parts) for item in items) and all(_named(part, items) for part in parts)
+
+
+def _named(text: str, items: Sequence[str]) -> int:
+    return sum(_has(text, item) for item in items)
+
+
+def _has(part: str, item: str) -> bool:
+    if (number := _number_of(item)) is not None:
+        return any(each.numbers & number.numbers and not each.dimension for each in quantities(part))
+    return bool(mentions(part, [item]))
+
+
+def _says_text(final: str, statement: str, references: Sequence[str]) -> tuple[float, str]:
+    right = _asserts(statement, references, is_called=True) if statement is not final else None
+    right = _asserts(final, references, is_called=False) if right is None else right
+    return float(right or False), UNREADABLE if right is None else "text"
+
+
+def _asserts(text: str, references: Sequence[str], is_called: bool) -> bool | None:
+    """Whether a text asserts a reference alone; None where it offers several or refuses."""
     reply = Reply(text)
-    mentions = reply.mentions(references)
-    if not mentions:
-        return _says_none(reply, references)
-    read = _sentences_read(reply)
-    return any(
-        _is_answer(reply, each, mentions)
-        and reply.words[each.first].sentence in read
-        and (reply.words[each.first].sentence == read[0] or not _is_subject(reply, each))
-        for each in mentions
-    )
+    found = mentions(reply.text, list({compared(each): each for each in references}.values()))
+    if not found and (not reply.sentences or REFUSAL.search(reply.text)):
+        return None
+    read = [(0, len(reply.text))] if is_called else _sentences_read(reply)
+    asserted = [each for each in found if any(begin <= each.begin < end for begin, end in read)]
+    asserted = [each for each in asserted if _is_answer(reply, each, is_called, references)]
+    if asserted and all(_has_rivals(reply, each, found) or reply.is_contradicted(each) for each in asserted):
+        return None
+    return bool(asserted)
 
 
-def _first_sentence(text: str) -> str:
-    reply = Reply(text)
-    if not reply.sentences:
-        return text.strip()
-    last = reply.sentences[0][-1]
-    return reply.text[: reply.words[last].end + 1]
+def _sentences_read(reply: Reply) -> list[tuple[int, int]]:
+    """The sentences in which an answer is looked for."""
+    texts = [(place, reply.text[slice(*place)]) for place in reply.sentences]
+    while len(texts) > 1 and _PREFACE.fullmatch(texts[0][1].strip()):
+        texts.pop(0)
+    is_long = len(reply.text.split()) > WORD_LIMIT
+    return [place for at, (place, text) in enumerate(texts) if not at or not is_long or _CONCLUSION.match(text)]
 
 
-def _sentences_read(reply: Reply) -> list[int]:
-    """Numbers of the sentences in which an answer is looked for."""
-    numbers = list[int]()
-    for at, places in enumerate(reply.sentences):
-        texts = [reply.words[place].text for place in places]
-        is_start = not numbers
-        if is_start and all(text in _NO_CANDIDATE for text in texts) and at + 1 < len(reply.sentences):
-            continue
-        if is_start or len(reply.words) <= WORD_LIMIT or texts[0] in _CONCLUSIONS:
-            numbers.append(reply.words[places[0]].sentence)
-        is_bare = len(texts) <= _MOST_WORDS_OF_A_CANDIDATE and IS_WORDS.isdisjoint(texts)
-        if is_start and is_bare and not _NO_ANSWER.match(" ".join(texts)) and not reply.ends_in_question(places[0]):
-            break
-    return numbers
-
-
-_NO_ANSWER = re.compile(r"(?:let me|let's|good|great|nice|here|thank|i\b|sure|of course|in the|looking|based|hmm|step)")
-
-
-def _is_answer(reply: Reply, mention: Mention, mentions: Sequence[Mention]) -> bool:
-    """Whether a reference that is named is given as the answer, and as the only one."""
-    first, behind = mention.first, mention.behind
-    sentence = reply.sentence_of(first)
-    # "Because it is raining." is an answer, "While X is old, it is Y." is none of X.
-    is_whole = reply.clause_start(first) == sentence[0] and len(_parts(reply, sentence)) == 1
-    if reply.denies(first, behind) or (reply.is_aside(first) and not is_whole):
+def _is_answer(reply: Reply, mention: Mention, is_called: bool, references: Sequence[str]) -> bool:
+    """Whether a mention is meant as the answer, and not as a part of the question or of what is said of another."""
+    strength, (begin, end) = reply.strength(mention), reply.sentence_of(mention.begin)
+    before, after = reply.text[begin : mention.begin], reply.text[mention.end : end]
+    is_weak = strength < Strength.DECIDED and not is_called
+    if is_weak and strength == Strength.SUBJECT and (begin, end) != reply.sentences[0]:
         return False
-    is_guess = len(sentence) <= _MOST_WORDS_OF_A_CANDIDATE and IS_WORDS.isdisjoint(
-        reply.words[place].text for place in sentence
-    )
-    if (reply.ends_in_question(first) and not is_guess) or _is_taken_back(reply, behind, sentence):
-        return False
-    if _describes_another(reply, mention, sentence):
-        return False
-    return not (_is_repeated(reply, mention) or _has_rivals(reply, mention, mentions))
+    patterns = (*_NO_ANSWER, *(_NO_ANSWER_IF_WEAK if is_weak else ()))
+    is_other = any(behind.search(before) and ahead.match(after) for behind, ahead in patterns)
+    return strength > Strength.ASIDE and not is_other and not _is_namesake(reply, mention, references)
 
 
-def _is_taken_back(reply: Reply, behind: int, sentence: range) -> bool:
-    """Whether a sentence that begins in doubt goes on with "but it is"."""
-    texts = [reply.words[place].text for place in sentence]
-    at = texts.index("but") if "but" in texts else len(texts)
-    doubts = not _DOUBTS.isdisjoint(texts[:at])
-    return doubts and sentence[0] + at >= behind and not _SAYS_WHAT_IT_IS.isdisjoint(texts[at : at + 6])
+def _is_namesake(reply: Reply, mention: Mention, references: Sequence[str]) -> bool:
+    """Whether a name has another first name than in a longer reference: Ian Fleming beside Alexander Fleming."""
+    name = reply.text[mention.begin : mention.end].lower()
+    first = re.search(r"([A-Z][\w-]+)\s$", reply.text[: mention.begin])
+    full = " ".join(each for each in references if each.lower().endswith(" " + name))
+    return bool(first and full) and first[1] not in full and first[1] not in _TITLES  # type: ignore[index]
 
 
-def _describes_another(reply: Reply, mention: Mention, sentence: range) -> bool:
-    """Whether the reference stands in what is said of another answer: "It is Y, a rival of X"."""
-    words = reply.words
-    start = reply.clause_start(mention.first)
-    before = [words[place].text for place in range(start, mention.first) if words[place].text not in ARTICLES]
-    has_verb = not IS_WORDS.isdisjoint(words[place].text for place in range(sentence[0], start))
-    is_in_brackets = reply.between(start, start).rstrip(" \"'").endswith("(")
-    if is_in_brackets and before[-1:] == ["of"]:
+def _has_rivals(reply: Reply, mention: Mention, named: Sequence[Mention]) -> bool:
+    """Whether something else than a reference is offered beside a mention."""
+    begin, end = reply.sentence_of(mention.begin)
+    before, after = reply.text[reply.clause_begin(mention.begin) : mention.begin], reply.text[mention.end : end]
+    if len(named) == 1 and any(
+        at.start() < mention.end and mention.begin < at.end() for at in _LISTED.finditer(reply.text, begin, end)
+    ):
         return True
-    return has_verb and words[start].text in ARTICLES and before[-1:] in (["of"], ["before"], ["after"], ["to"])
-
-
-def _is_subject(reply: Reply, mention: Mention) -> bool:
-    """Whether a sentence begins with the reference and goes on about it."""
-    words, first = reply.words, mention.first
-    while first and words[first - 1].sentence == words[first].sentence and words[first - 1].text in ARTICLES:
-        first -= 1
-    begins = not first or words[first - 1].sentence != words[first].sentence
-    goes_on = mention.behind < len(words) and words[mention.behind].sentence == words[mention.first].sentence
-    return begins and goes_on and not reply.between(mention.behind, mention.behind).strip()
-
-
-def _is_repeated(reply: Reply, mention: Mention) -> bool:
-    """Whether the reference stands before the "is" or "=" of its clause, as what was asked about."""
-    words, behind = reply.words, mention.behind
-    clause = words[mention.first].clause
-    leads = [
-        place
-        for place in range(behind, len(words) - 1)
-        if words[place].clause == clause and words[place].text in _LEADS and words[place + 1].clause == clause
-    ]
-    if _is_of_a_total(reply, mention) or _is_bound_or_time(reply, mention):
+    if len(_HEDGES.findall(reply.text[begin:end])) > 1 or _NEXT_RIVAL.match(reply.text[end:]):
         return True
-    if not leads:
-        return False
-    if words[leads[0]].text in ("=", "becomes", "become") and not is_number(words[mention.first].text):
-        return True
-    if all(is_number(word.text) for word in words[mention.first : behind]):
-        after = [w.text for w in words[leads[-1] + 1 :] if w.clause == clause and w.text not in _AROUND_A_NUMBER]
-        is_title = words[mention.first - 1].text == "of" and words[mention.first - 2].text not in (
-            "total",
-            "sum",
-            "number",
-        )
-        return bool(after) and (is_number(after[0]) or is_title) and _OPERATORS.isdisjoint(after[1:2])
-    before = [word.text for word in words[max(mention.first - 2, 0) : mention.first] if word.clause == clause]
-    # "The table is made of X and the chair is ..." has two clauses.
-    start = reply.clause_start(mention.first)
-    has_verb = not IS_WORDS.isdisjoint(words[place].text for place in range(start, mention.first))
-    if has_verb and "and" in [words[place].text for place in range(behind, leads[0])]:
-        return False
-    # "A man in a red shirt is riding ..." tells what is seen.
-    if words[leads[0] + 1].text.endswith("ing") and not _SHOWN_WITH.isdisjoint(before):
-        return False
-    return not _BEFORE_A_MODIFIER.isdisjoint(before)
-
-
-_BOUND = re.compile(r"\b(?:at least|at most|over|under|up to|past|(?:quarter|minutes) to)\s+$", re.IGNORECASE)
-_PAST = re.compile(r"(?:\s+minutes)?\s+past\b", re.IGNORECASE)
-_PLURAL_VERBS = frozenset("are were have".split())
-_PAIRS = frozenset("opposites antonyms synonyms".split())
-_TOTAL = re.compile(r"\b(?:in total|altogether|in all|total of|sum of|total is|makes? a total)\b", re.IGNORECASE)
-
-
-def _is_bound_or_time(reply: Reply, mention: Mention) -> bool:
-    """Whether the reference is a number in "at least 20", "over 100", "ten past three"."""
-    if not is_number(reply.words[mention.first].text):
-        return False
-    before = reply.text[: reply.words[mention.first].start]
-    return _BOUND.search(before) is not None or _PAST.match(reply.text, reply.words[mention.behind - 1].end) is not None
-
-
-def _is_of_a_total(reply: Reply, mention: Mention) -> bool:
-    """Whether the reference is a number, and its sentence has a total in another clause, or before a colon."""
-    words, sentence = reply.words, reply.sentence_of(mention.first)
-    if not is_number(words[mention.first].text):
-        return False
-    clauses = dict[int, list[int]]()
-    for place in sentence:
-        clauses.setdefault(words[place].clause, []).append(place)
-    own = clauses.pop(words[mention.first].clause)
-    with_numbers = [places for places in clauses.values() if any(is_number(words[place].text) for place in places)]
-    texts = [reply.text[words[places[0]].start : words[places[-1]].end] for places in with_numbers]
-    if not _TOTAL.search(reply.text[words[own[0]].start : words[own[-1]].end]) and any(map(_TOTAL.search, texts)):
-        return True
-    own_texts = [words[place].text for place in own]
-    is_breakdown = ":" in reply.between(own[0], own[0]) and sum(map(is_number, own_texts)) > 1 and "=" not in own_texts
-    return is_breakdown and any(places[0] < own[0] for places in with_numbers)
-
-
-def _has_rivals(reply: Reply, mention: Mention, mentions: Sequence[Mention]) -> bool:
-    """Whether other candidates than references stand beside the reference."""
-    words = reply.words
-    own = reply.sentence_of(mention.first)
-    if own.stop < len(words) and _ALTERNATIVE.search(_sentence_text(reply, own.stop)):
-        return True
-    if _ALSO_POSSIBLE.search(reply.between(mention.behind, own.stop)):
-        return True
-    named = {place for each in mentions for place in range(each.first, each.behind)}
-    hedges = [place for place in own if words[place].text in _HEDGES]
-    if len(hedges) > 1 or any(place >= mention.behind and place + 1 < own.stop for place in hedges):
-        return True
-    parts = _parts(reply, own)
-    at = next(number for number, part in enumerate(parts) if mention.first in part)
-    for place in parts[at]:
-        is_joint = words[place].text in ("or", "/", "and", "或") and place not in named
-        if is_joint and _joins_rival(reply, place, parts[at], mention, named):
-            return True
-    return _is_in_list(reply, parts, at, mention, named)
-
-
-def _sentence_text(reply: Reply, place: int) -> str:
-    last = reply.sentence_of(place)[-1]
-    text = reply.text[reply.words[place].start : reply.words[last].end]
-    return text if len(text.split()) <= 2 * _MOST_WORDS_OF_A_CANDIDATE else ""
-
-
-def _parts(reply: Reply, sentence: range) -> list[list[int]]:
-    """The places of a sentence's words between its commas and other marks."""
-    parts: list[list[int]] = [[]]
-    for place in sentence:
-        if parts[-1] and re.search(r"[,;:()—]", reply.between(place, place)):
-            parts.append([])
-        parts[-1].append(place)
-    return parts
-
-
-def _joins_rival(reply: Reply, place: int, part: Sequence[int], mention: Mention, named: set[int]) -> bool:
-    """Whether "or", "and" or a slash at `place` joins something else to the reference."""
-    words, at = reply.words, part.index(place)
-    texts = [words[each].text for each in part]
-    if (texts[at], texts[at + 1] if at + 1 < len(texts) else "") in _SYNONYM_OR or "whether" in texts:
-        return False
-    left = list(takewhile(lambda each: words[each].text not in _NO_OPERAND, reversed(part[:at])))
-    right = list(takewhile(lambda each: words[each].text not in _NO_OPERAND, part[at + 1 :]))
-    if texts[at] == "and":
-        verb = texts[at + 1 + len(right)] if at + 1 + len(right) < len(part) else ""
-        is_clause = verb in IS_WORDS and not (verb in _PLURAL_VERBS and len(left) == at and texts[-1] not in _PAIRS)
-        bare = [each for each in right if words[each].text not in ARTICLES]
-        is_joined = mention.behind == place or bare == list(range(mention.first, mention.behind))
-        # "She is eating X and drinking Y."
-        is_deed = len(right) > 1 and words[right[0]].text.endswith("ing")
-        if is_clause or not is_joined or (is_deed and not words[mention.first].text.endswith("ing")):
-            return False
-    if mention.first not in (*left, *right):
-        return False
-    other = right if mention.first in left else left
-    return bool(other) and named.isdisjoint(other)
-
-
-def _is_in_list(reply: Reply, parts: Sequence[Sequence[int]], at: int, mention: Mention, named: set[int]) -> bool:
-    """Whether the reference is one of several that commas separate."""
-    words = reply.words
-    if _begins_a_list_of_subjects(reply, parts, at, mention, named):
-        return True
-    bare = [
-        part
-        for number, part in enumerate(parts)
-        if number != at
-        and not _is_apposition(reply, part, number - at)
-        and ":" not in reply.between(max(parts[at][0], part[0]), max(parts[at][0], part[0]))
-        and len(part) <= 2 * _MOST_WORDS_OF_A_CANDIDATE
-        and named.isdisjoint(part)
-        and _NO_CANDIDATE.isdisjoint(words[place].text for place in part)
-        and not any(words[place].text.endswith(("ing", "ly")) for place in part)
-        and (number > at or _NO_CANDIDATE.isdisjoint(words[place].text for place in parts[at]))
-    ]
-    if any(words[place].text in ("or", "and") for part in bare for place in part):
-        return True
-    own = [words[place].text for place in parts[at]]
-    if own[0] in ("or", "and") and bare:
-        return True
-    if len(bare) != 1:
-        return len(bare) > 1
-    other = reply.text[words[bare[0][0]].start : words[bare[0][-1]].end]
-    text = reply.text[words[mention.first].start : words[mention.behind - 1].end]
-    if is_number(words[mention.first].text) and is_number(words[bare[0][0]].text):
-        return True
-    return len(bare[0]) == 1 and other.islower() and text.islower()
-
-
-_NO_COUNT = tuple([word] for word in "idea doubt way clue need reason longer information".split())
-
-
-def _is_apposition(reply: Reply, part: Sequence[int], distance: int) -> bool:
-    """Whether the part after a candidate describes it: "France's capital and largest city", "the capital and ..."."""
-    texts = [reply.words[place].text for place in part]
-    describes = texts[0] in ARTICLES | {"its", "their", "his", "her"} or any(text.endswith("'s") for text in texts[:3])
-    joints = [at for at, text in enumerate(texts) if text == "and"]
-    has_superlative = any(text == "most" or (text.endswith("est") and len(text) > 4) for text in texts)
-    lists = any(texts[at + 1 : at + 2] and texts[at + 1] in ARTICLES for at in joints) and not has_superlative
-    return distance == 1 and describes and bool(joints) and joints[0] > 0 and not lists
-
-
-def _begins_a_list_of_subjects(
-    reply: Reply, parts: Sequence[Sequence[int]], at: int, mention: Mention, named: set[int]
-) -> bool:
-    """Whether the reference is the first of several that a sentence is about: "X, Y and Z are cities"."""
-    words = reply.words
-    if parts[at][-1] != mention.behind - 1 or at + 1 >= len(parts):
-        return False
-    following = parts[at + 1]
-    subjects = list(takewhile(lambda place: words[place].text not in IS_WORDS, following))
-    texts = [words[place].text for place in subjects]
-    verb = words[following[len(subjects)]].text if len(subjects) < len(following) else ""
-    is_several = verb in _PLURAL_VERBS and "and" in texts[1:]
-    return is_several and named.isdisjoint(subjects) and _NO_CANDIDATE.isdisjoint(texts)
-
-
-def _says_none(reply: Reply, references: Sequence[str]) -> bool:
-    """Whether a reply without a number says that there is none, where 0 is right."""
-    if "0" not in map(_plain, references) or not reply.words:
-        return False
-    texts = [word.text for word in reply.words if word.sentence == 0]
-    return not any(map(is_number, texts)) and any(
-        text == "none"
-        or (text == "any" and at and (texts[at - 1] == "not" or texts[at - 1].endswith("n't")))
-        or (text == "no" and texts[at - 1] in IS_WORDS and texts[at + 1 : at + 2] not in _NO_COUNT)
-        for at, text in enumerate(texts)
-    )
+    is_first, is_last = named[0] is mention, named[-1] is mention
+    return bool((is_last and _RIVAL_AFTER.match(after)) or (is_first and _RIVAL_BEFORE.search(before)))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.scoring.em import em_lenient
-from experiment_core_utils.tasks.scoring.relaxed import WORD_LIMIT, relaxed
+from experiment_core_utils.tasks.scoring.relaxed import WORD_LIMIT, read_answer, relaxed
 from experiment_core_utils.tasks.scoring.replies import spoken
 
 LONG = "The picture shows a kitchen with many things on the table and on the shelves above it. " * 3
@@ -108,3 +108,28 @@ def test_a_reply_of_one_repeated_character_is_scored_in_time(filling: str) -> No
     start = time.perf_counter()
     assert relaxed(f"x{filling * 3000}y", ["Paris"]) == 0
     assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("reply", "references", "expected"),
+    [
+        ("He runs 3*60=180 meters each time. He runs 180*3=540 meters.", ["540"], (1.0, "number")),
+        ("He runs 3*60=180 meters each time. He runs 180*3=540 meters.", ["180"], (0.0, "number")),
+        ("It costs $3.2 billion.", ["3.2 billion"], (1.0, "number")),
+        ("الإجابة هي ٤٢.", ["42"], (1.0, "number")),
+        ("$\\boxed{\\dfrac{1}{2}}$", ["\\frac{1}{2}"], (1.0, "number")),
+        ('{"answer": 12}', ["12"], (1.0, "exact")),
+        ("It is between 10 and 20.", ["20"], (0.0, "unreadable")),
+        ("- blue\n- red", ["red, blue"], (1.0, "list")),
+        ("red, blue and green", ["red, blue"], (0.0, "list")),
+        ("Nein, es hat drei Ecken.", ["no"], (1.0, "yes_no")),
+        ("Paris or Lyon", ["Paris"], (0.0, "unreadable")),
+        ("I don't know.", ["Paris"], (0.0, "unreadable")),
+        ("It is Lyon.", ["Paris"], (0.0, "text")),
+        ("It is a cafe\u0301.", ["café"], (1.0, "text")),
+        ("It was Fleming. It was Pasteur.", ["Fleming"], (0.0, "unreadable")),
+        ("Ian Fleming", ["Alexander Fleming", "Fleming"], (0.0, "text")),
+    ],
+)
+def test_what_was_read_is_said(reply: str, references: list[str], expected: tuple[float, str]) -> None:
+    assert read_answer(reply, references) == expected

@@ -549,7 +549,7 @@ REPLIES: list[tuple[str, list[str], float]] = [
     ("I'm unable to see the number clearly, but it seems to be 23.", ['23'], RIGHT),
     ('Yes, although there are no people.', ['yes'], RIGHT),
     ('The street sign says "No Parking".', ['no'], WRONG),
-    ('He is wearing glasses.', ['yes'], WRONG),
+    ('He is wearing glasses.', ['yes'], RIGHT),
     ('Light blue.', ['blue'], RIGHT),
     ("Oh, it's definitely teal!", ['teal'], RIGHT),
     ('The answer is "mice" (plural of "mouse").', ['mouse'], WRONG),
