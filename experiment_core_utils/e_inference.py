@@ -414,14 +414,20 @@ def sample_record(
     runs: tuple[StagedRun, ...] = (),
     transfer_s: float | None = None,
     answer: BatchedAnswer | None = None,
+    scored_ids: tuple[int, ...] | None = None,
 ) -> MeasuredSample:
-    """The record of a sample that was run alone and measured, or that was answered in a batch and has no times."""
+    """The record of a sample that was run alone and measured, or that was answered in a batch and has no times.
+
+    Args:
+        scored_ids: of the answer that is scored where it is none of the runs'.
+    """
     first = runs[0] if runs else answer
     assert first is not None
+    read_ids = first.token_ids if scored_ids is None else scored_ids
     shape = setting.shape(request.shape)
     if runs and runs[0].prompt_tokens is not None:
         shape = shape.counted_by_server(runs[0].prompt_tokens)
-    prediction, scored = model.decode_text(first.token_ids), model.ends.answer(first.token_ids)
+    prediction, scored = model.decode_text(read_ids), model.ends.answer(read_ids)
     return MeasuredSample(
         sample_id=sample.sample_id,
         shape=shape,
@@ -440,5 +446,5 @@ def sample_record(
         data_sha256=digest_of(sample),
         picture_sha256=sample.picture_sha256,
         scored_answer=None if scored == prediction else scored,
-        thinking_tokens=model.ends.thinking_tokens(first.token_ids),
+        thinking_tokens=model.ends.thinking_tokens(read_ids),
     )

@@ -33,6 +33,7 @@ from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.l_results_csv_cleaning import write_tables
 from experiment_core_utils.meters.stages import StageMeasurement
+from experiment_core_utils.models.interface import Concurrent
 from experiment_core_utils.primitives.collectives import (
     all_or_raise,
     broadcast_from_main,
@@ -239,6 +240,8 @@ def loaded_run(
     provenance = provenance_of_run(
         requested, accelerator, model.device, processes_here, experiment_id, model.describe(), first
     ).with_keys(run_uid=run_uid)
+    if isinstance(model, Concurrent):
+        provenance = provenance.with_caveats(model.caveats)
     num_processes = config.model.tensor_parallel or processes_here
     provenance = provenance.with_caveats(crowded_cores_caveats(model.device, num_processes, context.other_pids))
     return ProfilingRun(requested, context, bench, provenance, required or find_meters())
@@ -415,9 +418,9 @@ def summarise_and_save(
     caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
     caveats += open_loop_caveats(steadiness.open_loop)
     caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
-    caveats += unseen_caveats(merged.proof) + served_caveats(
-        merged.samples, have_waited=steadiness.open_loop is not None
-    )
+    places = {sample_id: place for place, sample_id in enumerate(requested.sample_ids)}
+    as_measured = sorted(merged.samples, key=lambda sample: places[sample.sample_id])
+    caveats += unseen_caveats(merged.proof) + served_caveats(as_measured, have_waited=steadiness.open_loop is not None)
     caveats += answer_caveats(accuracy, len(answers), summary.counts.share_one_token)
     limit = answer_limit_at(setting, bench.max_new_tokens)
     caveats += cut_caveats([sample.ended for sample in merged.samples], limit)

@@ -105,6 +105,15 @@ COMMANDS = Group(
         "blocks": Command(
             "experiments.block_importance.score_blocks", "score a model's transformer blocks, or choose sets of them"
         ),
+        "endpoint": Group(
+            {
+                "check": Command(
+                    "experiment_core_utils.models.endpoint.check_command", "what a server does, in ten seconds"
+                )
+            },
+            "servers of --endpoint",
+            ("knobprof endpoint check http://localhost:8000/v1",),
+        ),
         "meters": Command("experiment_core_utils.meters.__main__", "what measures energy on this machine"),
     },
     "Accuracy, latency, FLOPs, memory and energy of model inference under run-time knobs.",

@@ -13,6 +13,7 @@ from experiment_core_utils.g_metrics_inference import (
     cut_caveats,
     distributions,
     served_caveats,
+    speed_step,
     summarise,
     summarise_accuracy,
     text_answer_caveats,
@@ -28,6 +29,23 @@ from experiment_core_utils.saved_results.terminal import fixed_length_line
 from experiment_core_utils.tasks.interface import Answer, Score, Scoring, answer_of
 from experiment_core_utils.tasks.registry import get_metric
 from tests.hand_made_records import ReadOff, answered_sample, measured_sample, scores_of, staged_run, summary_of
+
+
+@pytest.mark.parametrize(
+    ("times_s", "expected"),
+    [
+        ([0.4] * 9 + [0.046] * 12, (0.4, 0.046, 9)),
+        ([0.1, 0.12, 0.11, 0.1, 0.13, 0.2, 0.21, 0.19, 0.22, 0.2, 0.9], (0.11, 0.205, 5)),
+        ([0.1, 0.2] * 10, None),
+        ([0.1] * 10 + [0.14] * 10, None),
+        ([0.4] * 4 + [0.05] * 5, None),
+        ([], None),
+    ],
+)
+def test_a_step_in_a_servers_speed_is_found_where_nearly_all_times_follow_it(
+    times_s: list[float], expected: tuple[float, float, int] | None
+) -> None:
+    assert speed_step(times_s) == (None if expected is None else pytest.approx(expected))
 
 
 def test_spread_of_the_stage_times() -> None:

@@ -13,6 +13,7 @@ from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.primitives.device import Marks
+from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.requests import (
     FollowedAnswer,
     KnobProof,
@@ -300,6 +301,22 @@ class Concurrent(Protocol):
     @property
     def request_rate(self) -> float | None:
         """Timed requests that it is given a second, whatever it manages; None where it is given one at a time."""
+
+    @property
+    def caveats(self) -> list[Caveat]:
+        """What was found at the start of the run."""
+
+    def find_caches(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> Sequence[str]:
+        """Look, before anything is timed, whether requests that come again are answered from a cache; from then on
+        timed ones are made so that they are not. What was found, a line for each server.
+
+        Args:
+            inputs_list: of the first samples.
+        """
+
+    @property
+    def is_salted(self) -> bool:
+        """Whether timed requests differ from those that are scored, which `answer_batch` makes."""
 
     def while_waiting(self, look: Callable[[float, str], None]) -> None:
         """From now on this is called several times a second while a request waits, with the seconds so far and what it

@@ -191,11 +191,29 @@ Caveat.KINDS = {
         ),
         "compare total times",
     ),
+    "server_salted": CaveatKind(
+        "note",
+        "server: it has a prefix cache (a prompt that it has seen takes {ratio:.0%} of the time): timed requests begin "
+        "with a salt, whose tokens are counted, and accuracy is of prompts without it".format_map,
+    ),
+    "server_salt_changes": CaveatKind(
+        "warning",
+        "server: it has a prefix cache (a prompt that it has seen takes {ratio:.0%} of the time), and the salt before "
+        "timed requests changes {num_changed} of {num_asked} answers: times are of computed prompts with other "
+        "answers than those that are scored".format_map,
+        "start the server without prefix caching before comparing total times",
+    ),
     "server_warm": CaveatKind(
         "warning",
         "server: a repeated request has its first token after {ratio:.0%} of the first time: it comes from the "
         "server's prefix cache".format_map,
         "start the server without prefix caching",
+    ),
+    "server_step": CaveatKind(
+        "warning",
+        "server: its speed changed in a step: {before_ms:.0f} ms to the first token in the first {num_before} of "
+        "{num_all} runs, {after_ms:.0f} ms after them".format_map,
+        "do not read means across it; measure again once it is warm and alone",
     ),
     "server_uncounted": CaveatKind(
         "warning",

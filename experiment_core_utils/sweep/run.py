@@ -3,8 +3,9 @@
 import atexit
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any
 
 import torch
@@ -25,12 +26,18 @@ from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.slow_functions import slow_functions_caveats
 from experiment_core_utils.models.hf.tensor_parallel import END, LOAD, LeadingModel, follow
-from experiment_core_utils.models.interface import Inspectable, Runnable, Stepwise
+from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.collectives import other_pids
 from experiment_core_utils.primitives.cpu_threads import available_cpus
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
-from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, WorkerLost
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    MeterUnavailable,
+    SampleError,
+    WorkerLost,
+    library_faults_named,
+)
 from experiment_core_utils.primitives.in_step import Crew, join_crew
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.progress import announced
@@ -54,6 +61,8 @@ from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiment_core_utils.sweep.requests import RequestSource, num_preparation_workers, request_budget_bytes
 from experiment_core_utils.sweep.rounds import RoundOrder
 from experiment_core_utils.sweep.sample_runs import RunContext, split_by
+from experiment_core_utils.tasks.interface import Task
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import few_samples_caveats, shards_of
 
@@ -172,6 +181,8 @@ def bench_of(
     limit = max_new_tokens_of(config.task, task)
     model.end_answers_at(stops_of(config.task, task), config.task.ignore_eos)
     timeout = config.measuring.sample_timeout
+    if isinstance(model, Concurrent):
+        find_caches(model, task, latency_ids, limit)
     proofs = settle_execution(model, requests, tuple(settings), taken, limit, timeout, accelerator)
     engines = model.describe()["execution_stages"]
     refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
@@ -180,6 +191,23 @@ def bench_of(
     if line is not None and accelerator.is_main_process:
         print(line, file=sys.stderr, flush=True)
     return Bench(model, requests, limit, get_metric(task.metric), latency_ids, engines, proofs)
+
+
+# Samples that are asked with a salt and without at the start of a run.
+_ASKED_BOTH_WAYS = 8
+
+
+def find_caches(model: Runnable, task: Task, sample_ids: Iterable[int], limit: int) -> None:
+    """Look for a server's cache by the first samples that it can be asked, and say what was found."""
+    assert isinstance(model, Concurrent)
+    inputs: list[Mapping[str, Any]] = []
+    for sample_id in islice(sample_ids, 2 * _ASKED_BOTH_WAYS):
+        with suppress(SampleError), library_faults_named(f"sample {sample_id}"):
+            sample = task[sample_id]
+            inputs.append(model.prepare(sample, prompt_for(task, sample, model.prompt_family), None).inputs)
+    if inputs:
+        for line in model.find_caches(inputs[:_ASKED_BOTH_WAYS], limit):
+            print(line, file=sys.stderr, flush=True)
 
 
 def refuse_settings_as_loaded(model: Runnable, settings: Sequence[Setting]) -> None:

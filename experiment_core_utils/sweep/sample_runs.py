@@ -18,7 +18,7 @@ from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.meters.load import LoadSampler
 from experiment_core_utils.meters.stability import needs_another_run, warm_up_of
 from experiment_core_utils.models.common.finite_logits import failure_named
-from experiment_core_utils.models.interface import Runnable, Stepwise, devices_of
+from experiment_core_utils.models.interface import Concurrent, Runnable, Stepwise, devices_of
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import (
     MemoryWindow,
@@ -389,7 +389,8 @@ class SampleRunner:
         Args:
             now_unix_s: when they were done, with those of the samples that took turns with it.
         """
-        record = sample_record(self.bench.model, at.of.setting, at.sample, at.request, tuple(at.runs), at.transfer_s)
+        parts = self.bench.model, at.of.setting, at.sample, at.request, tuple(at.runs), at.transfer_s
+        record = sample_record(*parts, scored_ids=self._scored_ids(at))
         self.note(
             at.of,
             replace(
@@ -406,6 +407,15 @@ class SampleRunner:
             model.apply(at.of.setting)
             model.warm_up(at.inputs, limit)
             self.profiles.take(model, at.of.key, at.sample.sample_id, at.inputs, limit)
+
+    def _scored_ids(self, at: SampleAtWork) -> tuple[int, ...] | None:
+        """The answer that is scored where its timed requests are others; None where it is theirs."""
+        model = self.bench.model
+        model.apply(at.of.setting)
+        if not isinstance(model, Concurrent) or not model.is_salted:
+            return None
+        with time_limit(self.config.sample_timeout):
+            return model.answer_batch([at.inputs], self.bench.max_new_tokens)[0]
 
     def note(
         self, each: SettingAtWork, outcome: MeasuredSample | FailedSample, now_unix_s: float | None = None

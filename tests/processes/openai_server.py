@@ -3,6 +3,7 @@ give.
 """
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -49,6 +50,13 @@ def _chunk(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str,
     return {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m", "choices": [choice]}
 
 
+def is_salted(request: dict[str, Any]) -> bool:
+    """Whether a request begins with a salt."""
+    content = request["messages"][0]["content"]
+    text = content if isinstance(content, str) else content[0].get("text", "")
+    return re.match(r"\[\d{9}\] ", text) is not None
+
+
 @dataclass
 class OpenAIServer:
     """The server, while it runs.
@@ -57,11 +65,15 @@ class OpenAIServer:
         reply: what each request gets.
         requests: bodies of those that came.
         num_others: how many others came, that ask for no answer.
+        counts_salted_apart: whether those with a salt, which look for a cache, are answered well and counted alone.
+        num_salted: how many of these came.
     """
 
     reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()
     requests: list[dict[str, Any]] = field(default_factory=list)
     num_others: int = 0
+    counts_salted_apart: bool = True
+    num_salted: int = 0
     port: int = 0
 
     @property
@@ -85,8 +97,12 @@ def serving(reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()) 
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            server.requests.append(body)
-            found = server.reply(body)
+            if is_salted(body) and server.counts_salted_apart:
+                server.num_salted += 1
+                found = Reply()
+            else:
+                server.requests.append(body)
+                found = server.reply(body)
             if found.status != 200:
                 self._whole(found.status, found.body or {"error": {"message": found.message}})
                 return

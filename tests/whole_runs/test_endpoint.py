@@ -31,7 +31,7 @@ from experiments.core_exp.report import main as report_command
 from tests.given_flags import over
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.processes.forked_runs import Run, RunServer
-from tests.processes.openai_server import Reply, serving
+from tests.processes.openai_server import Reply, is_salted, serving
 
 QUICK = (
     "--num_runs_per_sample", "2", "--num_warmup_runs", "1", "--max_warmup_runs", "1", "--max_repeats", "0",
@@ -422,6 +422,30 @@ def test_a_secret_is_in_no_file_also_where_the_server_repeats_it(
     assert any(f"{server.url}/***".encode() in each for each in written)
     for each in (*written, "".join(capfd.readouterr()).encode()):
         assert key.encode() not in each and b"pa55word" not in each
+
+
+def test_a_cache_does_not_answer_for_the_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A prompt takes 40 ms where the server has not seen its beginning; a salt makes it answer in other words, once."""
+    seen = set[str]()
+
+    def reply(request: dict[str, Any]) -> Reply:
+        question = question_of(request)
+        time.sleep(0.0 if question in seen else 0.04)
+        seen.add(question)
+        return Reply(pieces=("salt", "ed") if is_salted(request) and request["max_tokens"] > 1 else ("four", "teen"))
+
+    with serving(reply) as server:
+        server.counts_salted_apart = False
+        flags = ("--endpoint", server.url, "--model", "m", "--num_samples", "2", "--answer_limit_list", "4")
+        results = measured(tmp_path, *flags).results
+    said = capfd.readouterr().err
+    assert "timed requests begin with a salt of 0 tokens, accuracy is of prompts without it; of the first 2" in said
+    assert "samples, asked both ways, 2 have another answer (100%)" in said
+    assert len(results) == 2
+    for result in results:
+        assert "server_salt_changes" in kinds(result) and "server_warm" not in kinds(result)
+        for each in result.per_sample_results:
+            assert each.pred == "fourteen" and each.T_first_token is not None and each.T_first_token > 40
 
 
 def test_the_caveat_of_cut_answers_names_the_limit_of_their_setting(tmp_path: Path) -> None:

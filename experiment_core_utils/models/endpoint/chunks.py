@@ -6,7 +6,7 @@ https://platform.openai.com/docs/api-reference/chat-streaming says what a chunk 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from experiment_core_utils.primitives.errors import SampleError
@@ -76,15 +76,17 @@ class Delta(_Read):
     @property
     def thought(self) -> str:
         """Text of thinking that came apart from the answer."""
-        parts = self.content if isinstance(self.content, list) else []
-        own = "".join(each.thought for each in parts if isinstance(each, ThinkingPart))
+        own = ""
+        if isinstance(self.content, list):
+            own = "".join(each.thought for each in self.content if isinstance(each, ThinkingPart))
         return own or self.reasoning_content or self.reasoning or ""
 
     @property
     def refused(self) -> str:
         """Text of a refusal."""
-        parts = self.content if isinstance(self.content, list) else []
-        return _text(self.refusal) + "".join(each.refusal for each in parts if isinstance(each, RefusalPart))
+        if isinstance(self.content, list):
+            return "".join(each.refusal for each in self.content if isinstance(each, RefusalPart)) or self.refusal or ""
+        return self.refusal or ""
 
 
 class Choice(_Read):
@@ -110,7 +112,13 @@ class Chunk(_Read):
     @property
     def first(self) -> Choice | None:
         """The choice of index 0, which is the answer; None in an event of another one, or of none."""
-        return next((each for each in self.choices or () if not each.index), None)
+        for each in self.choices or ():
+            if not each.index:
+                return each
+        return None
+
+
+_read_json = TypeAdapter(Chunk).validator.validate_json
 
 
 def read_chunk(name: bytes, data: bytes, where: str) -> Chunk:
@@ -126,7 +134,7 @@ def read_chunk(name: bytes, data: bytes, where: str) -> Chunk:
     if name == b"error":
         raise SampleError(f"{where} broke off its answer: {reason_in(data) or 'an error without a reason'}")
     try:
-        chunk = Chunk.model_validate_json(data)
+        chunk: Chunk = _read_json(data)
     except ValidationError as error:
         last = error.errors(include_url=False, include_input=False)[-1]
         place = ".".join(each for each in map(str, last["loc"]) if "[" not in each)
@@ -144,10 +152,11 @@ def read_chunk(name: bytes, data: bytes, where: str) -> Chunk:
 def finish_reason_of(choice: Choice, where: str) -> FinishReason | None:
     """How the answer ended; None while it goes on. Raises SampleError for an end that is none of an answer."""
     delta, reason = choice.delta, choice.finish_reason
-    if delta is not None and (delta.tool_calls or delta.function_call):
-        reason = "tool_calls"
-    if delta is not None and delta.refused:
-        raise SampleError(f"{where} refused to answer: {shown(delta.refused)}")
+    if delta is not None:
+        if refused := delta.refused:
+            raise SampleError(f"{where} refused to answer: {shown(refused)}")
+        if delta.tool_calls or delta.function_call:
+            reason = "tool_calls"
     if not reason:
         return None
     for known in FINISHED:

@@ -37,26 +37,20 @@ _PIECES_OF_A_TOKEN, _MORE_PIECES = 8, 1024
 _LETTERS_OF_A_PIECE = 64
 
 
-@dataclass(frozen=True)
 class Bounds:
-    """How much of an answer is taken, by the tokens that were asked for."""
+    """How much of an answer is taken, by the tokens that were asked for.
 
-    tokens: int  #: that were asked for
+    Attributes:
+        pieces: events, and tokens by the server's count.
+        letters: of its text.
+        num_bytes: of all that comes.
+    """
 
-    @property
-    def pieces(self) -> int:
-        """Events, and tokens by the server's count."""
-        return _PIECES_OF_A_TOKEN * self.tokens + _MORE_PIECES
-
-    @property
-    def letters(self) -> int:
-        """Of its text."""
-        return _LETTERS_OF_A_PIECE * self.pieces
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all that comes."""
-        return _MOST_BYTES + _BYTES_OF_A_PIECE * self.pieces
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.pieces = _PIECES_OF_A_TOKEN * tokens + _MORE_PIECES
+        self.letters = _LETTERS_OF_A_PIECE * self.pieces
+        self.num_bytes = _MOST_BYTES + _BYTES_OF_A_PIECE * self.pieces
 
 
 def _look_away(waited_s: float, where: str) -> None:

@@ -24,6 +24,7 @@ from experiment_core_utils.knobs.variant import VARIANT
 from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.endpoint.address import listening_pids
+from experiment_core_utils.models.endpoint.caches import CacheFinding, new_salt, warm_ratio
 from experiment_core_utils.models.endpoint.chunks import first_bytes, read_chunk, reason_in
 from experiment_core_utils.models.endpoint.client import (
     Address,
@@ -40,7 +41,7 @@ from experiment_core_utils.models.endpoint.stream import ArrivingAnswer, PieceId
 from experiment_core_utils.models.hf.several_pictures import placed
 from experiment_core_utils.models.interface import SERVER
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.device import Marks, NoMarks
+from experiment_core_utils.primitives.device import HostMarks, Marks, NoMarks
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     ProfilerError,
@@ -50,11 +51,12 @@ from experiment_core_utils.primitives.errors import (
     first_line,
 )
 from experiment_core_utils.primitives.texts import counted, hide, shown, without_secrets
+from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.provenance import Model
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
-_API_KEY = "OPENAI_API_KEY"
+API_KEY = "OPENAI_API_KEY"
 _NOTHING_SEEN = KnobLimits(None, None, None)
 # Knobs that more than a field of a request follows, and the control that nothing does.
 _CARRIED = frozenset(knob.name for knob in (ANSWER_LIMIT, PICTURE_SIDE, VARIANT, PLACEBO))
@@ -263,7 +265,7 @@ class Connection:
         if cause.location is not None:
             return "; give the address that it names as --endpoint"
         if cause.status == _UNAUTHORISED:
-            return f"; correct --endpoint, --model and the key in {_API_KEY}"
+            return f"; correct --endpoint, --model and the key in {API_KEY}"
         if cause.status == _NOT_FOUND and not urlsplit(self.served.url).path.rstrip("/").endswith("/v1"):
             return "; correct --endpoint, whose address usually ends in /v1, or --model"
         return "; correct --endpoint and --model"
@@ -305,6 +307,7 @@ class EndpointModel:
         self._ids = PieceIds()
         self.ends: AnswerEnds = ServedEnds(text_of=self._ids.text)
         self._setting = Setting({})
+        self._caches: dict[str, CacheFinding] = {}
 
     @classmethod
     def connected(
@@ -340,7 +343,7 @@ class EndpointModel:
         limit_s: float | None = None,
     ) -> "EndpointModel":
         """The model before its servers are asked anything; arguments as of `connected`."""
-        key, patience = os.environ.get(_API_KEY), Patience(limit_s)
+        key, patience = os.environ.get(API_KEY), Patience(limit_s)
         hide(key)
         # At a rate a request that comes late would be another load.
         may_wait = request_rate is None
@@ -384,11 +387,58 @@ class EndpointModel:
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """See `Runnable.generate_timed`; raises SampleError or SampleTimedOut for what goes wrong at the server."""
+        return self._answer(inputs, max_new_tokens, marks, new_salt() if self.is_salted else "")
+
+    def _answer(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks, salt: str = "") -> TimedTokens:
         connection, limit = self._connection, answer_limit_at(self._setting, max_new_tokens)
-        answer = connection.answer(self._messages(inputs), limit, self._more(), marks, self._ids)
+        answer = connection.answer(self._messages(inputs, salt), limit, self._more(), marks, self._ids)
         if self.ends.are_ignored and answer.token_ids[-1] % 2:
             raise SampleError(f"{connection.where} ended its answer, and does not follow --ignore_eos; drop it")
         return answer
+
+    @property
+    def is_salted(self) -> bool:
+        """See `Concurrent.is_salted`."""
+        found = self._caches.get(self._connection.served.name)
+        return found is not None and found.is_there
+
+    @property
+    def caveats(self) -> list[Caveat]:
+        """See `Concurrent.caveats`; of each server's cache."""
+        return [caveat for found in self._caches.values() for caveat in found.caveats]
+
+    def find_caches(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> Sequence[str]:
+        """See `Concurrent.find_caches`."""
+        lines = list[str]()
+        for name in self.connections:
+            # Of several servers each is a variant; one alone has no name.
+            self.apply(Setting({VARIANT.name: name} if len(self.connections) > 1 else {}))
+            try:
+                self._caches[name] = self._cache(inputs_list, max_new_tokens)
+                lines.append(self._caches[name].line(self.connections[name].where))
+            except SampleError as error:
+                lines.append(f"cache: not known, since {error}")
+        return lines
+
+    def _cache(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> CacheFinding:
+        first, counts = inputs_list[0], list[int | None]()
+
+        def first_token_s(salt: str) -> float:
+            found = self._answer(first, 1, marks := HostMarks(), salt)
+            counts.append(found.prompt_tokens)
+            return marks.seconds()[0]
+
+        found = CacheFinding(warm_ratio(first_token_s))
+        if not found.is_there:
+            return found
+        answers = [
+            [self._answer(inputs, max_new_tokens, NoMarks(), salt) for salt in ("", new_salt())]
+            for inputs in inputs_list
+        ]
+        unsalted = answers[0][0].prompt_tokens
+        tokens = {each - unsalted for each in counts if each is not None and unsalted is not None}
+        changed = sum(self.decode_text(one.token_ids) != self.decode_text(other.token_ids) for one, other in answers)
+        return replace(found, num_changed=changed, num_asked=len(answers), salt_tokens=tuple(sorted(tokens)))
 
     def request(self, inputs: Mapping[str, Any], max_new_tokens: int) -> str:
         """What is sent at the setting in force, and the name of the server."""
@@ -404,7 +454,7 @@ class EndpointModel:
         """
 
         def answer(inputs: Mapping[str, Any]) -> tuple[int, ...]:
-            return self.generate_timed(inputs, max_new_tokens, NoMarks()).token_ids
+            return self._answer(inputs, max_new_tokens, NoMarks()).token_ids
 
         if len(inputs_list) == 1:
             return [answer(inputs_list[0])]
@@ -470,7 +520,7 @@ class EndpointModel:
             more["stop"] = list(self.ends.stop)
         return more | ({"ignore_eos": True} if self.ends.are_ignored else {})
 
-    def _messages(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _messages(self, inputs: Mapping[str, Any], salt: str = "") -> list[dict[str, Any]]:
         side = self._setting.value(PICTURE_SIDE.name)
         pictures = [each for name, each in inputs.items() if name.startswith("picture_")]
         urls = [data_url(each, side if isinstance(side, int) else None) for each in pictures]
@@ -480,5 +530,8 @@ class EndpointModel:
             else {"type": "image_url", "image_url": {"url": urls[each]}}
             for each in placed(inputs["prompt"], len(urls))
         ]
-        user = {"role": "user", "content": parts if urls else inputs["prompt"]}
-        return [user] if self.system_prompt is None else [{"role": "system", "content": self.system_prompt}, user]
+        if self.system_prompt is not None:
+            system = {"role": "system", "content": f"{salt}{self.system_prompt}"}
+            return [system, {"role": "user", "content": parts if urls else inputs["prompt"]}]
+        salted = [{"type": "text", "text": salt}, *parts] if salt else parts
+        return [{"role": "user", "content": salted if urls else f"{salt}{inputs['prompt']}"}]

@@ -1,5 +1,6 @@
 """Models behind servers as a backend."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.common.preferences import Preferences
 from experiment_core_utils.models.endpoint.address import is_loopback, listening_pids
+from experiment_core_utils.models.endpoint.floor import floor_line
 from experiment_core_utils.models.endpoint.model import EndpointModel
 from experiment_core_utils.models.request_work import PlannedRequests, UncountedRequests
 from experiment_core_utils.models.source import ModelSource, RequestedModel
@@ -121,6 +123,7 @@ class EndpointSource(ModelSource):
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> EndpointModel:
         """See `ModelSource.load`; raises ConfigurationError as `EndpointModel.connected`."""
         at_a_time = config.concurrency, config.request_rate
+        print(floor_line(), file=sys.stderr, flush=True)
         return EndpointModel.connected(self.name, self.served, self.system_prompt, *at_a_time, self.limit_s)
 
 

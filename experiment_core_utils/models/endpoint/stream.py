@@ -100,8 +100,9 @@ class ArrivingAnswer:
         if self._answered_by is None and chunk.model:
             self._answered_by = shown(chunk.model)
         choice = chunk.first
-        if choice is None:
+        if self._num_chunks > self.bounds.pieces or self._num_letters > self.bounds.letters:
             self._refuse_too_much()
+        if choice is None:
             return
         piece = "" if choice.delta is None else self._piece(choice.delta.thought, choice.delta.said)
         reason = finish_reason_of(choice, self.where) if self.finish_reason is None else None
@@ -114,18 +115,18 @@ class ArrivingAnswer:
             self.marks.mark()
         if reason:
             self.finish_reason, self._ends_alone = reason, not piece
-        self._refuse_too_much()
 
     def _refuse_too_much(self) -> None:
-        if self._num_chunks > self.bounds.pieces or self._num_letters > self.bounds.letters:
-            much = counted(self._num_chunks, "piece") if self._num_letters <= self.bounds.letters else "more text"
-            raise SampleError(
-                f"{self.where} sent {much} where at most {counted(self.bounds.tokens, 'token')} were asked for; "
-                "it does not follow max_tokens"
-            )
+        much = counted(self._num_chunks, "piece") if self._num_letters <= self.bounds.letters else "more text"
+        raise SampleError(
+            f"{self.where} sent {much} where at most {counted(self.bounds.tokens, 'token')} were asked for; it does "
+            "not follow max_tokens"
+        )
 
     def _piece(self, thought: str, said: str) -> str:
         """The text of a chunk, with the tags of thinking that begins or has ended."""
+        if not thought and not self._is_thinking:
+            return said
         opening = _OPEN if thought and not self._is_thinking else ""
         closing = _CLOSE if said and (self._is_thinking or thought) else ""
         self._is_thinking = not said and (bool(thought) or self._is_thinking)
