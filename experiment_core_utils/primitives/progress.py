@@ -267,8 +267,8 @@ class WaitingLines:
     stop.
     """
 
-    def __init__(self, stop: StopRequest, progress: Progress) -> None:
-        self._stop, self._progress, self._due_s = stop, progress, float("-inf")
+    def __init__(self, stop: StopRequest, say: Callable[[str], None]) -> None:
+        self._stop, self._say, self._due_s = stop, say, float("-inf")
 
     def __call__(self, waited_s: float, what: str) -> None:
         """Look at a wait.
@@ -284,7 +284,7 @@ class WaitingLines:
         now_s = HostClock().now_s()
         if waited_s >= SAMPLES_INTERVAL_S and now_s >= self._due_s:
             self._due_s = now_s + UNWATCHED_INTERVAL_S
-            self._progress.say(f"a sample waits since {waited_s:.0f} s: {what}")
+            self._say(f"a sample waits since {waited_s:.0f} s: {what}")
 
 
 def _skip(bar: tqdm, samples: int) -> None:

@@ -118,7 +118,7 @@ class ShardMeasurer:
             )
             progress.show(LiveTable(at_work, self.bench.metric).lines)
             if isinstance(self.bench.model, Concurrent):
-                self.bench.model.while_waiting(WaitingLines(self.context.stop, progress))
+                self.bench.model.while_waiting(WaitingLines(self.context.stop, progress.say))
             at = self.config, self.context, self.bench, progress, self._outlook
             runner = SampleRunner(*at, self.profiles, self._warm_layouts)
             for each in at_work:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -40,7 +41,7 @@ from experiment_core_utils.primitives.errors import (
 )
 from experiment_core_utils.primitives.in_step import Crew, join_crew
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.progress import announced
+from experiment_core_utils.primitives.progress import WaitingLines, announced
 from experiment_core_utils.primitives.texts import all_of
 from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
 from experiment_core_utils.records.ledger import Ledger
@@ -182,7 +183,10 @@ def bench_of(
     model.end_answers_at(stops_of(config.task, task), config.task.ignore_eos)
     timeout = config.measuring.sample_timeout
     if isinstance(model, Concurrent):
-        find_caches(model, task, latency_ids, limit)
+        say = partial(print, file=sys.stderr, flush=True)
+        model.while_waiting(WaitingLines(context.stop, say))
+        for line in found_caches(model, task, latency_ids, limit):
+            say(line)
     proofs = settle_execution(model, requests, tuple(settings), taken, limit, timeout, accelerator)
     engines = model.describe()["execution_stages"]
     refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
@@ -197,17 +201,15 @@ def bench_of(
 _ASKED_BOTH_WAYS = 8
 
 
-def find_caches(model: Runnable, task: Task, sample_ids: Iterable[int], limit: int) -> None:
-    """Look for a server's cache by the first samples that it can be asked, and say what was found."""
+def found_caches(model: Runnable, task: Task, sample_ids: Iterable[int], limit: int) -> Sequence[str]:
+    """What a server's cache is found to be by the first samples that it can be asked, a line for each server."""
     assert isinstance(model, Concurrent)
     inputs: list[Mapping[str, Any]] = []
     for sample_id in islice(sample_ids, 2 * _ASKED_BOTH_WAYS):
         with suppress(SampleError), library_faults_named(f"sample {sample_id}"):
             sample = task[sample_id]
             inputs.append(model.prepare(sample, prompt_for(task, sample, model.prompt_family), None).inputs)
-    if inputs:
-        for line in model.find_caches(inputs[:_ASKED_BOTH_WAYS], limit):
-            print(line, file=sys.stderr, flush=True)
+    return model.find_caches(inputs[:_ASKED_BOTH_WAYS], limit) if inputs else ()
 
 
 def refuse_settings_as_loaded(model: Runnable, settings: Sequence[Setting]) -> None:

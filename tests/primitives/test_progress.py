@@ -2,11 +2,14 @@
 
 import io
 import re
+import signal
 
 import pytest
 from tqdm import std
 
-from experiment_core_utils.primitives.progress import Progress, announced, sample_lines
+from experiment_core_utils.primitives.errors import Stopped
+from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.progress import Progress, WaitingLines, announced, sample_lines
 
 
 @pytest.fixture
@@ -208,3 +211,17 @@ def test_a_person_sees_a_table_that_is_drawn_at_most_once_a_second(monkeypatch: 
     shown = terminal.getvalue()
     assert "so far  samples" in shown and "low  1/4 and more than thirty" in shown and "low  2/4" in shown
     assert "columns" not in shown
+
+
+def test_a_wait_is_said_after_half_a_minute_then_once_a_minute_and_ends_with_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    at, said, stop = [0.0], list[str](), StopRequest()
+    monkeypatch.setattr("experiment_core_utils.primitives.progress.HostClock.now_s", lambda _: at[0])
+    look = WaitingLines(stop, said.append)
+    for at[0] in (0.0, 29.0, 30.0, 89.0, 90.0, 91.0):
+        look(at[0], "m at here:1")
+    assert said == [f"a sample waits since {each} s: m at here:1" for each in (30, 90)]
+    stop.note(signal.SIGTERM, None)
+    with pytest.raises(Stopped, match="stopped by SIGTERM while a sample waited"):
+        look(0.1, "m at here:1")

@@ -11,7 +11,7 @@ import pytest
 from experiment_core_utils.config.served import served_models
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.models.endpoint.model import EndpointModel
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, Stopped
 from experiment_core_utils.records.requests import ServedNotes, StagedRun
 from tests.processes.byte_server import DONE, GOOD, STREAM, Part, event, piece, serving_bytes, status, usage
 
@@ -235,3 +235,32 @@ def test_another_path_of_the_same_server_is_taken_once_and_for_all() -> None:
     again = status("308 T", b"", "Location: /v1/chat/completions")
     with pytest.raises(ConfigurationError, match="a redirect to /v1/chat/completions; give the address"):
         opened(*[again] * 9)
+
+
+@pytest.mark.parametrize("line", ["429 Too Many Requests", "503 Busy"])
+def test_a_wait_that_the_server_asks_for_is_not_timed(line: str) -> None:
+    """Of 0.2 s in two waits nothing is in the run, whose marks are its own."""
+    left = [status(line, b"{}", "Retry-After: 0.1"), status(line, b"{}", "Retry-After: 0")]
+    looks = list[str]()
+    with serving_bytes(lambda body: [left.pop(0) if left and len(server.requests) > 1 else GOOD]) as server:
+        model = EndpointModel.connected("m", served_models([f"s={server.url}"], ["m"]), None)
+        model.while_waiting(lambda waited_s, what: looks.append(what))
+        run = run_staged(model, {"prompt": "what?"}, 5)
+        assert run.total_s < 0.15 and len(server.requests) == 4
+        assert "asks to wait 0.1 s, and is waited for" in looks[0]
+        # At a rate it would come when nothing is due.
+        left.append(status(line, b"{}", "Retry-After: 1"))
+        model.connections["s"].may_wait = False
+        with pytest.raises(SampleError, match="it asks to wait 1 s, and none waits at a rate"):
+            run_staged(model, {"prompt": "what?"}, 5)
+
+
+def test_whoever_looks_at_a_wait_can_end_it() -> None:
+    def look(waited_s: float, what: str) -> None:
+        raise Stopped(f"stopped after {waited_s:.0f} s of {what}")
+
+    with serving_bytes(lambda body: [GOOD if body["messages"][0]["content"] == "Hi" else None]) as server:
+        model = EndpointModel.connected("m", served_models([f"s={server.url}"], ["m"]), None)
+        model.while_waiting(look)
+        with pytest.raises(Stopped, match="stopped after 0 s of m at 127.0.0.1:"):
+            run_staged(model, {"prompt": "what?"}, 5)
