@@ -93,7 +93,7 @@ class Watch:
         """An event came; raises SampleTimedOut where the whole time is over."""
         self.heard_s = time.monotonic()
         if self.heard_s > self._end_s:
-            raise SampleTimedOut(f"{self.where} has not answered in time ({self.heard_s - self.began_s:.0f} s)")
+            raise SampleTimedOut(f"{self.where} has not answered in time ({self.heard_s - self.began_s:.3g} s)")
 
     def close(self) -> None:
         """The answer has ended; what comes behind it is not waited for as long."""
@@ -107,7 +107,9 @@ class Watch:
             raise AnswerIsOver
         if silent_s > self.silence_s or now_s > self._end_s:
             advice = "; give --sample_timeout to wait longer" if self.patience.limit_s is None else ""
-            raise SampleTimedOut(f"{self.where} has not answered in time ({silent_s:.3g} s without a word){advice}")
+            is_silent = silent_s > self.silence_s
+            spent = f"{silent_s:.3g} s without a word" if is_silent else f"{now_s - self.began_s:.3g} s"
+            raise SampleTimedOut(f"{self.where} has not answered in time ({spent}){advice}")
         self.patience.look(now_s - self.began_s, self.where)
 
     def count(self, number: int) -> None:

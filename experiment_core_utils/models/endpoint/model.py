@@ -208,7 +208,9 @@ class Connection:
         status, location = response.status, response.getheader("Location")
         line = f"{self.where} answered with HTTP {status}"
         if location is not None and status // 100 == 3:
-            return _Refused(f"{line}, a redirect to {shown(without_secrets(location))}", status, location)
+            return _Refused(
+                f"{line}, a redirect to {shown(without_secrets(location))} that is not followed", status, location
+            )
         is_page = body.lstrip()[:1] == b"<"
         said = f", with a page of HTML: {first_bytes(body)}" if is_page else f": {reason_in(body)}"
         end = hint if status >= _SERVER_ERROR and status not in _BUSY else ""

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Any
@@ -161,7 +162,7 @@ FAULTS = {
     "a key": (status("401 No", b'{"error": {"message": "bad key: x\\u001b[2J"}}'), r"HTTP 401: bad key: x\\x1b\[2J$"),
     "a page of another path": (status("404 No", b"<html>nope"), "HTTP 404, with a page of HTML: '<html>nope'$"),
     "a large error": (status("500 No", b"E" * 200_000), "HTTP 500: EEE.*characters.; see the server's log$"),
-    "another host": (status("307 T", b"", "Location: http://x.invalid/v1?k=9"), "a redirect to http://x.invalid/v1$"),
+    "another host": (status("307 T", b"", "Location: http://x.invalid/v1?k=9"), "to http://x.invalid/v1 that is not"),
     "a wait that is too long": (
         status("429 No", b'{"error": "slow down"}', "Retry-After: 100000"),
         "HTTP 429: slow down; it asks to wait 100000 s, and at most 60 s are waited$",
@@ -195,18 +196,17 @@ def test_what_is_no_answer_is_one_line(name: str) -> None:
     assert line.startswith("m at 127.0.0.1:") and "\n" not in line and len(line) < 600 and "Error(" not in line
 
 
-def signs_of_life() -> Iterator[bytes]:
-    import time
-
+def dripping(part: bytes) -> Iterator[bytes]:
     yield STREAM
     while True:
         time.sleep(0.05)
-        yield b": ping\n\n"
+        yield part
 
 
-def test_signs_of_life_are_no_answer() -> None:
-    with pytest.raises(SampleError, match="has not answered in time"):
-        outcome_of(signs_of_life())
+@pytest.mark.parametrize(("part", "reason"), [(b": ping\n\n", r"s without a word\)$"), (piece("a "), r"\(0\.\d+ s\)$")])
+def test_neither_signs_of_life_nor_pieces_without_an_end_are_an_answer(part: bytes, reason: str) -> None:
+    with pytest.raises(SampleError, match=f"has not answered in time .*{reason}"):
+        outcome_of(dripping(part))
 
 
 def opened(*replies: Part | list[Part], limit_s: float = LIMIT_S) -> EndpointModel:
@@ -222,7 +222,7 @@ def opened(*replies: Part | list[Part], limit_s: float = LIMIT_S) -> EndpointMod
         ([None], "has not answered in time"),
         (status("404 No", b"<html>"), "with a page of HTML: '<html>'; correct --endpoint and --model$"),
         (status("302 T", b"", "Location: http://localhost:1/v1"), "redirect to .*; give the address that it names as"),
-        (status("302 T", b"", "Location: file:///etc/passwd"), "a redirect to file:///etc/passwd; give the address"),
+        (status("302 T", b"", "Location: file:///etc/passwd"), "file:///etc/passwd that is not followed; give the"),
     ],
 )
 def test_the_first_request_is_bounded_as_all_are(reply: Part | list[Part], reason: str) -> None:
@@ -233,7 +233,7 @@ def test_the_first_request_is_bounded_as_all_are(reply: Part | list[Part], reaso
 def test_another_path_of_the_same_server_is_taken_once_and_for_all() -> None:
     assert opened(status("308 T", b"", "Location: /v2/chat?x=1")).connections["s"].address.path == "/v2/chat?x=1"
     again = status("308 T", b"", "Location: /v1/chat/completions")
-    with pytest.raises(ConfigurationError, match="a redirect to /v1/chat/completions; give the address"):
+    with pytest.raises(ConfigurationError, match="a redirect to /v1/chat/completions that is not followed; give"):
         opened(*[again] * 9)
 
 
