@@ -185,8 +185,8 @@ def bench_of(
     if isinstance(model, Concurrent):
         say = partial(print, file=sys.stderr, flush=True)
         model.while_waiting(WaitingLines(context.stop, say))
-        for line in found_caches(model, task, latency_ids, limit):
-            say(line)
+        for found in found_caches(model, task, latency_ids, limit):
+            say(found)
     proofs = settle_execution(model, requests, tuple(settings), taken, limit, timeout, accelerator)
     engines = model.describe()["execution_stages"]
     refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
