@@ -30,6 +30,8 @@ from experiment_core_utils.tasks.scoring.values import plain, quantities
 UNPARSED = "unparsed"
 # In a longer reply a mention in passing chooses nothing.
 WORD_LIMIT = 50
+# Characters before a letter that are looked at.
+_NEAR = 60
 _W = "A-Za-z0-9À-ɏЀ-ӿ_"
 _LETTER = re.compile(
     rf"(?<![{_W}.@])(?<![{_W}][-'])(?P<letter>[A-Za-zАВСЕНΑΒΕΗ])(?P<mark>[)\]:]|\.(?![{_W}]))?(?![{_W}+#]|[-'_][{_W}]|\.[{_W}])"
@@ -38,11 +40,10 @@ _ONLY_LETTER = re.compile(r"[(\[\"'*]*([A-Za-z])[)\]\"'*.:]*")
 _LOOKING_LIKE = dict(zip("АВСЕНΑΒΕΗ", "ABCEHABEH", strict=True))
 # A letter belongs to any other word before it ("vitamin C", "point B").
 _BEFORE_A_LETTER = re.compile(
-    rf"(?:^|[^\w\s]\s*|\n|\b(?:{FIRST_WORDS}|[A-Z]|\w+ly)\s+|[^\x00-\u024f]\s*)[\"'(\[]?$", re.IGNORECASE
+    rf"(?i)(?:^|[^\w\s]\s*|\n|\b(?:{FIRST_WORDS}|[A-Z]|\w+ly)\s+|[^\x00-\u024f]\s*)[\"'(\[]?$"
 )
 _NAMED_LETTER = re.compile(
-    r"(?:\b(?:(?P<option>options?|choices?|letter|alternative|letra|lettre|opción)|answer|is|be)|[:=是])\s*[\"'(\[]?$",
-    re.IGNORECASE,
+    r"(?i)(?:\b(?:(?P<option>options?|choices?|letter|alternative|letra|lettre|opción)|answer|is|be)|[:=是])\s*[\"'(\[]?$",
 )
 # After one of these "A" is a letter; before other words in lower case it is the article.
 _AFTER_A = re.compile(
@@ -50,13 +51,12 @@ _AFTER_A = re.compile(
     r"while|though|et|y|e|o|ou|und|oder|fits?|works|wins|makes|must|ist|es|est|rather|instead|unlike|except|although|only|says|seems)\b)"
 )
 _JOIN = re.compile(
-    r"[\s,;)\]\"'.?]*\bor\s+|[\s,;)\]\"']*(?:\b(?:and/or|or|and|then|nor|oder|und|ou|et|o|y|или|и)\b|[&/]|或者|或|和|、|,)"
+    r"(?i)[\s,;)\]\"'.?]*\bor\s+|[\s,;)\]\"']*(?:\b(?:and/or|or|and|then|nor|oder|und|ou|et|o|y|или|и)\b|[&/]|或者|或|和|、|,)"
     r"(?:\s*\b(?:maybe|perhaps|possibly|even|also|both|either|probably|option|choice|letter|the|an?)\b)*[\s(\[\"']*",
-    re.IGNORECASE,
 )
-_FROM, _TO = re.compile(r"\bfrom\s+(?:the |an? )?$", re.IGNORECASE), re.compile(r"\s+to\s+(?:the |an? )?")
-_AGREEMENT = re.compile(r"\b(?:that's|you're|that is|you are)\s+(?:right|correct|true),", re.IGNORECASE)
-_COMPARED = re.compile(r"\b(?:after|before|follows?|precedes?|than)\s+(?:the |an? )?[\"']?$", re.IGNORECASE)
+_FROM, _TO = re.compile(r"(?i)\bfrom\s+(?:the |an? )?$"), re.compile(r"\s+to\s+(?:the |an? )?")
+_AGREEMENT = re.compile(r"(?i)\b(?:that's|you're|that is|you are)\s+(?:right|correct|true),")
+_COMPARED = re.compile(r"(?i)\b(?:after|before|follows?|precedes?|than)\s+(?:the |an? )?[\"']?$")
 _BESIDE = re.compile(r"[\s()\[\].:,\"'=–—-]*")
 
 
@@ -182,17 +182,22 @@ def _strongest(text: str, options: Sequence[str]) -> tuple[int, str] | None:
     reply = Reply(text)
     said = _statements(reply, options)
     most = max((strength for strength, _ in said), default=Strength.DENIED)
-    if most < Strength.DECIDED:
-        return _only_one(reply, [group for strength, group in said if strength == most])
     best = [group for strength, group in said if strength == most]
+    if most < Strength.DECIDED:
+        return _only_one(reply, best)
     sure = [group for group in best if not reply.is_hedged(group[0])]
-    if not sure and len({each.candidate for group in best for each in group}) > 1:
+    if not sure and not _is_one(best):
         return None
     last = (sure or best)[-1]
-    if len({each.candidate for each in last}) > 1:
-        strong = [group for strength, group in said if strength >= Strength.DECIDED]
-        last = [last, *(group for group in strong if group[0].begin > last[0].begin and len(group) == 1)][-1]
+    if not _is_one([last]):
+        later = [group for strength, group in said if strength >= Strength.DECIDED and group[0].begin > last[0].begin]
+        last = [last, *filter(lambda group: len(group) == 1, later)][-1]
     return _chosen(reply, last)
+
+
+def _is_one(groups: Sequence[Sequence[Mention]]) -> bool:
+    """Whether all mentions are of one option."""
+    return len({each.candidate for group in groups for each in group}) == 1
 
 
 def _statements(reply: Reply, options: Sequence[str]) -> list[tuple[Strength, list[Mention]]]:
@@ -214,12 +219,11 @@ def _only_one(reply: Reply, groups: Sequence[list[Mention]]) -> tuple[int, str] 
     if len(reply.text.split()) > WORD_LIMIT and reply.sentences:
         ends = (reply.sentences[0], reply.sentences[-1])
         groups = [group for group in groups if any(begin <= group[0].begin < end for begin, end in ends)]
-    named = {each.candidate for group in groups for each in group}
-    return _chosen(reply, groups[-1]) if len(named) == 1 else None
+    return _chosen(reply, groups[-1]) if _is_one(groups) else None
 
 
 def _chosen(reply: Reply, group: Sequence[Mention]) -> tuple[int, str] | None:
-    if len({each.candidate for each in group}) > 1 or group[0].candidate < 0:
+    if not _is_one([group]) or group[0].candidate < 0:
         return None
     named = next((each for each in group if each.is_letter), group[0])
     if not named.is_letter:
@@ -234,12 +238,7 @@ def _named(reply: Reply, options: Sequence[str]) -> list[Mention]:
     """The options that are named, in order; of a letter and a text beside each other the letter."""
     letters = ascii_uppercase[: len(options)]
     texts = mentions(reply.text, ["" if folded(option).strip() in letters else option for option in options])
-    agreed = [found.span() for found in _AGREEMENT.finditer(reply.text)]
-    texts = [each for each in texts if not any(begin < each.begin < end for begin, end in agreed)]
-    # "a" is no option "A".
-    texts = [
-        each for each in texts if (at := reply.text[each.begin : each.end])[1:] or not at.islower() or at in options
-    ]
+    texts = [each for each in texts if _is_text(reply, each, options)]
     found = (_letter(reply, match, letters) for match in _LETTER.finditer(reply.text))
     kept = (each for each in found if each and not any(text.begin <= each.begin < text.end for text in texts))
     named = list[Mention]()
@@ -247,6 +246,13 @@ def _named(reply: Reply, options: Sequence[str]) -> list[Mention]:
         both = _as_one(reply, named[-1], each, options) if named else None
         named[-1 if both else len(named) :] = [both or each]
     return named
+
+
+def _is_text(reply: Reply, mention: Mention, options: Sequence[str]) -> bool:
+    """Whether an option's text is meant: "a" is no option "A", and "That's right, ..." none of "right"."""
+    text = reply.text[mention.begin : mention.end]
+    is_agreement = any(at.start() < mention.begin < at.end() for at in _AGREEMENT.finditer(reply.text))
+    return not is_agreement and (len(text) > 1 or not text.islower() or text in options)
 
 
 def _as_one(reply: Reply, last: Mention, each: Mention, options: Sequence[str]) -> Mention | None:
@@ -264,19 +270,19 @@ def _as_one(reply: Reply, last: Mention, each: Mention, options: Sequence[str]) 
 def _letter(reply: Reply, match: re.Match[str], letters: str) -> Mention | None:
     """The option whose letter this is, if it is no article, no pronoun, and does not belong to the word before it."""
     begin, end = match.span("letter")
-    before, after = reply.text[:begin], reply.text[end:]
-    starts = reply.sentence_of(begin)[0] >= len(before.rstrip(" \n([*\"'")) or not before.strip()
+    near = reply.text, max(begin - _NEAR, 0), begin
+    starts = not reply.text[reply.sentence_of(begin)[0] : begin].strip(" \n([*\"'")
     is_marked = match["mark"] in (")", "]", ":") or (match["mark"] == "." and starts)
-    named = _NAMED_LETTER.search(before)
+    named = _NAMED_LETTER.search(*near)
     is_sure = is_marked or (named is not None and (bool(named["option"]) or reply.clause_ends_at(end)))
     spelt = _LOOKING_LIKE.get(match["letter"], match["letter"]) if is_sure else match["letter"]
-    if spelt.upper() not in letters or not (is_sure or _is_letter(spelt, before, after)):
+    if spelt.upper() not in letters or not (is_sure or _is_letter(spelt, reply.text[end:], near)):
         return None
     return Mention(letters.index(spelt.upper()), begin, end, is_letter=True, is_marked=is_marked)
 
 
-def _is_letter(spelt: str, before: str, after: str) -> bool:
-    if spelt in ("a", "i", "I") or _BEFORE_A_LETTER.search(before) is None:
+def _is_letter(spelt: str, after: str, near: tuple[str, int, int]) -> bool:
+    if spelt in ("a", "i", "I") or _BEFORE_A_LETTER.search(*near) is None:
         return False
     if spelt == "A":
         return _AFTER_A.match(after) is not None

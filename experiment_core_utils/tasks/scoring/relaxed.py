@@ -33,28 +33,21 @@ UNREADABLE = "unreadable"
 # Of a longer reply only its first sentence and its conclusions count.
 WORD_LIMIT = 40
 _CONCLUSION = re.compile(
-    r"^\W*(?:so|therefore|thus|hence|finally|overall|in conclusion|also|daher|donc|por lo tanto|así)\b|因此|所以"
+    r"(?i)^\W*(?:so|therefore|thus|hence|finally|overall|in conclusion|also|daher|donc|por lo tanto|así)\b|因此|所以"
     r"|\b(?:in total|altogether|in all|total|so|therefore|thus|hence)\b|[=≈]",
-    re.IGNORECASE,
 )
-_TOTAL = re.compile(r"\b(?:in total|altogether|in all|total)\b", re.IGNORECASE)
-_COPULA = re.compile(
-    r"\b(?:is|are|was|were|equals?|makes?|gives?|costs?|ist|sind|est|sont|es|son)\b|[:=是]", re.IGNORECASE
-)
-_OF = re.compile(r"\b(?:of|after|before)\s$", re.IGNORECASE)
+_TOTAL = re.compile(r"(?i)\b(?:in total|altogether|in all|total)\b")
+_COPULA = re.compile(r"(?i)\b(?:is|are|was|were|equals?|makes?|gives?|costs?|ist|sind|est|sont|es|son)\b|[:=是]")
+_OF = re.compile(r"(?i)\b(?:of|after|before)\s$")
 _OPERATED = re.compile(r"\s*[×x*+/÷-]\s*\d")
-_BEFORE_A_LIST = re.compile(
-    r":|\b(?:are|were|is|sind|sont|son|ie|namely|include|so)\b,?|是|=\s*(?=\{)|;", re.IGNORECASE
-)
+_BEFORE_A_LIST = re.compile(r"(?i):|\b(?:are|were|is|sind|sont|son|ie|namely|include|so)\b,?|是|=\s*(?=\{)|;")
 _BOUND = re.compile(
-    r"\b(?:at least|at most|(?:more|less|fewer) than|over|under|up to|past|between|(?:quarter|minutes) to|entre)\s+$"
+    r"(?i)\b(?:at least|at most|(?:more|less|fewer) than|over|under|up to|past|between|(?:quarter|minutes) to)\s+$"
     r"|\bbetween \S+ and $",
-    re.IGNORECASE,
 )
 _NONE = re.compile(
-    r"^(?:none|zero|nothing)\b|\b(?:(?:is|are|has|have|see|contains?)\s+no\s+(?!idea|doubt|way|clue|need|reason|information)"
+    r"(?i)^(?:none|zero|nothing)\b|\b(?:(?:is|are|has|have|see|contains?)\s+no\s+(?!idea|doubt|way|clue|need|reason|information)"
     r"|not (?:\w+ )?any\b)|n't (?:\w+ )?any\b",
-    re.IGNORECASE,
 )
 _BULLET = re.compile(r"(?m)^\s*(?:[-*•–]|\(?\d{1,2}[.)]|\(?[a-z]\))\s+")
 # What stands before a candidate in a list: "A. ", "(b) ", "1. ", "- ".
@@ -70,9 +63,8 @@ def _patterns(*pairs: tuple[str, str]) -> tuple[tuple[re.Pattern[str], re.Patter
 
 _TITLES = frozenset("The Sir Dr Mr Mrs Ms Prof Professor Lord Lady Saint King Queen President It Is By Yes".split())
 _PREFACE = re.compile(
-    r"(?:sure|certainly|of course|ok(?:ay)?|great|good|nice|thank|hmm|well|i(?:'m| am)|let me|let's|hello|hi|yes|no|"
-    r"i see|step|looking|based|surprisingly|in the)\b[^,]{0,40}",
-    re.IGNORECASE,
+    r"(?i)(?:sure|certainly|of course|ok(?:ay)?|great|good|nice|thank|hmm|well|i(?:'m| am)|let me|let's|hello|hi|yes|"
+    r"no|i see|step|looking|based|surprisingly|in the)\b[^,]{0,40}",
 )
 _ANY, _BUT = r"", r"\b(?:but|doch|aber|mais|pero)\b"
 # What stands before and behind a mention that is no answer.
@@ -103,24 +95,19 @@ _NO_ANSWER_IF_WEAK = _patterns(
 )
 # A short sentence that denies nothing says that what was asked is so.
 _STATES = re.compile(r"(?!.*\?)(?:\S+ ){0,5}(?:is|are|does|do|did|has|have|can|was|were)\b(?:\W+\w+){0,6}\W*$")
-_HEDGES = re.compile(r"\b(?:maybe|perhaps|possibly)\b", re.IGNORECASE)
-_NEXT_RIVAL = re.compile(r"\s*(?:or|maybe|perhaps|alternatively)\b(?:\s*\S+){1,5}\s*$", re.IGNORECASE)
-_RIVAL_BEFORE = re.compile(
-    r"\b(?:or|either|oder|ou)\b[^,;]*$|或$|(?:^|\s)(?:an? )?\w+\s+and\s+(?:the |an? )?$", re.IGNORECASE
-)
+_HEDGES = re.compile(r"(?i)\b(?:maybe|perhaps|possibly)\b")
+_NEXT_RIVAL = re.compile(r"(?i)\s*(?:or|maybe|perhaps|alternatively)\b(?:\s*\S+){1,5}\s*$")
+_RIVAL_BEFORE = re.compile(r"(?i)\b(?:or|either|oder|ou)\b[^,;]*$|或$|(?:^|\s)(?:an? )?\w+\s+and\s+(?:the |an? )?$")
 _RIVAL_AFTER = re.compile(
-    r"(?!\W*\(?\s*or (?:so|more|less|not)\b)(?:.{0,60}\b(?:or|alternatively|could also|might also)\b"
+    r"(?i)(?!\W*\(?\s*or (?:so|more|less|not)\b)(?:.{0,60}\b(?:or|alternatively|could also|might also)\b"
     r"|.*\bbut\b.*\b(?:could|might|may)\b.*\bbe\b|\s*(?:或|か|/\s*\w)"
     r"|\s*(?:and|&)\s+(?!(?:\w+\s+){0,3}(?:is|are|was|were|has|\w+ing)\b)(?!before|after|not|it|they|s?he|the one)\w)",
-    re.IGNORECASE,
 )
 _ITEM = (
     r"(?!(?:it|which|who|that|is|are|was|and|or|but|so|not|in|on|at|for|with|as|by|if|its|their)\b)(?:an? |the )?"
     r"[\w-]+(?: (?!(?:and|or|in|of|is|are|was|with|on|at)\b)[\w-]+){0,2}"
 )
-_LISTED = re.compile(
-    rf"{_ITEM}(?:, {_ITEM})+,? (?:and|or|und|oder|et|ou|y) {_ITEM}|{_ITEM}(?:, {_ITEM}){{2,}}", re.IGNORECASE
-)
+_LISTED = re.compile(rf"(?i){_ITEM}(?:, {_ITEM})+,? (?:and|or|und|oder|et|ou|y) {_ITEM}|{_ITEM}(?:, {_ITEM}){{2,}}")
 
 
 @in_either_order
@@ -155,18 +142,24 @@ def read_answer(prediction: str, references: Sequence[str]) -> tuple[float, str]
     bare = _LIST_MARK.sub("", text) if "\n" not in text else text
     if any(em_lenient(each, references) for each in (said, text, bare)):
         return 1.0, "exact"
-    final = corrected(text)
+    return _by_kind(corrected(text), references, is_corrected=corrected(text) != text)
+
+
+def _by_kind(final: str, references: Sequence[str], is_corrected: bool) -> tuple[float, str]:
+    """What a final statement says, read as a value of the kind of the references."""
     statement = called_answer(final) or final
     if all(len(each.split()) == 1 and polarity(each) for each in references):
-        answer = polarity(final) or ("yes" if _STATES.match(final.lower()) and not REFUSAL.search(final) else None)
-        return float(answer in map(polarity, references)), UNREADABLE if answer is None else "yes_no"
+        return _says_yes_or_no(final, references)
     numbers = [number for number in map(_number_of, references) if number is not None]
     if len(numbers) == len(references):
-        return _says_number(statement, numbers, is_corrected=final != text)
+        return _says_number(statement, numbers, is_corrected)
     lists = [items for items in map(_items, references) if len(items) > 1]
-    if lists and not numbers:
-        return _says_list(statement, lists)
-    return _says_text(final, statement, references)
+    return _says_list(statement, lists) if lists and not numbers else _says_text(final, statement, references)
+
+
+def _says_yes_or_no(final: str, references: Sequence[str]) -> tuple[float, str]:
+    answer = polarity(final) or ("yes" if _STATES.match(final.lower()) and not REFUSAL.search(final) else None)
+    return float(answer in map(polarity, references)), UNREADABLE if answer is None else "yes_no"
 
 
 def _number_of(reference: str) -> Quantity | None:
@@ -178,45 +171,63 @@ def _number_of(reference: str) -> Quantity | None:
 
 def _says_number(statement: str, references: Sequence[Quantity], is_corrected: bool) -> tuple[float, str]:
     reply = Reply(_LIST_MARK.sub("", statement) if "\n" not in statement else statement)
-    told = [(place, found) for place in reply.sentences if (found := _told(reply, *place))]
-    if not told:
+    found = _result(reply, is_corrected)
+    if not found:
         is_none = any(number.numbers == {0} for number in references) and _NONE.search(reply.text)
         return (1.0, "number") if is_none else (0.0, UNREADABLE)
-    concluding = [found for place, found in told if _CONCLUSION.search(reply.text[slice(*place)])]
-    is_short = told[0][0] == reply.sentences[0] and not is_corrected
-    found = concluding[-1] if concluding else told[0][1] if is_short else told[-1][1]
     is_several = is_range(reply.text, found) or (len(found) > 1 and not re.search(r"[^\W\d]", reply.text))
     if is_several or any(reply.is_contradicted(Mention(0, each.begin, each.end)) for each in found):
         return 0.0, UNREADABLE
-    has_unit = any(each.dimension for each in references)
-    pairs = (
-        (each, wanted)
-        for each in found
-        for wanted in references
-        if wanted.dimension or not has_unit or not each.dimension
-    )
-    return float(any(each.is_same(wanted) for each, wanted in pairs)), "number"
+    with_units = [each for each in references if each.dimension]
+    return float(
+        any(each.is_same(wanted) for each in found for wanted in _wanted(each, references, with_units))
+    ), "number"
+
+
+def _wanted(number: Quantity, references: Sequence[Quantity], with_units: Sequence[Quantity]) -> Sequence[Quantity]:
+    """The references of a number: where it has a unit, those with one, if there are any."""
+    return with_units if number.dimension and with_units else references
+
+
+def _result(reply: Reply, is_corrected: bool) -> list[Quantity]:
+    """The numbers of the last conclusion or calculation, else of the first sentence, else of the last with any."""
+    told = [(place, found) for place in reply.sentences if (found := _told(reply, *place))]
+    concluding = [found for place, found in told if _CONCLUSION.search(reply.text[slice(*place)])]
+    if concluding or not told:
+        return concluding[-1] if concluding else []
+    is_first = told[0][0] == reply.sentences[0] and not is_corrected
+    return told[0][1] if is_first else told[-1][1]
 
 
 def _told(reply: Reply, begin: int, end: int) -> list[Quantity]:
     """The numbers that a sentence gives as its result."""
     text, found = reply.text, [each for each in quantities(reply.text) if begin <= each.begin < end]
     if is_range(text, found):
-        ranges = [pair for pair in pairwise(found) if is_range(text, pair)]
-        return [each for each in found if not any(each in pair for pair in ranges)] or found
+        return _outside_ranges(text, found) or found
     copula = _COPULA.search(text, begin, end)
     asserted = [each for each in found if _is_told(reply, each, text[begin : each.begin], copula)]
-    if not asserted:
-        return []
-    equals = begin + max((at.end() for at in re.finditer("[=≈]", text[begin:end])), default=0)
-    if equals > begin:
-        behind = [each for each in asserted if each.begin >= equals]
+    equals = text.rfind("=", begin, end)
+    if equals >= 0:
+        behind = _behind(asserted, equals)
         return (asserted if not behind or _OPERATED.match(text, behind[0].end) else behind)[:1]
     totals = [each for each in asserted if _TOTAL.search(_clause(reply, each))]
-    if totals and len(asserted) > 1:
-        return totals[-1:]
-    behind = [each for each in asserted if copula and each.begin >= copula.end()] or asserted
-    return behind[:1] if ":" in text[behind[0].end : behind[-1].begin] else behind
+    return totals[-1:] if totals and len(asserted) > 1 else _predicate(text, asserted, copula)
+
+
+def _outside_ranges(text: str, numbers: Sequence[Quantity]) -> list[Quantity]:
+    of_ranges = [each for pair in pairwise(numbers) if is_range(text, pair) for each in pair]
+    return [each for each in numbers if each not in of_ranges]
+
+
+def _predicate(text: str, numbers: list[Quantity], copula: re.Match[str] | None) -> list[Quantity]:
+    """The numbers behind "is", up to a colon; without any, all."""
+    behind = _behind(numbers, copula.end()) if copula else []
+    is_split = bool(behind) and ":" in text[behind[0].end : behind[-1].begin]
+    return behind[:1] if is_split else behind or numbers
+
+
+def _behind(numbers: Sequence[Quantity], place: int) -> list[Quantity]:
+    return [each for each in numbers if each.begin >= place]
 
 
 def _is_told(reply: Reply, number: Quantity, before: str, copula: re.Match[str] | None) -> bool:
@@ -248,12 +259,7 @@ def _says_list(statement: str, lists: Sequence[Sequence[str]]) -> tuple[float, s
 
 def _list_said(text: str, items: Sequence[str]) -> bool | None:
     """Whether the list in a text has all the items and nothing else; None where it names none."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    listed = [_BULLET.sub("", line) for line in lines if _BULLET.match(line)]
-    if len(listed) < 2:
-        bare = [line for line in lines if len(line.split()) <= 4 and not line.rstrip().endswith((":", "."))]
-        listed = bare if len(bare) >= max(2, len(lines) - 2) else []
-    if listed:
+    if listed := _lines_of_a_list(text):
         heads = (re.split(r"\s?[(:]|\s[-–—]\s", line.strip())[0] for line in listed)
         return _is_list(", ".join(heads), items)
     sentences = [text[slice(*place)] for place in Reply(text).sentences]
@@ -265,6 +271,15 @@ def _list_said(text: str, items: Sequence[str]) -> bool | None:
     start = max((end for end in starts if _named(sentence[end:], items) == _named(sentence, items)), default=0)
     is_denied = any(Reply(sentence).strength(each) == Strength.DENIED for each in mentions(sentence, items))
     return not is_denied and _is_list(re.sub(r"\([^)]*\)", "", sentence[start:]), items)
+
+
+def _lines_of_a_list(text: str) -> list[str]:
+    """Two or more lines behind bullets, else the short lines of a text that has hardly any others."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    listed = [_BULLET.sub("", line) for line in lines if _BULLET.match(line)]
+    if len(listed) < 2:
+        listed = [line for line in lines if len(line.split()) <= 4 and not line.rstrip().endswith((":", "."))]
+    return listed if len(listed) >= max(2, len(lines) - 2) else []
 
 
 def _is_list(text: str, items: Sequence[str]) -> bool:

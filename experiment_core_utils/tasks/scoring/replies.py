@@ -15,18 +15,16 @@ from experiment_core_utils.tasks.scoring.values import plain, with_powers
 
 _BOXED = re.compile(rf"\\boxed\s*\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}|{ANSWER_TAGS}", re.DOTALL | re.IGNORECASE)
 _JSON_ANSWER = re.compile(
-    r"\"(?:final_?)?(?:answer|result|response|value)\"\s*:\s*(\"[^\"]*\"|\[[^\]]*\]|[^,}\s]+)", re.I
+    r"(?i)\"(?:final_?)?(?:answer|result|response|value)\"\s*:\s*(\"[^\"]*\"|\[[^\]]*\]|[^,}\s]+)"
 )
 # Where a model that runs on asks itself the next question, behind its answer, and what is no answer yet.
 _NEXT_QUESTION = re.compile(
-    r"\n[ \t*#]*(?:question|q|user|human|instruction|input)(?: ?\d+)?[*\s]*:"
+    r"(?i)\n[ \t*#]*(?:question|q|user|human|instruction|input)(?: ?\d+)?[*\s]*:"
     r"|(?:(?<=\n)|(?<=[.!]\s))[^.!?\n]+\?\s*(?:answer|assistant|ai|a)\s*:",
-    re.IGNORECASE,
 )
 _PREAMBLE = re.compile(
-    r"(?:sure|certainly|of course|ok(?:ay)?|here(?:'s| is| are)|let's|let me|great|good|thank|i(?:'ll| will)|"
+    r"(?i)(?:sure|certainly|of course|ok(?:ay)?|here(?:'s| is| are)|let's|let me|great|good|thank|i(?:'ll| will)|"
     r"we (?:need|want)|you (?:ask|want)|the question|to (?:find|answer)|based on|looking at)\b[^\n]*",
-    re.IGNORECASE,
 )
 # What a reply calls its answer follows one of these.
 CALLED_ANSWER = re.compile(
@@ -37,27 +35,24 @@ CALLED_ANSWER = re.compile(
 )
 # After the words before one of these something else is meant than what they say.
 _CORRECTION = re.compile(
-    r"\b(?:no,? wait|wait,? no|wait|hold on|hmm+,? no|no,? actually|actually,? no|scratch that|correction|"
+    r"(?i)\b(?:no,? wait|wait,? no|wait|hold on|hmm+,? no|no,? actually|actually,? no|scratch that|correction|"
     r"on second thoughts?|oops|let me (?:correct|recount|re-?check|recheck)\b[^.,;:]*|just kidding|my mistake|"
     r"(?:my )?apologies|i misspoke|i meant?|or rather|or actually|sorry,?(?: it'?s| it is| i mean| that'?s wrong| no)?|"
     r"no, (?!it|that|the|there|this|they|he|she|i |a |an |not|no)|no, pardon|non,? pardon|pardon|moment,? nein|nein,? "
     r"doch|halt|quatsch|perdón|espera|no, espera|mejor dicho|ou plutôt|attends|besser gesagt)\b[,.!:…]*"
     r"|(?<=[.!?…] )actually,|(?<=\.\.)\s*actually\b|不对[,。，]|等等[,，]|いや[、,]",
-    re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"[.!?…]+[\"')\]»”]*(?=\s|$)|[。！？।؟]|\n+", re.I)
+_SENTENCE_END = re.compile(r"(?i)[.!?…]+[\"')\]»”]*(?=\s|$)|[。！？।؟]|\n+")
 _CLAUSE = re.compile(
-    r"[,;:()\[\]、،؛]|\s[-–—]+\s|—|\b(?=(?:but|however|though|although|because|since|while|whereas|so|therefore|thus|"
+    r"(?i)[,;:()\[\]、،؛]|\s[-–—]+\s|—|\b(?=(?:but|however|though|although|because|since|while|whereas|so|therefore|thus|"
     r"hence|then|if|unless|when|which|who|sondern|aber|weil|sino|pero|porque|mais|parce|doch|بل|لكن)\b)",
-    re.IGNORECASE,
 )
 _NOT_FORCED = r"(?!\s+(?:only|just|sure|certain|but|doubt|half)\b)"
 _DENIED_BEFORE = re.compile(
-    rf"(?:\b(?:not|never|nor|neither|cannot|cant|without|except(?: for)?|excluding|excludes?|unlike|rather than|"
+    rf"(?i)(?:\b(?:not|never|nor|neither|cannot|cant|without|except(?: for)?|excluding|excludes?|unlike|rather than|"
     rf"instead of|other than|apart from|eliminat\w+|reject\w*|rul\w+ out|refus\w+|far from|"
     rf"nicht|kein\w*|statt|außer|pas|no es|no son|no era|en vez de|ni|não|non è|не|ليس\w*|لا)\b|n't\b){_NOT_FORCED}"
     r"|(?:\bno|\bnon) (?:the |an? |el |la )?$|不是|不选|并非|並非|而非|不会|除了|没有",
-    re.IGNORECASE,
 )
 _IS = (
     r"(?:is|are|was|were|be|been|would be|could be|should be|must be|will be|has|have|it's|that's|he's|she's|c'est|ist|"
@@ -71,25 +66,22 @@ _RIGHT = (
     r"(?:correct|right|true|(?:the )?(?:best|correct|right)?\s?(?:answer|choice|option)"
     r"|best|better|(?:the )?better (?:choice|option|answer)|richtig|correct[ao]|juste|正确|对的|正しい)"
 )
-_ALL_BUT = re.compile(r"\b(?:all|every\w*|any\w*) but (?:the |an? )?[\"'(]?$", re.IGNORECASE)
+_ALL_BUT = re.compile(r"(?i)\b(?:all|every\w*|any\w*) but (?:the |an? )?[\"'(]?$")
 _DENIED_AFTER = re.compile(
-    rf"[\"')\]]*\s+(?:{_IS})\s+(?:only|merely|just|nur|seulement)\s|[\"')\]]*\s+(?:{_IS}\s+)?(?:also\s+|clearly\s+)?(?:not\b|n't|nicht|pas\b|never\b|{_WRONG})(?!\s+(?:only|just))"
+    rf"(?i)[\"')\]]*\s+(?:{_IS})\s+(?:only|merely|just|nur|seulement)\s|[\"')\]]*\s+(?:{_IS}\s+)?(?:also\s+|clearly\s+)?(?:not\b|n't|nicht|pas\b|never\b|{_WRONG})(?!\s+(?:only|just))"
     r"|[\"')\]]*\s+(?:is|are|was|were|ca|could|would)n't\b(?!\s+only)"
     r"|[\"')\]]*\s+(?:do|does|did|has|have)(?:n't| not)\s+(?:\w+\s+)?(?:fit|match|work|make|seem|belong|apply)"
     r"|\)?\s*[:–—-]\s*(?:no|false|incorrect|wrong)\b|\)?\s*[:–—-]?\s*[✗✘❌✖]"
     r"|\s*(?:不对|不正确|是错|错|都?不是|では?(?:ない|ありません)|じゃない|ではなく|[가이]? ?아니|नहीं|no es\b)",
-    re.IGNORECASE,
 )
 _RIGHT_AFTER = re.compile(
-    rf"[\"')\]]*\s+(?:{_IS}\s+|fits |works |seems )(?:clearly |definitely |most |the most |more )?(?:likely\b|{_RIGHT})"
+    rf"(?i)[\"')\]]*\s+(?:{_IS}\s+|fits |works |seems )(?:clearly |(?:the )?most |more )?(?:likely\b|{_RIGHT})"
     rf"|[\"')\]]*\s+(?:fits|matches|works)\b|\)?\s*[:–—-]\s*(?:yes|true|correct|right)\b|\)?\s*[:–—-]?\s*[✓✔✅☑]|\s*(?:选项)?(?:是|为|が)?(?:正确|对的|正しい)",
-    re.IGNORECASE,
 )
 _ASIDE = re.compile(
-    r"\s*(?:because|since|while|whereas|although|though|if|unless|when|who|as|like|unlike|having|followed|compared|ahead|"
+    r"(?i)\s*(?:because|since|while|whereas|although|though|if|unless|when|who|as|like|unlike|having|followed|compared|ahead|"
     r"next to|weil|obwohl|während|porque|aunque|parce que|bien que)\b"
     r"|\s*which (?!(?:is|are) (?:an? )?(?:breed|type|kind|sort|form|species|variety)|leaves|gives|makes|equals|means)",
-    re.IGNORECASE,
 )
 _FILLERS = (
     r"(?:\s|[\"'«“(\[*]|\b(?:the|an?|answer|option|choice|letter|number|only|therefore|thus|then|hence|so|most|likely|just|"
@@ -110,24 +102,21 @@ FIRST_WORDS = (
     r"against|like|here|it|this|und|oder|et|ou|y|o|e|или|не|kein|nicht|sino|sondern|mais|aber|the|la|le|el|die|der|yes|no|"
     r"maybe|perhaps|possibly|but|well|ok|still|also|be"
 )
-_AFTER_VERB = re.compile(
-    rf"(?:\b(?:{_IS}|{_DECIDING})|[=是为為は])(?:{_FILLERS})$|\bonly (?:the |an? )?[\"'(]?$", re.IGNORECASE
-)
+_AFTER_VERB = re.compile(rf"(?i)(?:\b(?:{_IS}|{_DECIDING})|[=是为為は])(?:{_FILLERS})$|\bonly (?:the |an? )?[\"'(]?$")
 _ONLY_FILLERS = re.compile(_FILLERS, re.IGNORECASE)
-_HEDGE = re.compile(r"\b(?:maybe|perhaps|possibly|could|might|may|either|vielleicht|quizás)\b", re.IGNORECASE)
-_CONFIRMED = re.compile(r"[\"')\]?\s]*(?:yes|yeah|correct|right|indeed|i think so|it is)\b", re.IGNORECASE)
+_HEDGE = re.compile(r"(?i)\b(?:maybe|perhaps|possibly|could|might|may|either|vielleicht|quizás)\b")
+_CONFIRMED = re.compile(r"(?i)[\"')\]?\s]*(?:yes|yeah|correct|right|indeed|i think so|it is)\b")
 
 
 REFUSAL = re.compile(
-    r"\b(?:don't|do not|cannot|can't|unable to|no) (?:have )?(?:\w+ )?(?:know|tell|see|answer|determine|say|"
+    r"(?i)\b(?:don't|do not|cannot|can't|unable to|no) (?:have )?(?:\w+ )?(?:know|tell|see|answer|determine|say|"
     r"idea|information|enough|help|sure)\b|\bit depends\b|\b(?:not|n't|un)\s?(?:sure|certain|clear)\b|"
     r"weiß (?:es |ich )?nicht|ne sais pas|no lo sé|no sé\b|不知道|无法|لا أعرف|わかりません",
-    re.IGNORECASE,
 )
 
 
-_TOTAL_AFTER = re.compile(r"(?:\s+\w+)?\s+(?:in total|altogether|in all|total\b|left\b|remain)", re.IGNORECASE)
-_SO = re.compile(r"\b(?:so|therefore|thus|hence|total of),?\s+$", re.IGNORECASE)
+_TOTAL_AFTER = re.compile(r"(?i)(?:\s+\w+)?\s+(?:in total|altogether|in all|total\b|left\b|remain)")
+_SO = re.compile(r"(?i)\b(?:so|therefore|thus|hence|total of),?\s+$")
 
 
 class Strength(IntEnum):
@@ -153,10 +142,16 @@ class Mention:
     is_marked: bool = False  #: a letter in brackets, or before a bracket, a colon, or a period at a sentence's start
 
 
+# Characters of a reply, and of a clause, that are read.
+_LONGEST_BEGINNING, _LONGEST_END, _LONGEST_CLAUSE = 1000, 2000, 300
+
+
 class Reply:
-    """A `plain` text in sentences and clauses."""
+    """A `plain` text in sentences and clauses, of a long one its beginning and its end."""
 
     def __init__(self, text: str) -> None:
+        if len(text) > _LONGEST_BEGINNING + _LONGEST_END:
+            text = f"{text[:_LONGEST_BEGINNING]}\n{text[-_LONGEST_END:]}"
         self.text = re.sub(r"(?<![-=])[-=]{1,9}>|[→⇒➔]", " = ", plain(text))
 
     @cached_property
@@ -172,7 +167,7 @@ class Reply:
 
     def clause_begin(self, place: int) -> int:
         """Where the clause around a place begins."""
-        begin = self.sentence_of(place)[0]
+        begin = max(self.sentence_of(place)[0], place - _LONGEST_CLAUSE)
         return begin + max((found.end() for found in _CLAUSE.finditer(self.text[begin:place])), default=0)
 
     def clause_ends_at(self, place: int) -> bool:
@@ -206,7 +201,9 @@ class Reply:
         is_result = re.match(r"[-$€£]?\d", self.text[begin:end]) and (_TOTAL_AFTER.match(after) or _SO.search(said))
         rules = (
             (
-                _ALL_BUT.search(self.text[:begin]) or _DENIED_BEFORE.search(said) or _DENIED_AFTER.match(after),
+                _ALL_BUT.search(self.text[max(begin - 30, 0) : begin])
+                or _DENIED_BEFORE.search(said)
+                or _DENIED_AFTER.match(after),
                 Strength.DENIED,
             ),
             (self.is_question(begin) or (_ASIDE.match(said) and not self._is_all(clause, sentence)), Strength.ASIDE),
@@ -222,8 +219,14 @@ class Reply:
 
     def is_called_answer(self, mention: Mention) -> bool:
         """Whether a mention follows "the answer is" or "Answer:"."""
-        called = [found.end() for found in CALLED_ANSWER.finditer(self.text, 0, mention.begin)]
-        return bool(called) and _ONLY_FILLERS.fullmatch(self.text[called[-1] : mention.begin].strip(": \n")) is not None
+        called = max((end for end in self._called if end <= mention.begin), default=None)
+        return (
+            called is not None and _ONLY_FILLERS.fullmatch(self.text[called : mention.begin].strip(": \n")) is not None
+        )
+
+    @cached_property
+    def _called(self) -> list[int]:
+        return [found.end() for found in CALLED_ANSWER.finditer(self.text)]
 
     def _is_all(self, clause: int, sentence: tuple[int, int]) -> bool:
         """Whether the clause that begins at a place is a whole sentence, as in "Because it is raining."."""

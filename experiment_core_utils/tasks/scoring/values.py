@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from types import MappingProxyType
 from unicodedata import decimal, normalize, numeric
@@ -114,9 +114,9 @@ _LATEX = (
 _LATEX_PATTERNS = tuple((re.compile(pattern), form) for pattern, form in _LATEX)
 _MARKUP = re.compile(r"(?<!\d)\*+|\*+(?!\s*\d)|`+|__+|^#+ |^\s*> ", re.MULTILINE)
 _RUN = re.compile(r"[^\W\d_]+(?:(?:-|\s)[^\W\d_]+){0,4}")
-_AND_A_HALF = re.compile(r"\b(\d+) (?:and a |y |et )(half|quarter|medi[ao]|demie?)\b", re.IGNORECASE)
+_AND_A_HALF = re.compile(r"(?i)\b(\d+) (?:and a |y |et )(half|quarter|medi[ao]|demie?)\b")
 _DENOMINATORS = {"half": 2, "halves": 2, "3rd": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fifths": 5, "tenths": 10}
-_PARTS = re.compile(rf"\b(\d+) ({'|'.join(_DENOMINATORS)})\b(?! past)", re.IGNORECASE)
+_PARTS = re.compile(rf"(?i)\b(\d+) ({'|'.join(_DENOMINATORS)})\b(?! past)")
 _INITIALS = re.compile(r"(?<![\w.])(?:(?:[^\W\d_]\.){2,}|(?:[A-Z]\. ){2,}(?=[A-Z][a-z]))(?=\W|$|[A-Z])")
 _CHINESE = re.compile(
     r"[零〇一二两三四五六七八九十百千]{2,}|[二两三四五六七八九十](?=[万亿億兆%])|^[一二三四五六七八九十]$"
@@ -134,9 +134,8 @@ _NUMBER = re.compile(
 _LETTER = r"(?![^\W\d_])"
 _WORDS = sorted((each for each in _MAGNITUDES if each[1:] and each.isascii()), key=len, reverse=True)
 _MAGNITUDE = re.compile(
-    rf"\s?(?P<word>{'|'.join(_WORDS)})\b\.?"
+    rf"(?i)\s?(?P<word>{'|'.join(_WORDS)})\b\.?"
     rf"|(?P<sign>[kmb])(?=\b)(?!\^)|\s?(?P<other>{'|'.join(w for w in _MAGNITUDES if not w.isascii())})",
-    re.IGNORECASE,
 )
 _UNIT = re.compile(
     r"(?P<square>square |cubic |quadrat|kubik)?(?P<name>"
@@ -152,9 +151,9 @@ _CLOCK = re.compile(
     re.I,
 )
 _PAST = re.compile(
-    r"(half|quarter|\d+(?: minutes?)?) (past|to) (\d+)(?: (?:in the )?(morning|afternoon|evening)| o'clock)?", re.I
+    r"(?i)(half|quarter|\d+(?: minutes?)?) (past|to) (\d+)(?: (?:in the )?(morning|afternoon|evening)| o'clock)?"
 )
-_RANGE = re.compile(r"\s?(?:-|–|—|to|or|bis|à|oder|ou|and|～|~)\s?", re.IGNORECASE)
+_RANGE = re.compile(r"(?i)\s?(?:-|–|—|to|or|bis|à|oder|ou|and|～|~)\s?")
 
 Dimension = tuple[tuple[str, int], ...]
 
@@ -208,7 +207,7 @@ def with_powers(text: str) -> str:
     return folded(re.sub("[¼-¾⅐-⅞]", lambda found: " " + normalize("NFKC", found[0]), text))
 
 
-@cache
+@lru_cache(maxsize=1 << 12)
 def plain(text: str) -> str:
     """The text in one form: NFKC, plain digits, no markup, LaTeX in signs, words of numbers in digits; case is kept."""
     text = with_powers(text).translate({0x2044: "/", 0x66B: ".", 0x66C: "", 0x60C: ",", 0x2212: "-"})
@@ -261,7 +260,8 @@ def _with_digits(found: re.Match[str]) -> str:
     return "".join(out)
 
 
-def quantities(text: str) -> list[Quantity]:
+@lru_cache(maxsize=256)
+def quantities(text: str) -> tuple[Quantity, ...]:
     """The numbers in a `plain` text, in order; those of one length such as "1 h 30 min" as one."""
     found = list(_clocks(text))
     taken = [(each.begin, each.end) for each in found]
@@ -277,7 +277,7 @@ def quantities(text: str) -> list[Quantity]:
             joined[-1] = Quantity(frozenset({number}), Fraction(1), last.dimension, last.begin, each.end)
         else:
             joined.append(each)
-    return joined
+    return tuple(joined)
 
 
 def _clocks(text: str) -> Iterator[Quantity]:
