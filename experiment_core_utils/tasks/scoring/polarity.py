@@ -13,7 +13,8 @@ _FILLERS = re.compile(
 _YES = re.compile(
     r"(?:y$|yes|yeah|yep|yup|sure|correct|certainly|absolutely|definitely|indeed|of course|affirmative|true|right|"
     r"i think so|i believe so|that(?:'s| is) (?:right|correct|true)|(?:it|there|they|he|she|that|this|these|those)"
-    r" (?:is|are|does|do|has|have|can|was|were)(?=[.!]|$)|ja|jawohl|doch|oui|sí|si|sim|да|claro|stimmt|richtig|नम|"
+    r" (?:is|are|does|do|has|have|can|was|were)(?=[.!]|$)|ja|jawohl|doch|natürlich|oui|bien sûr|sí|si|sim|да|"
+    r"claro|stimmt|richtig|"
     r"हाँ|हां|जी हाँ|نعم|أجل)(?![\w']| answer| option)|是的|是(?=$|[。,，!])|对(?=$|[。,，!])|はい|そうです|네"
 )
 _NO = re.compile(
@@ -22,17 +23,22 @@ _NO = re.compile(
     r"that(?:'s| is) (?:(?:not |in)(?:right|correct|true)|false|wrong|an? (?:common )?(?:myth|misconception))|n$|"
     r"(?:it|there|they|he|she|that|this|these|those|the \w+) "
     r"(?:is|are|does|do|has|have|can|was|were|did|will)(?:n't|not| not)|"
-    r"non|nein|não|нет|नहीं|لا|كلا|falsch)(?![\w'])|不(?:是|对|对的)?(?=$|[。,，!])|不是|いいえ|아니"
+    r"not necessarily|i doubt it|quite the opposite|(?:natürlich|sicher|gar) nicht|bien sûr que non|claro que no|"
+    r"non|nein|não|нет|नहीं|لا|كلا|falsch)(?![\w'])|不(?:是|对|对的|可以|能|会|行)?(?=$|[。,，!])|不是|いいえ|아니"
 )
 # A sentence that says no, or yes, without the word.
 _DENIES = re.compile(
     r"\b(?:is|are|does|do|has|have|can|was|were|did|will|could)(?:n't|not| not)\b|\bcan't\b|\bbut not\b|"
+    r"\b(?:is|are) (?:false|wrong|untrue|a myth)\b|"
     r"\b(?:hat|ist|sind|kann|gibt) (?:\w+ )?(?:nicht|kein\w*)\b|n'(?:est|a|ont) pas|\bno (?:es|son|hay)\b|不是|没有|ليس"
 )
 _ASSERTS = re.compile(
     r"\b(?:so|therefore|thus|hence|also),? (?:yes\b|(?:it|they|he|she|the \w+) (?:is|are|can|does|do|was)\b(?! not))"
 )
-_YES_WORD, _NO_WORD = re.compile(r"\byes\b"), re.compile(r"(?<!\ba )\bno\b(?! (?:parking|entry|smoking|sign)\b)")
+_YES_WORD, _NO_WORD = (
+    re.compile(r"\byes\b"),
+    re.compile(r"(?<!\ba )\bno\b(?! (?:parking|entry|smoking|sign|doubt|question)\b)"),
+)
 
 
 def polarity(text: str) -> str | None:

@@ -70,6 +70,7 @@ _ANY, _BUT = r"", r"\b(?:but|doch|aber|mais|pero)\b"
 # What stands before and behind a mention that is no answer.
 _NO_ANSWER = _patterns(
     (r"\b(?:than|(?:rival|sister|opposite|plural|wife) of)\s+(?:the |an? )?[\"']?$", _ANY),
+    (r"\b(?:used to be|was once|formerly)\s*$", _ANY),
     # "X used to be it, but now it is Y", "It looks like X but is Y"
     (_ANY, rf".*\b(?:used|once|formerly)\b.*{_BUT}|[^,;]*\b(?:spielt)\b.*{_BUT}"),
     (
@@ -90,7 +91,7 @@ _NO_ANSWER_IF_WEAK = _patterns(
         _ANY,
     ),
     # "It was the Britannic, a sister of X"
-    (r"[,(]\s*(?:the|an?|its|his|her)\b[^,]*(?:\bof|\bto|\bbefore|\bafter|\bby|'s) (?:the |an? )?$", _ANY),
+    (r"[,(]\s*(?:the|an?|its|his|her)\b[^,]*(?:\bof|\bto|\bbefore|\bafter|\bby|\bnear|'s) (?:the |an? )?$", _ANY),
     (r"^\W*(?:the |an? )?$", rf".*{_BUT}.*\bit(?:'s| is| was)\s"),
 )
 # A short sentence that denies nothing says that what was asked is so.
@@ -192,6 +193,8 @@ def _wanted(number: Quantity, references: Sequence[Quantity], with_units: Sequen
 def _result(reply: Reply, is_corrected: bool) -> list[Quantity]:
     """The numbers of the last conclusion or calculation, else of the first sentence, else of the last with any."""
     told = [(place, found) for place in reply.sentences if (found := _told(reply, *place))]
+    if len(told) > 1 and not re.search(r"[^\W\d]", reply.text[slice(*told[-1][0])]):
+        return told[-1][1]
     concluding = [found for place, found in told if _CONCLUSION.search(reply.text[slice(*place)])]
     if concluding or not told:
         return concluding[-1] if concluding else []
@@ -250,7 +253,7 @@ def _items(reference: str) -> list[str]:
 
 
 def _says_list(statement: str, lists: Sequence[Sequence[str]]) -> tuple[float, str]:
-    text = re.sub(r"±\s?(\S+)", r"\1, -\1", Reply(statement).text)
+    text = re.sub(r"(?<=\d),(?=\d)(?!\d{3}(?!\d))", ", ", re.sub(r"±\s?(\S+)", r"\1, -\1", Reply(statement).text))
     found = [_list_said(text, items) for items in lists]
     if REFUSAL.search(text) or (len(text.split()) > WORD_LIMIT and None in found):
         return 0.0, UNREADABLE

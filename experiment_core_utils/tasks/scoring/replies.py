@@ -195,7 +195,7 @@ class Reply:
         """
         begin, end = mention.begin, mention.end
         clause, sentence = self.clause_begin(begin), self.sentence_of(begin)
-        said, after = self.text[clause:begin], self.text[end : sentence[1]]
+        said, after = self.text[clause:begin], self.text[end : self.sentence_of(end - 1)[1]]
         before = self.text[max(clause, floor if floor < begin else 0) : begin]
         is_first = _ONLY_FILLERS.fullmatch(before) is not None
         is_result = re.match(r"[-$€£]?\d", self.text[begin:end]) and (_TOTAL_AFTER.match(after) or _SO.search(said))

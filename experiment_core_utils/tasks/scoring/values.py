@@ -116,7 +116,8 @@ _MARKUP = re.compile(r"(?<!\d)\*+|\*+(?!\s*\d)|`+|__+|^#+ |^\s*> ", re.MULTILINE
 _RUN = re.compile(r"[^\W\d_]+(?:(?:-|\s)[^\W\d_]+){0,4}")
 _AND_A_HALF = re.compile(r"(?i)\b(\d+) (?:and a |y |et )(half|quarter|medi[ao]|demie?)\b")
 _DENOMINATORS = {"half": 2, "halves": 2, "3rd": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fifths": 5, "tenths": 10}
-_PARTS = re.compile(rf"(?i)\b(\d+) ({'|'.join(_DENOMINATORS)})\b(?! past)")
+_DENOMINATORS |= {"viertel": 4, "drittel": 3, "quarts": 4, "tiers": 3, "cuartos": 4, "tercios": 3}
+_PARTS = re.compile(rf"(?i)\b(\d+)[ -]({'|'.join(_DENOMINATORS)})\b(?! past)")
 _INITIALS = re.compile(r"(?<![\w.])(?:(?:[^\W\d_]\.){2,}|(?:[A-Z]\. ){2,}(?=[A-Z][a-z]))(?=\W|$|[A-Z])")
 _CHINESE = re.compile(
     r"[零〇一二两三四五六七八九十百千]{2,}|[二两三四五六七八九十](?=[万亿億兆%])|^[一二三四五六七八九十]$"
@@ -150,6 +151,19 @@ _CLOCK = re.compile(
     r"(?<![\d:])(\d{1,2})(?:[:.](\d{2}))?\s?(?P<part>a|p)\.?m\b\.?|(?<![\d:])(\d{1,2})(?::|\s?h\s?)(\d{2})(?![\d:]|\s?min)",
     re.I,
 )
+_MONTHS = (
+    "jan|ene feb|fév|fev mar|mär apr|avr|abr may|mai jun|juin jul|juil aug|aoû|ago sep oct|okt nov dec|dez|déc|dic"
+).split()
+_MONTH = "(?P<name>" + "|".join(_MONTHS) + r")[^\W\d_]*\.?"
+_DATES = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        rf"\b(?P<day>\d{{1,2}})(?:st|nd|rd|th|\.|er)?\s(?:of |de )?{_MONTH},?\s?(?:de )?(?P<year>\d{{3,4}})\b",
+        rf"\b{_MONTH}\s(?P<day>\d{{1,2}})(?:st|nd|rd|th)?,?\s(?P<year>\d{{3,4}})\b",
+        r"(?<!\d)(?P<year>\d{4})[-/年.](?P<month>\d{1,2})[-/月.](?P<day>\d{1,2})(?!\d)日?",
+        r"(?<![\d.])(?P<day>\d{1,2})\.\s?(?P<month>\d{1,2})\.\s?(?P<year>\d{4})(?!\d)",
+    )
+)
 _PAST = re.compile(
     r"(?i)(half|quarter|\d+(?: minutes?)?) (past|to) (\d+)(?: (?:in the )?(morning|afternoon|evening)| o'clock)?"
 )
@@ -179,6 +193,8 @@ class Quantity:
         percent = {Fraction(1), *(Fraction(1, 100) for each in (self, other) if each.dimension == (("%", 1),))}
         places = max(self.decimals, other.decimals)
         sides = (self, other) if self.dimension else (other, self)
+        if sides[0].dimension == (("date", 1),):
+            return any(date // 10**4 in sides[1].numbers for date in sides[0].numbers)
         return any(
             _equal(a * share, b, places) for a in sides[0].numbers for b in sides[1].numbers for share in percent
         )
@@ -210,6 +226,7 @@ def with_powers(text: str) -> str:
 @lru_cache(maxsize=1 << 12)
 def plain(text: str) -> str:
     """The text in one form: NFKC, plain digits, no markup, LaTeX in signs, words of numbers in digits; case is kept."""
+    text = re.sub(r"</?(?:ul|ol|li|p|br|tr|div)\s?/?>", "\n", re.sub(r"</?(?:b|i|u|em|strong|span)>", "", text))
     text = with_powers(text).translate({0x2044: "/", 0x66B: ".", 0x66C: "", 0x60C: ",", 0x2212: "-"})
     text = "".join(each if each.isascii() else str(decimal(each, each)) for each in text)
     for pattern, form in _LATEX_PATTERNS:
@@ -263,7 +280,7 @@ def _with_digits(found: re.Match[str]) -> str:
 @lru_cache(maxsize=256)
 def quantities(text: str) -> tuple[Quantity, ...]:
     """The numbers in a `plain` text, in order; those of one length such as "1 h 30 min" as one."""
-    found = list(_clocks(text))
+    found = [*_clocks(text), *_dates(text)]
     taken = [(each.begin, each.end) for each in found]
     for match in _NUMBER.finditer(text):
         if not any(begin < match.end() and match.start("digits") < end for begin, end in taken):
@@ -289,6 +306,16 @@ def _clocks(text: str) -> Iterator[Quantity]:
         part = {"morning": "a", None: ""}.get(found[4], "p")
         past = found[2].lower() == "past"
         yield _time(int(found[3]) - (not past), minutes if past else 60 - minutes, part, found)
+
+
+def _dates(text: str) -> Iterator[Quantity]:
+    for found in (match for pattern in _DATES for match in pattern.finditer(text)):
+        names = found.groupdict()
+        months = [at for at, forms in enumerate(_MONTHS, 1) if (names.get("name") or "-").lower() in forms.split("|")]
+        number = Fraction(
+            10**4 * int(found["year"]) + 100 * (months or [int(names.get("month") or 0)])[0] + int(found["day"])
+        )
+        yield Quantity(frozenset({number}), Fraction(1), (("date", 1),), *found.span())
 
 
 def _time(hours: int, minutes: int, part: str, found: re.Match[str]) -> Quantity:
