@@ -63,27 +63,18 @@ _BESIDE = re.compile(r"[\s()\[\].:,\"'=–—-]*")
 def select_mc_option(prediction: str, options: Sequence[str]) -> tuple[int | None, str]:
     """Which option an output chooses, and how that was read.
 
-    The text is `folded` first, so that a full-width or circled letter is one. `letter`: the whole output is one letter
-    of an option, in either case and with no more than brackets, quotes, * . : around it. `option_text`: the whole
-    output is the text of exactly one option (case, white space around words and a period at the end do not matter).
-    Of several lines, the first is the answer where it is one option and nothing else and those below discuss the
-    options. Otherwise what is in the last ``\\boxed{}`` or ``<answer>``, if that chooses, and else the whole output is
-    read as follows.
+    `letter`: the whole output is one letter of an option, in either case, with no more than brackets, quotes, * . :
+    around it. `option_text`: the whole output is the text of one option. Of several lines, the first is the answer
+    where it is one option and those below discuss the options. Otherwise what is in the last ``\\boxed{}`` or
+    ``<answer>`` is read, if that chooses, and else the whole output:
 
-    - Letters and texts of options are found as whole words; of overlapping texts the longest counts ("dark red"),
-      letters inside a text do not count ("vitamin C"), nor the article A, the pronoun I, or a letter that belongs to a
-      word before it. Letters count only up to the number of options. Lines that repeat the list of options are left
-      out.
-    - What is denied does not count ("not A", "A rather than B" denies B, "A is wrong"), nor what gives reasons
-      ("because A ..."), nor questions; what comes before "no, wait" and the like does not count if something is chosen
-      after it.
-    - Options joined by "or", "and", a comma or a slash are one statement that chooses none of them.
-    - Of the statements that are left, the strongest kind counts: "answer is B", "Answer: B", "B is correct"; then an
-      option that is a clause of its own ("B.", "B, because ...", "So B"); then "it is B", "I choose B"; of several of
-      these the last. Without any, the only option that is mentioned, in an output of up to WORD_LIMIT words or in its
-      first or last sentence.
-    - Where nothing is chosen so: "This is not true." is the option False, and a number alone is the option with it
-      where all options have the same unit.
+    - Letters and texts are found as whole words, of overlapping texts the longest; not letters inside a text, the
+      article A, the pronoun I, a letter that belongs to a word before it, and lines that repeat the list of options.
+    - What is denied, gives reasons, is asked or comes before "no, wait" and the like does not count.
+    - Options joined by "or", "and", a comma or a slash, and a letter beside another option's text, choose none.
+    - The strongest `Strength` counts, of several of one the last; without any that decides, the only option that is
+      mentioned, in more than WORD_LIMIT words in the first or last sentence. Else "This is not true." is the option
+      False, and a number alone the option with it.
 
     Returns:
         The option's index and `letter`, `option_text` (also a text inside a sentence), `leading_letter` (as in "B." at
