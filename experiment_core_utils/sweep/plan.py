@@ -46,6 +46,7 @@ from experiment_core_utils.primitives.device import visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
 from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
 from experiment_core_utils.primitives.texts import and_more, counted, short_digest
+from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.journal import (
     finished_samples,
@@ -326,8 +327,12 @@ def tidy_folder(folder: Path, ledger: Ledger, keys: Collection[str], due: Collec
     return tidy_journals(folder / PARTS_FOLDER, ledger.fingerprint, lambda key: key in keys and key not in due)
 
 
+# By which a file server's clock may be ahead.
+_CLOCK_SLACK_S = 120.0
+
+
 def resumed_lines(plan: RunPlan, aside: Mapping[str, int], folder: Path) -> list[str]:
-    """What of earlier runs counts in this one, and what does not.
+    """What of earlier runs counts in this one, what does not, and that the clock stepped back since.
 
     Args:
         aside: finished samples that were set aside, by their setting.
@@ -341,6 +346,12 @@ def resumed_lines(plan: RunPlan, aside: Mapping[str, int], folder: Path) -> list
             f"warning: {counted(sum(aside.values()), 'finished sample')} of {counted(len(aside), 'setting')} are set "
             "aside, measured with other flags, data, files or versions: that run's command takes them up again (or "
             f"remove {folder / PARTS_FOLDER}/*.jsonl.*)"
+        )
+    ahead_s = max((path.stat().st_mtime for path in folder.glob("*.json")), default=0.0) - plan.started_unix_s
+    if ahead_s > _CLOCK_SLACK_S:
+        lines.append(
+            f"warning: the clock of this machine stepped back: {folder} has files from {span(ahead_s)} ahead of it; "
+            "set it, or dates and what `status` says of times are wrong"
         )
     return lines
 

@@ -1,5 +1,6 @@
 """A run as it is requested: validated against model and task without any weight, one order and one control setting."""
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -129,3 +130,10 @@ def test_a_resume_says_what_it_takes_up_and_what_it_sets_aside(tmp_path: Path) -
     assert line == "resumed: 12 of 20 samples to measure had finished before, and are taken up"
     (line,) = resumed_lines(plan, {"a": 40, "b": 20}, tmp_path)
     assert line.startswith("warning: 60 finished samples of 2 settings are set aside, measured with other flags, data,")
+    (tmp_path / "a.json").write_text("{}")
+    os.utime(tmp_path / "a.json", (1100.0, 1100.0))
+    assert resumed_lines(plan, {}, tmp_path) == []
+    os.utime(tmp_path / "a.json", (8200.0, 8200.0))
+    (line,) = resumed_lines(plan, {}, tmp_path)
+    assert line.startswith("warning: the clock of this machine stepped back: ")
+    assert "files from 2 h 00 min ahead" in line
