@@ -302,7 +302,6 @@ def setting_result(
         is_reference=is_reference,
         in_grid=in_grid,
         realised=None if merged.proof is None else realised_part(merged.proof),
-        drift=[],
         energy=energy,
         T_fixed_length=FixedLengthTime.from_stats(stats, provenance.experimental_variables),
         aggregate_stats=stats,

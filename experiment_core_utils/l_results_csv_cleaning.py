@@ -334,12 +334,6 @@ def read_results_csv(csv_file_path: Path | str) -> list[dict[str, Cell]]:
     return read_table_file(Path(csv_file_path))
 
 
-def drift_ratios(results: Iterable[SettingResult]) -> list[float]:
-    """Every reading of the control setting over its first; files from before the key existed have none."""
-    entries = [drift for result in results for drift in result.drift]
-    return [float(ratio) for entry in entries for ratio in (entry.before, entry.after) if ratio is not None]
-
-
 def _setting_row(
     result: SettingResult, further: Sequence[Knob[Any]], reference: SettingResult | None
 ) -> dict[str, Any]:
@@ -367,6 +361,5 @@ def _setting_row(
     row |= {name: setting.level(name) for name in ("vision", *(knob.name for knob in further))}
     row |= {name: getattr(result, name) for name in ("num_total_blocks", "target_vision_tokens_mean")}
     row["pooled_image_features_mean"] = stats.get("pooled_image_features_mean")
-    row["drift_ratio_max"] = max(drift_ratios([result]), default=None)
     row[SHARE_OF_REFERENCE] = None if reference is None else share_of_reference(result, reference)
     return row

@@ -248,36 +248,30 @@ def loaded_run(
 
 
 def measure_settings(run: ProfilingRun, settings: Sequence[Setting]) -> dict[str, SettingFailure]:
-    """Measure all settings in rounds, or in blocked order one after another; pool, summarise and save each.
-
-    Returns those that failed.
+    """Measure all settings in rounds; pool, summarise and save each. Returns those that failed.
 
     Raises:
         Stopped, WorkerLost, ResultsNotSaved: with everything that was finished on the disk.
     """
-    context, machine = run.context, run.config.machine
-    failed, device, own_ids = {}, run.bench.model.device, context.own_ids
-    is_blocked = run.config.measuring.order == "blocked"
+    context, failed = run.context, {}
     if context.is_main and not getattr(run.bench.metric, "runs_foreign_code", False):
         run.measurer.publish = Publisher(lambda: save_unfinished(run, settings))
-    groups = [[setting] for setting in settings] if is_blocked else [list(settings)]
     with (
         run.bench.requests,
         signals_stop(context.stop),
         # It prints: behind the bars, when these are closed.
         unfinished_saved(run, settings),
-        Progress(len(groups), len(settings) * len(own_ids), shown=context.is_main) as progress,
+        Progress(1, len(settings) * len(context.own_ids), shown=context.is_main) as progress,
     ):
-        for group in groups:
-            context.stop.raise_if_requested()
-            # d opens and closes the windows of energy, e runs what is measured; each sample goes to the journal.
-            done = run.measurer.measure(dict.fromkeys(group, own_ids), progress)
-            for setting in group:
-                failure = pool_and_save(run, setting) if context.is_main else done[setting.key].failure
-                if failure is not None:
-                    failed[setting.key] = failure
-            if machine.enable_memory_optimization:
-                release_cached_memory(device)
+        context.stop.raise_if_requested()
+        # d opens and closes the windows of energy, e runs what is measured; each sample goes to the journal.
+        done = run.measurer.measure(dict.fromkeys(settings, context.own_ids), progress)
+        for setting in settings:
+            failure = pool_and_save(run, setting) if context.is_main else done[setting.key].failure
+            if failure is not None:
+                failed[setting.key] = failure
+        if run.config.machine.enable_memory_optimization:
+            release_cached_memory(run.bench.model.device)
     return failed
 
 

@@ -170,9 +170,7 @@ def result_of(
 
 def stored_result(merged: MeasuredSetting, setting: Setting = SETTING, task: str = "signs") -> dict[str, Any]:
     """The content of the file of `result_of`."""
-    content = result_of(merged, setting, task).content()
-    del content["drift"]
-    return content
+    return result_of(merged, setting, task).content()
 
 
 def part(

@@ -54,7 +54,7 @@ def tiny_config(checkpoint: Path, output_dir: Path, *more: str) -> ProfilingConf
 
 def lasting_caveats(result: dict) -> list[str]:
     """Those that do not depend on what else the machine does."""
-    changing = ("drift", "throttled", "runs_discarded", "foreign_load_cpu", "foreign_load_gpu")
+    changing = ("throttled", "runs_discarded", "foreign_load_cpu", "foreign_load_gpu")
     records = [Caveat(**each) for each in result["provenance"]["caveat_records"]]
     assert [each.sentence for each in records] == result["provenance"]["caveats"]
     return [each.sentence for each in records if each.kind not in changing]

@@ -479,15 +479,9 @@ class MeasuringConfig(Part):
         description="times a round is discarded and measured again where the GPU was throttled or other processes used "
         "more than 10 % of the CPUs; 0: never",
     )
-    order: Literal["rounds", "blocked"] = Field(
-        default="rounds",
-        description="rounds: each sample at every setting, in a balanced order drawn by --seed, so that the machine's "
-        "speed is common to what is compared; blocked: setting after setting",
-    )
     setting_order: Literal["shuffled", "planned"] = Field(
         default="shuffled",
-        description="shuffled: settings of blocked order, and warm-ups, come in an order drawn by --seed; planned: as "
-        "in the plan",
+        description="shuffled: warm-ups come in an order drawn by --seed; planned: as in the plan",
     )
     until_precision: ProperFraction | None = Field(
         default=None,
@@ -541,10 +535,6 @@ class MeasuringConfig(Part):
         if self.until_precision is not None and self.num_latency_samples is not None:
             raise ConfigurationError(
                 "--until_precision decides how many samples are measured, and so does --num_latency_samples; drop one"
-            )
-        if self.until_precision is not None and self.order == "blocked":
-            raise ConfigurationError(
-                "--until_precision ends the rounds of all settings together, and --order blocked has none; drop one"
             )
         if self.profiler is not None and self.num_latency_samples == 0:
             raise ConfigurationError(

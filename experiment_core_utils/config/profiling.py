@@ -108,13 +108,10 @@ class ProfilingConfig(Part):
 
     @model_validator(mode="after")
     def _check_placebo(self) -> Self:
-        alone = {
-            "no_reference": self.knobs.no_reference,
-            "order blocked": self.measuring.order == "blocked",
-        }
-        if self.knobs.placebo and (given := [f"--{name}" for name, is_given in alone.items() if is_given]):
+        if self.knobs.placebo and self.knobs.no_reference:
             raise ConfigurationError(
-                f"{given[0]} leaves --placebo nothing to be compared with: it takes turns with the reference; drop one"
+                "--no_reference leaves --placebo nothing to be compared with: it takes turns with the reference; drop "
+                "one"
             )
         return self
 

@@ -40,16 +40,16 @@ def shuffled(items: Sequence[T], seed: int) -> tuple[T, ...]:
     return tuple(items[int(place)] for place in np.random.RandomState(seed).permutation(len(items)))
 
 
-def measuring_order(keys: Sequence[str], how: str, setting_order: str, seed: int) -> MeasuringOrder:
-    """The order of a plan's settings; it depends on these arguments only, so that a resumed run keeps it.
+def measuring_order(keys: Sequence[str], setting_order: str, seed: int) -> MeasuringOrder:
+    """The order in which a plan's settings are warmed up; it depends on these arguments only, so that a resumed run
+    keeps it.
 
     Args:
-        how: `rounds` or `blocked`; in rounds it is that in which settings are warmed up.
         setting_order: `shuffled` or `planned`.
     """
     if setting_order == "planned":
-        return MeasuringOrder(how, None, tuple(keys))
-    return MeasuringOrder(how, seed, shuffled(keys, seed))
+        return MeasuringOrder(None, tuple(keys))
+    return MeasuringOrder(seed, shuffled(keys, seed))
 
 
 def spread_of_last(totals_s: Sequence[float]) -> float | None:

@@ -53,7 +53,7 @@ def allow_open_files(number: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < number:
         raise ConfigurationError(
             f"{number} files are needed at once, and this system allows {hard} (ulimit -Hn); raise that limit, or give "
-            "--order blocked or fewer settings"
+            "fewer settings"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (number, hard))
 

@@ -16,9 +16,8 @@ from scipy import stats
 
 from experiment_core_utils.primitives.texts import counted
 
-# `setting`: what was so while one setting was measured, of settings one after another; `pass`: a window of all samples
-# of a setting; `run`: a process on a machine.
-Level = Literal["sample", "picture", "round", "pass", "setting", "run"]
+# `pass`: a window of all samples of a setting; `run`: a process on a machine.
+Level = Literal["sample", "picture", "round", "pass", "run"]
 # Windows are repeated in passes; with fewer the spread between them is as good as unknown.
 FEWEST_PASSES = 3
 # What is suggested: Student's t of three degrees of freedom tells differences of a few windows' spreads.
@@ -35,11 +34,6 @@ class Component:
     degrees: float  #: of freedom; infinite for a variance that was stated
     #: whether each difference's variance is an estimate of its own, of so many degrees, and not one for all
     is_each_alone: bool = False
-
-    @classmethod
-    def of_settings(cls, variance: float, degrees: float, num_settings: int) -> "Component":
-        """What each of settings that were measured one after another has alone."""
-        return cls("setting", 1, variance * np.eye(num_settings), degrees)
 
     @classmethod
     def of_runs(cls, variance: float, runs: Sequence[object]) -> "Component":
@@ -93,9 +87,8 @@ class Replication:
     """The levels that differences of S settings rest on."""
 
     levels: tuple[Level, ...] = ("sample", "picture")
-    #: how the levels beyond samples are known: `rounds` (nothing to know), `settings` (residuals of a model), `control`
-    #: (readings of a control setting), `passes`, `runs` (rounds of several runs, whose variance is stated), `unknown`
-    #: or `open_loop`
+    #: how the levels beyond samples are known: `rounds` (nothing to know), `passes`, `runs` (rounds of several runs,
+    #: whose variance is stated), `unknown` or `open_loop`
     source: str = "rounds"
     components: tuple[Component, ...] = ()
     #: a predicate of the quantity: what was not repeated though it varies between settings, and what would decide
@@ -175,12 +168,6 @@ UNKNOWN = Replication(
     source="unknown", undecided="of settings that were measured one after another shows no change of the machine"
 )
 OPEN_LOOP = Replication(source="open_loop", undecided="is of requests that came at a rate and waited for each other")
-
-
-def one_after_another(variance: float, degrees: float, source: str, num_settings: int) -> Replication:
-    """Of settings that were measured one after another, each moved by a disturbance of this variance."""
-    component = Component.of_settings(variance, degrees, num_settings)
-    return Replication(("sample", "picture", "setting"), source, (component,))
 
 
 def in_passes(means: Sequence[Sequence[float]]) -> Replication:

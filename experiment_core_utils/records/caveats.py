@@ -44,10 +44,10 @@ class Caveat(BaseModel):
 
     KINDS: ClassVar[Mapping[str, CaveatKind]]  #: the kinds that are known; `figures` are what their sentences name
 
-    kind: str  #: what it is about, such as `drift` or `few_samples`
+    kind: str  #: what it is about, such as `throttled` or `few_samples`
     #: `warning` where the numbers of this result may mislead, `note` where it matters how they were made
     severity: Severity
-    figures: dict[str, Any]  #: object of what was found, such as `ratio` and `when`; `{}` for none
+    figures: dict[str, Any]  #: object of what was found, such as `fraction`; `{}` for none
     advice: str | None  #: what to do about it; None if nothing can be advised
 
     @classmethod
@@ -74,9 +74,7 @@ class Caveat(BaseModel):
 
     @property
     def extent(self) -> float:
-        """How far a ratio is from 1, or which fraction it is about, to find the worst; 0 for other kinds."""
-        if self.kind == "drift":
-            return abs(self.figures["ratio"] - 1)
+        """Which fraction it is about, to find the worst; 0 for other kinds."""
         fraction = self.figures.get("fraction", self.figures.get("cpu_fraction"))
         return float(fraction) if isinstance(fraction, int | float) else 0.0
 
@@ -333,11 +331,6 @@ Caveat.KINDS = {
             f"only {counted(found['num_samples'], 'sample')} per setting: use --num_samples {found['least']} or more "
             "before comparing accuracy"
         ),
-    ),
-    "drift": CaveatKind(
-        "warning",
-        lambda found: f"drift: machine speed changed by up to {100 * abs(found['ratio'] - 1):.0f} % during this run",
-        "do not compare times across it",
     ),
     "throttled": CaveatKind(
         "warning",

@@ -169,7 +169,6 @@ FURTHER_COLUMNS = {
     "num_total_blocks": "the same key",
     "target_vision_tokens_mean": "the same key",
     "pooled_image_features_mean": "`aggregate_stats`",
-    "drift_ratio_max": "largest `before` or `after` of `drift`",
     SHARE_OF_REFERENCE: "mean total time over that of the reference setting, on the samples that both have",
 }
 # Whole numbers, beside counts (`num_…`), bytes and levels of knobs that are.

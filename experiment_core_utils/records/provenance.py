@@ -146,7 +146,6 @@ class Variables(Record):
     max_warmup_runs: Any = None  #: `--max_warmup_runs`
     max_repeats: Any = None  #: `--max_repeats`
     until_precision: Any = None  #: `--until_precision`; None if not given
-    order: Any = None  #: `--order`; None if in older files, which are blocked
     energy: Any = None  #: `--energy`
     num_latency_samples: Any = None  #: `--num_latency_samples`; None if not given
     accuracy_batch_size: Any = None  #: `--accuracy_batch_size`, without effect where all are measured

@@ -134,21 +134,6 @@ class Conditions(Record):
     cpu_frequency_mhz: list[Amount | None] | None
 
 
-class Drift(Record):
-    """How fast one process ran the control setting before and after a setting."""
-
-    rank: Count | None = None  #: the process
-    control: str | None = None  #: key of the control setting; None if no reading around the setting
-    #: settings that the run had measured before this one; None if in older files
-    num_settings_before: Count | None = None
-    #: its time at the last reading before the setting, as a multiple of that when the run began; None if no such
-    #: reading, or one without times
-    before: Ratio | None
-    #: the same at the first reading after the setting; None if the run ended before, or a reading without times
-    after: Ratio | None
-    reason: str | None = None  #: why a ratio is null; None if none is
-
-
 class Precision(Record):
     """How well the mean total time is known, and why no more samples were requested."""
 
@@ -165,8 +150,7 @@ class Precision(Record):
 class Order(Record):
     """The order in which a run measured its settings, and the place of one among them."""
 
-    #: `rounds`: for each sample, all settings in turn; `blocked`: one setting after another; older files, which are
-    #: blocked too, say `shuffled` or `planned`
+    #: `rounds`: for each sample, all settings in turn; at commit dfe8f148 also `blocked`: one setting after another
     how: str | None = None
     seed: int | None = None  #: what the order was drawn by; None if it is that of the plan
     position: Count | None  #: place of this setting in the plan's order, from 0; None if not measured
@@ -310,7 +294,7 @@ class SteadinessPart(Record):
 
     #: in which order the run measured its settings, [below](#order-and-rounds); None if measured outside a plan
     setting_order: Order | None = None
-    #: list of the rounds, one entry for each process and run, [below](#order-and-rounds); `[]` if measured in blocks
+    #: list of the rounds, one entry for each process and run, [below](#order-and-rounds); `[]` of a single setting
     rounds: list[Rounds] = []
     #: how the server kept up with `--request_rate`, [below](#order-and-rounds); None if not given
     open_loop: OpenLoop | None = None
@@ -343,9 +327,6 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     is_reference: bool
     #: whether the requested values of the knobs make this setting; False for a reference setting beside them
     in_grid: bool
-    #: list of the readings of a control setting around the setting, one entry for each process, [below](#drift); `[]`
-    #: but in older files
-    drift: list[Drift] = []
     #: how the samples were chosen: object of `how`, `seed`, `num_asked`, `num_in_split`,
     #: `num_left_out` (samples that chose the blocks and are not drawn)
     sampling: dict[str, Any]

@@ -129,9 +129,8 @@ class JournalHeader:
 
 @dataclass(frozen=True)
 class MeasuringOrder:
-    """In which order a run measures the settings of its plan."""
+    """In which order a run warms up the settings of its plan."""
 
-    how: str  #: `rounds` or `blocked`
     seed: int | None  #: of the shuffle; None for the order of the plan
     keys: tuple[str, ...]  #: `Setting.key` of every setting of the plan, done or due, in that order
 

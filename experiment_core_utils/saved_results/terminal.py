@@ -58,7 +58,7 @@ def failed_sample_lines(results: Sequence[SettingResult]) -> list[str]:
 
 
 def caveat_lines(results: Sequence[SettingResult], reported: Collection[str] = ()) -> list[str]:
-    """For each kind of warning the worst one, and how many settings have it; sentences of files without records.
+    """For each kind of warning the worst one, and how many settings have it.
 
     Args:
         reported: kinds that another line is about; that of few samples is right under the table.
@@ -69,12 +69,7 @@ def caveat_lines(results: Sequence[SettingResult], reported: Collection[str] = (
         for record in result.provenance.caveat_records
         if record.severity == "warning" and record.kind not in {"few_samples", *reported}
     ]
-    without = [each.provenance.caveats for each in results if not each.provenance.caveat_records]
-    counts = Counter(sentence for sentences in without for sentence in dict.fromkeys(sentences))
-    return [
-        *worst_of_each_kind(found, len(results)).values(),
-        *(f"{sentence} ({count} of {counted(len(results), 'setting')})" for sentence, count in counts.items()),
-    ]
+    return list(worst_of_each_kind(found, len(results)).values())
 
 
 def worst_of_each_kind(found: Sequence[tuple[str, Caveat]], num_settings: int) -> dict[str, str]:

@@ -358,7 +358,7 @@ class RoundsOfAttempt:
     arrived: dict[tuple[str, int], ArrivalsTrace] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Run group after group of samples; at the end repeat the first one's round, which shows the machine's drift.
+        """Run group after group of samples; at the end repeat the first one's round, which shows the machine's change.
 
         Raises:
             Stopped: a stop was requested; samples that had not finished all their rounds are run again by the next run.
@@ -409,7 +409,7 @@ class RoundsOfAttempt:
                 with runner.sample_boundary(at.of, at.sample_id):
                     runner.finish(at, now_unix_s, in_rounds=len(self.settings) > 1)
         if len(self.settings) > 1:
-            # All settings have had them; in blocked order the next one may have the same crops.
+            # All settings have had them.
             self.measurer.bench.requests.let_go(RequestKey(*place) for place in taken)
             self.measurer.publish()
         self.measurer.note_conditions_if_due(self.settings)

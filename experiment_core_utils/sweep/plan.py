@@ -190,7 +190,7 @@ class RequestedRun:
     def order(self) -> MeasuringOrder:
         """Order in which the settings are measured."""
         measuring, seed = self.config.measuring, self.config.task.seed
-        return measuring_order(self.keys, measuring.order, measuring.setting_order, seed)
+        return measuring_order(self.keys, measuring.setting_order, seed)
 
 
 def requested_run(config: ProfilingConfig) -> RequestedRun:
@@ -576,7 +576,7 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         [(name, size) for name, size, _ in source.weight_files],
         data,
         most_processes_per_device(accelerator),
-        (PROTOCOL_VERSION, measuring.order),
+        (PROTOCOL_VERSION, "rounds"),
         (measuring.profiler, measuring.use_profiler_on_all_samples),
         environment_stamp(accelerator.device),
         *_later_parts(config, choice, stops_of(requested, task)),

@@ -39,14 +39,6 @@ class AnalysisCaveat(Caveat):
             lambda found: "the weights are random: do not use accuracy or fronts",
             "times and operations are valid",
         ),
-        "blocked_order": CaveatKind(
-            "note",
-            lambda found: (
-                f"{found['task']}: settings were measured one after another, and what else changed a setting's times "
-                f"is {100 * found['fraction']:.1f} % (standard deviation)"
-            ),
-            "verdicts on latencies contain it; measure in rounds (--order rounds) for finer ones",
-        ),
         "runs_differ": CaveatKind(
             "note",
             lambda found: (
@@ -60,7 +52,7 @@ class AnalysisCaveat(Caveat):
             "warning",
             "{task}: settings were measured one after another, and nothing shows how much the machine changed "
             "meanwhile".format_map,
-            "no verdict on latencies; measure in rounds (--order rounds)",
+            "no verdict on latencies; measure them again in one run",
         ),
         "control_off": CaveatKind(
             "warning",

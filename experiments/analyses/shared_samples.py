@@ -6,7 +6,6 @@ from functools import cached_property, reduce
 
 import numpy as np
 
-from experiment_core_utils.l_results_csv_cleaning import drift_ratios
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import SettingResult
@@ -133,15 +132,6 @@ class SharedSamples:
     def waited_for_each_other(self) -> bool:
         """Whether the requests of a run arrived at a rate, so that its samples are not independent."""
         return any(result.open_loop is not None for run in self.runs for result in run)
-
-    @property
-    def drift_variance(self) -> float:
-        """Of the log of the control setting's time over its first, the mean square of later readings, summed over
-        runs.
-        """
-        # A reading is after one setting and before the next; the first is 1.
-        readings = [sorted(set(drift_ratios(run)) - {1.0}) for run in self.runs]
-        return sum(float(np.mean(np.log(each) ** 2)) for each in readings if each)
 
     @property
     def results(self) -> list[SettingResult]:

@@ -23,7 +23,7 @@ from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.saved_results.rescoring import other_conditions
 from experiments.analyses.knobs.conclusion import voiding_caveats
-from experiments.analyses.knobs.setting_variance import other_load, stated_run_deviation
+from experiments.analyses.knobs.run_variance import other_load, stated_run_deviation
 from experiments.analyses.shared_samples import Cells, SharedSamples, with_common_samples
 from experiments.analyses.sweeps import Sweep, load_sweep
 from experiments.fitting.run_ratios import POWER, chance_of_same, log_ratio, runs_for_same
@@ -41,8 +41,6 @@ SAYS: Mapping[Quantity, str] = {
 }
 # Change of a ratio that is SAME where no other is given; of accuracy it is ACCURACY_MARGIN.
 RATIO_MARGIN = 0.02
-# A variance of fewer settings is no estimate.
-FEWEST_SETTINGS = 5
 # What a quantity below and above that of the first run is called.
 WORDS: Mapping[Quantity, tuple[Verdict, Verdict]] = {
     "latency": ("FASTER", "SLOWER"),
@@ -295,8 +293,8 @@ class _Pair:
             )
         if self._has_no_times:
             found.append(
-                "latency has no verdict: the requests of a run waited for each other; use knobprof compare --run with "
-                "--repeats 5"
+                "latency has no verdict: the requests of a run waited for each other, or it measured one setting after "
+                "another; use knobprof compare --run with --repeats 5"
             )
         elif self.shared.cells(LOGS["latency"]) is not None and not self._tails():
             need = fewest_for(95, self.tail / len(self.shared.places) / 2)
@@ -311,9 +309,10 @@ class _Pair:
 
     @property
     def _has_no_times(self) -> bool:
-        """Whether samples tell nothing of times: those that waited for each other, of one run a side."""
+        """Whether samples of one run a side tell nothing of times: they waited for each other or were not in rounds."""
         shared = self.shared
-        return shared.is_one_run_a_side and shared.waited_for_each_other and not shared.is_identical
+        is_open = shared.waited_for_each_other or shared.is_blocked
+        return shared.is_one_run_a_side and is_open and not shared.is_identical
 
     def _parts(self, cells: Cells) -> list[_Part]:
         """The settings, then all together; a single one is all."""
@@ -332,7 +331,7 @@ class _Pair:
         lines = []
         for part in self._parts(cells):
             own = part.cells
-            more, degrees = self._of_settings(quantity, cells, own.numbers)
+            more, degrees = self._of_settings(quantity, own.numbers)
             found = log_ratio(
                 own.one,
                 own.other,
@@ -367,13 +366,11 @@ class _Pair:
             other / one, ends, verdict_of(ends, same, 1.0, WORDS[quantity]),
         )  # fmt: skip
 
-    def _of_settings(self, quantity: Quantity, cells: Cells, numbers: Sequence[int]) -> tuple[float, float]:
+    def _of_settings(self, quantity: Quantity, numbers: Sequence[int]) -> tuple[float, float]:
         """The variance of the mean log ratio of these settings by what each has alone, and its degrees of freedom.
 
-        It is 0 for several runs, which show it, and for times in rounds. Settings that were measured one after another
-        differ by what the machine did meanwhile. How much, their own log ratios say from FEWEST_SETTINGS on, real
-        differences between settings among it; else the readings of the control setting. Energies are of windows, whose
-        spread over passes is known.
+        It is 0 for several runs, which show it, and for times in rounds. Energies are of windows, whose spread over
+        passes is known.
         """
         shared, size = self.shared, len(numbers)
         if shared.is_identical or not shared.is_one_run_a_side:
@@ -381,12 +378,7 @@ class _Pair:
         if quantity == "energy" and (passes := [shared.passes_of(number) for number in numbers]) and all(passes):
             variances = [Component.of_passes(np.log([own])).deviation ** 2 for sides in passes for own in sides]
             return sum(variances) / size**2, sum(len(own) - 1.0 for own in passes[0]) / 2 * size
-        if not shared.is_blocked:
-            return 0.0, math.inf
-        if len(cells.numbers) < FEWEST_SETTINGS:
-            return shared.drift_variance / size, math.inf
-        changes = [cells.at(number).change.mean() for number in cells.numbers]
-        return float(np.var(changes, ddof=1)) / size, len(changes) - 1.0
+        return 0.0, math.inf
 
     def _tails(self) -> list[RunDifference]:
         """P95 of the first run of each sample: each end from those of both sides, each failing with half the tail."""

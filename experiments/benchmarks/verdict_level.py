@@ -10,9 +10,8 @@ the methods behind them.
 Latency: runs are made of a grid of settings whose tiers differ much, whose numbers of blocks differ by 5 % and whose
 top-k changes nothing, each sample twice, on a machine whose speed changes. `wrong` is the percentage of runs in which
 any pair is called the wrong way round or different though it is equal (nominal 5), `found` the percentage of the pairs
-5 % apart that are called. The same requests are measured in `blocked` order, setting after setting, judged without
-and with the variance between settings, and in `rounds`; `ideal` is Student's t of each pair with Bonferroni's
-correction on a machine that never changes.
+5 % apart that are called. The same requests are measured in `blocked` order, setting after setting, and in `rounds`;
+`ideal` is Student's t of each pair with Bonferroni's correction on a machine that never changes.
 
 Accuracy: twelve settings, eleven of which are as good as the first, or lose as much as is said; `not worse` is the
 percentage of these that are surely not worse by 0.02. Percentiles: pairs of the same P95 or P99.
@@ -31,22 +30,19 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.contrasts import PairedContrasts, ScoreContrasts
 from experiment_core_utils.primitives.statistics import CONFIDENCE
-from experiments.analyses.knobs.setting_variance import setting_variance
 from experiments.benchmarks.simulated_runs import STEP, WORLDS, Knobs, World, measured
 from experiments.benchmarks.verdict_words import cells_of, read_cells, save_cells, table_lines, write_page
 from experiments.fitting.verdicts import TAIL, fewest_for, tail_p_values
 
 PERCENT = {"p95": 95.0, "p99": 99.0}
-METHODS = ("blocked", "blocked, variance", "rounds", "ideal")
+METHODS = ("blocked", "rounds", "ideal")
 
 
 def verdicts(world: World, knobs: Knobs, num_samples: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
     """For each method [S, S], whether a setting is called faster than another."""
     times, pictures = measured(world, knobs, num_samples, generator), np.arange(num_samples) // world.per_picture
-    between = setting_variance(times["blocked"], knobs.levels)
     contrasts = {
         "blocked": PairedContrasts.of(times["blocked"], pictures),
-        "blocked, variance": PairedContrasts.of(times["blocked"], pictures, replication=between),
         "rounds": PairedContrasts.of(times["rounds"], pictures),
     }
     called = {name: np.stack([each.better(at) for at in range(len(each.means))]) for name, each in contrasts.items()}

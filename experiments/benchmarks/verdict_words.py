@@ -29,7 +29,6 @@ from experiments.analyses.knobs.fronts import front
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, Cost, Objectives, objectives
 from experiments.analyses.knobs.records import present
-from experiments.analyses.knobs.setting_variance import setting_variance
 from experiments.analyses.two_runs import WORDS as SIDES
 from experiments.analyses.two_runs import verdict_of
 from experiments.benchmarks.simulated_runs import WORLDS, Knobs, World, measured
@@ -210,9 +209,7 @@ def _time_case(world: World, num_samples: int, kind: str, generator: np.random.G
     knobs = Knobs.of(12)
     pictures = np.arange(num_samples) // world.per_picture
     found = measured(world, knobs, num_samples, generator)
-    times, replication = found["blocked" if kind == "blocked" else "rounds"], IN_ROUNDS
-    if kind == "blocked":
-        replication = setting_variance(times, knobs.levels)
+    times, replication = found["rounds"], IN_ROUNDS
     if kind == "two days":
         days = np.arange(len(times)) % 2
         times = times + generator.normal(0, BETWEEN_RUNS, 2)[days][:, None]
@@ -350,8 +347,6 @@ def cases(is_small: bool = False) -> list[Case]:
         time(world, n)
     for n in numbers:
         time(STEADY, n, "two days")
-        if not is_small:
-            time(WORLDS[2], n, "blocked")
     for spread, parts in ((0.005, 0.01), (0.01, 0.03)) if is_small else ((0.0, 0.01), *_WINDOWS):
         for passes in (2, 4) if is_small else (2, 3, 4, 6):
             energy(spread, parts, passes)

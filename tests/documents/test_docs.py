@@ -40,7 +40,6 @@ from experiment_core_utils.records.setting_result import (
     TIME_NAMES,
     AccuracyPart,
     CommonFactor,
-    Drift,
     OpenLoop,
     Rounds,
 )
@@ -113,7 +112,6 @@ def test_every_key_of_a_result_is_documented_and_no_other(run: tuple[dict[str, A
     assert all(f"`{key}`" in SCHEMA for key in result["memory_timeline"][0]["samples"][0])
     assert set(result["warmup"][0]) == first_cells("Warm-up")
     assert set(result["conditions"][0]) == first_cells("Conditions")
-    assert set(Drift.model_fields) == first_cells("Drift")
     assert set(result["precision"]) == first_cells("Precision")
     of_rounds = {*Rounds.model_fields, *CommonFactor.model_fields, *OpenLoop.model_fields}
     assert set(result["setting_order"]) | of_rounds == first_cells("Order and rounds")

@@ -430,3 +430,18 @@ def test_steps_that_feed_themselves_give_the_same_tokens(
             HostMarks(),
         )
         assert ended.token_ids == expected.token_ids[:1]
+
+
+def test_what_was_prepared_is_given_back_and_prepared_anew(
+    models: dict[str, MolmoeStagedModel], requests: list[Mapping[str, Any]]
+) -> None:
+    model, found = models["graph"], []
+    assert model._engine_stages is not None
+    for _ in range(2):
+        model.apply(SETTINGS[1])
+        model.warm_up(requests[0], NEW_TOKENS)
+        assert model._engine_stages.kv_cache.max_seq_len >= requests[0]["input_ids"].shape[1] + NEW_TOKENS
+        found.append(run_staged(model, requests[0], NEW_TOKENS).token_ids)
+        model.release_prepared()
+        assert model._engine_stages.kv_cache.max_seq_len == 0
+    assert found[0] == found[1]

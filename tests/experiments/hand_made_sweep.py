@@ -65,7 +65,7 @@ def result(
     return stored | {
         "provenance": copy.deepcopy(PROVENANCE) | provenance,
         "hardware_utilisation": dict(UTILISATION),
-        "drift": [{"rank": 0, "control": knobs.key, "before": 1.0, "after": 1.25, "reason": None}],
+        "setting_order": {"how": "rounds", "seed": 1, "position": 0, "num_settings": 2},
     }
 
 

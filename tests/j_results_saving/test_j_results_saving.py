@@ -137,7 +137,6 @@ def test_every_key_of_a_setting() -> None:
         "memory_timeline": None,
         "energy": None,
         "failed_samples": [{"sample_id": 9, "error": "SampleError", "reason": "truncated file"}],
-        "drift": [],
         "T_fixed_length": None,
         "provenance": {"run_uid": None, "task": {"name": "signs", "split": "validation", "metric": "read_off"}},
     }

@@ -13,7 +13,7 @@ from experiment_core_utils.primitives.contrasts import (
     groups_of_ties,
     word_of,
 )
-from experiment_core_utils.primitives.replication import one_after_another
+from tests.hand_made_replication import with_variance
 
 NONE = np.zeros(6)
 UP = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])  # mean 3.5, sum of squares about it 17.5: error sqrt(17.5 / 5 / 6)
@@ -104,13 +104,13 @@ def test_a_pair_outside_the_family_is_refused() -> None:
 def test_a_setting_variance_is_in_every_error_and_takes_verdicts_away() -> None:
     times = np.stack([np.zeros(50), np.full(50, 0.02) + 0.001 * np.tile([-1.0, 1.0], 25)])
     rounds = PairedContrasts.of(times, range(50))
-    blocked = PairedContrasts.of(times, range(50), replication=one_after_another(0.03**2, 20, "settings", 2))
+    blocked = PairedContrasts.of(times, range(50), replication=with_variance(0.03**2, 20, 2))
     assert rounds.word(0, 1) == "yes" and blocked.word(0, 1) == "can't tell"
     assert blocked.errors(0)[1] ** 2 == pytest.approx(rounds.errors(0)[1] ** 2 + 2 * 0.03**2)
     # Of one pair, what is drawn is nearly normal over a variance of 20 degrees of freedom: Student's t.
     assert blocked.critical() == pytest.approx(stats.t.ppf(0.975, 20), rel=0.08)
     assert (
-        PairedContrasts.of(times * 10, range(50), replication=one_after_another(0.03**2, 20, "settings", 2)).word(0, 1)
+        PairedContrasts.of(times * 10, range(50), replication=with_variance(0.03**2, 20, 2)).word(0, 1)
         == "yes"
     )
 

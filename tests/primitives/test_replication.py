@@ -14,17 +14,17 @@ from experiment_core_utils.primitives.replication import (
     Component,
     across_runs,
     in_passes,
-    one_after_another,
 )
+from tests.hand_made_replication import with_variance
 
 
 def test_fields_are_finite_or_null() -> None:
     assert IN_ROUNDS.fields() == {"std": 0.0, "degrees": None, "source": "rounds"}
     assert UNKNOWN.fields() == {"std": None, "degrees": 1, "source": "unknown"}
-    assert one_after_another(0.04, 5, "control", 2).fields() == {"std": 0.2, "degrees": 5, "source": "control"}
-    assert one_after_another(0.04, 5, "control", 2).level_fields() == {
-        "levels": ["sample", "picture", "setting"],
-        "components": [{"level": "setting", "replicates": 1, "std": 0.2, "degrees": 5}],
+    assert with_variance(0.04, 5, 2).fields() == {"std": 0.2, "degrees": 5, "source": "runs"}
+    assert with_variance(0.04, 5, 2).level_fields() == {
+        "levels": ["sample", "picture", "run"],
+        "components": [{"level": "run", "replicates": 1, "std": 0.2, "degrees": 5}],
         "undecided": None,
     }
 
@@ -32,7 +32,7 @@ def test_fields_are_finite_or_null() -> None:
 def test_factors_are_those_of_two_settings_and_of_students_t() -> None:
     assert COUNTED.factors(0, 0.025) == 1.0
     expected = math.exp(stats.t.isf(0.025, 5) * math.sqrt(0.02))
-    assert one_after_another(0.01, 5, "settings", 3).factors(1, 0.025) == pytest.approx([expected, 1.0, expected])
+    assert with_variance(0.01, 5, 3).factors(1, 0.025) == pytest.approx([expected, 1.0, expected])
 
 
 def test_passes_are_paired() -> None:

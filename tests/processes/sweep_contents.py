@@ -45,7 +45,7 @@ def _without_times(table: pd.DataFrame) -> str:
 
 
 # Caveats that two runs of the same settings need not share: their sentences, and their kinds.
-UNSTEADY = ("drift", "throttled", "background load", "foreign_load", "energy", "discarded", "runs_discarded")
+UNSTEADY = ("throttled", "background load", "foreign_load", "energy", "discarded", "runs_discarded")
 
 
 def is_unsteady(entry: Any) -> bool:

@@ -20,7 +20,7 @@ from experiment_core_utils.saved_results.schema_docs import (
 from tests.l_results_csv_cleaning.test_l_results_csv_cleaning import HEADER
 
 SHOWN = (
-    "KnobProof FailedSample HardwareUtilisation RunPlan SettingResult WarmUpRuns Conditions Drift Precision Memory "
+    "KnobProof FailedSample HardwareUtilisation RunPlan SettingResult WarmUpRuns Conditions Precision Memory "
     "ProcessLoad MemoryTimeline Energy StageFigure EnergySummary EnergyClosure EnergyIdle SampleResult RunTimes "
     "Provenance Caveat InferenceMetrics AllocatedEnergy ComputeMetrics GenerationFlops GpuMemory MemoryParts "
     "ComputeUtilisation EnergyFigures InstrumentEnergy EnergyMetrics PooledEnergy EnergyWindow EnergyReading "
@@ -82,7 +82,7 @@ def test_a_record_must_explain_itself() -> None:
 def test_columns_of_the_settings_are_those_of_the_file() -> None:
     names, in_file = [name for name, _ in settings_columns()], HEADER.split(",")
     assert [name for name in names if name in in_file] == in_file
-    assert len(set(names)) == len(names) == 104
+    assert len(set(names)) == len(names) == 103
     # Of results made by hand these have no value.
     absent = [name for name in names if name not in in_file and not name.startswith(("energy_", "mfu_"))]
     assert absent == [
@@ -90,7 +90,7 @@ def test_columns_of_the_settings_are_those_of_the_file() -> None:
         "counted_weights_bytes", "counted_kv_cache_bytes", "counted_activation_bytes", "peak_memory_bytes",
         "process_rss_bytes", "T_thinking_mean_ms", "thinking_tokens_mean", "fixed_length_tokens",
         "T_fixed_length_mean_ms", "share_empty", "share_one_token", "share_outlier_runs", "mbu_decode",
-        "request_rate", "achieved_rate", "most_under_way", "drift_ratio_max",
+        "request_rate", "achieved_rate", "most_under_way",
         "T_total_share_of_reference", "experiment_id",
     ]  # fmt: skip
 

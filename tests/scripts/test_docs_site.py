@@ -75,7 +75,7 @@ def test_copies_are_files_of_the_site(config: MkDocsConfig) -> None:
 
 
 def test_tables_of_records_are_made_anew(config: MkDocsConfig) -> None:
-    old = "<!-- from Drift -->\n\nan old table\n\n<!-- end -->"
+    old = "<!-- from Precision -->\n\nan old table\n\n<!-- end -->"
     new = on_page_markdown(old, page_of(config, "results_schema.md"), config, Files([]))
     assert "an old table" not in new and "| key | meaning | null when |" in new
 

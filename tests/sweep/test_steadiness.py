@@ -138,8 +138,8 @@ def test_heat_power_and_others_are_caveats() -> None:
 
 
 def test_the_place_in_the_order_is_counted_from_zero() -> None:
-    order = MeasuringOrder("shuffled", 42, ("b", "a"))
-    assert order_of("a", order) == Order(how="shuffled", seed=42, position=1, num_settings=2)
+    order = MeasuringOrder(42, ("b", "a"))
+    assert order_of("a", order) == Order(how="rounds", seed=42, position=1, num_settings=2)
     assert order_of("c", order) is None
 
 
@@ -229,16 +229,10 @@ def test_each_kind_of_unsteadiness_is_one_line_under_the_table() -> None:
         provenance = made.provenance.with_keys(caveats=[], caveat_records=[])
         return made.with_keys(provenance=provenance.with_caveats([caveat("random_weights"), *found]))
 
-    drift = [caveat("drift", ratio=ratio, when="after") for ratio in (1.06, 0.93)]
-    results = [result(1), result(2, drift[0], caveat("foreign_load_gpu")), result(4, drift[1])]
+    loads = [caveat("foreign_load_cpu", cpu_fraction=each) for each in (0.2, 0.3)]
+    results = [result(1), result(2, loads[0], caveat("foreign_load_gpu")), result(4, loads[1])]
     assert caveat_lines(results) == [
-        f"{drift[1].sentence} (tier-low_topk4_blocks3; 2 of 3 settings)",
+        f"{loads[1].sentence} (tier-low_topk4_blocks3; 2 of 3 settings)",
         f"{caveat('foreign_load_gpu').sentence} (tier-low_topk2_blocks3; 1 of 3 settings)",
     ]
     assert caveat_lines([result(1)]) == []
-
-
-def test_sentences_of_files_without_records_are_shown_as_they_stand() -> None:
-    made = result_of(part(measured_sample(0)))
-    old = made.with_keys(provenance=made.provenance.with_keys(caveats=["drift: a", "b"], caveat_records=[]))
-    assert caveat_lines([old, old]) == ["drift: a (2 of 2 settings)", "b (2 of 2 settings)"]

@@ -43,6 +43,7 @@ CHANGED = {
     r"energy\.passes\.j_per_request_by_pass": "new: energies are tested over passes",
     r"memory\.num_passes": "new: peaks of memory are the highest of passes",
     r"digest": "new: edited files are known by it",
+    r"drift": "gone: readings of a control setting, of which there were none any more",
 }
 #: Of this machine, this process and this moment.
 PROVENANCE = r"provenance\..*"

@@ -344,20 +344,19 @@ def effects_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[C
     for name, (divisor, title, unit) in scales.items():
         effects = analysis.effects.get(name)
         if effects is not None and (effects.terms or effects.is_too_large):
-            panels.append(_spread_panel(effects, title, has_drift="latency" in name))
+            panels.append(_spread_panel(effects, title))
             panels.append(_change_panel(effects, title, divisor, unit))
     return [Chart(f"e2_effects_{analysis.grid.task}", panels, 2, (6.0, 2.9))] if panels else []
 
 
-def _spread_panel(effects: Effects, title: str, has_drift: bool) -> Panel:
+def _spread_panel(effects: Effects, title: str) -> Panel:
     """Bars of each term's fraction of the spread over settings; pale where it is not beyond noise."""
     terms = [term for term in effects.terms if term.share is not None]
     marks: list[Mark] = []
     for place, term in enumerate(terms):
-        is_rest = has_drift and len(term.knobs) > 1 and place == len(terms) - 1
         interaction = INTERACTION_COLOURS[place % len(INTERACTION_COLOURS)]
-        colour = knob_colour(term.knobs[0]) if len(term.knobs) == 1 else FAINT if is_rest else interaction
-        text = _term_text(title, term, is_rest)
+        colour = knob_colour(term.knobs[0]) if len(term.knobs) == 1 else interaction
+        text = _term_text(title, term)
         marks.append(Bars([place], [100 * (term.share or 0.0)], colour, None, [text], pale=[not is_beyond_noise(term)]))
     ticks = {
         place: f"{_term_name(term)} {100 * (term.share or 0.0):.1f} %"
@@ -390,12 +389,10 @@ def _term_name(term: Term) -> str:
     return " × ".join(knob_title(knob) for knob in term.knobs)
 
 
-def _term_text(title: str, term: Term, is_rest: bool) -> tuple[str, ...]:
+def _term_text(title: str, term: Term) -> tuple[str, ...]:
     lines = [f"{_term_name(term)}: {100 * (term.share or 0.0):.1f} % of the variance"]
     if term.noise_share is not None:
         lines.append(f"noise alone would add {100 * term.noise_share:.1f} %")
-    if is_rest:
-        lines.append("drift of the device between settings counts here")
     return (title, *lines, "beyond noise" if is_beyond_noise(term) else "within noise")
 
 

@@ -49,22 +49,16 @@ SPREAD = "spread of a setting's samples"
 def latency_charts(found: LatencyModel, studies: Sequence[RecalibrationStudy] = ()) -> list[Chart]:
     """All charts of E3; recalibration for each study with errors."""
     return [
-        errors_chart(found.validation, None if found.drift is None else found.drift["mean_deviation"]),
+        errors_chart(found.validation),
         guardrail_chart(found.curve),
         predicted_chart(found.samples, found.validation),
         *(recalibration_chart(study) for study in studies if study.errors),
     ]
 
 
-def errors_chart(validation: Validation, drift: float | None = None) -> Chart:
-    """The error by stage beside those of three rivals, with the noise of measuring again as a mark.
-
-    Args:
-        drift: mean deviation of the control setting over the run, a fraction; None where it was not measured.
-    """
+def errors_chart(validation: Validation) -> Chart:
+    """The error by stage beside those of three rivals."""
     rules: list[Mark] = [Rule(100 * AIM, True, QUIET, f"aim: {100 * AIM:.0f} %")]
-    if drift is not None:
-        rules.append(Rule(100 * drift, True, GREEN, "drift of one setting measured again and again", "dash"))
     panels = [
         _errors_panel(validation, "the typical request of a setting (medians)", "setting_mape", rules),
         _errors_panel(validation, "a single request", "sample_mape", ()),

@@ -11,9 +11,15 @@ import numpy as np
 from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.knobs.registry import all_knobs, knob_named
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.l_results_csv_cleaning import drift_ratios
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiment_core_utils.primitives.replication import IN_ROUNDS, OPEN_LOOP, Replication, across_runs, in_passes
+from experiment_core_utils.primitives.replication import (
+    IN_ROUNDS,
+    OPEN_LOOP,
+    UNKNOWN,
+    Replication,
+    across_runs,
+    in_passes,
+)
 from experiment_core_utils.primitives.statistics import fraction_of, mean_of
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.controls import Control
@@ -22,7 +28,7 @@ from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.tasks.answers import scored_text
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.knobs.controls import controls_of
-from experiments.analyses.knobs.setting_variance import is_in_rounds, setting_variance, stated_run_deviation
+from experiments.analyses.knobs.run_variance import is_in_rounds, stated_run_deviation
 from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
 from experiments.analyses.sweeps import StoredSetting, Sweep, load_sweeps
@@ -142,7 +148,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         energy_j=_matrix(rows, ids, lambda sample: sample.energy_j),
         flops=_matrix(rows, ids, lambda sample: sample.request_flops),
         log_times=log_times,
-        times=_times_of(settings, log_times),
+        times=_times_of(settings),
         energies=_energies_of(settings),
         prompts=tuple(metadata[sample_id].prompt or metadata[sample_id].question for sample_id in ids),
         unreadable=tuple(unreadable_fraction(each.result) for each in settings),
@@ -206,15 +212,12 @@ def mean_log_time(sample: SampleResult) -> float | None:
     return mean_of([math.log(run.T_total) for run in sample.runs])
 
 
-def _times_of(settings: Sequence[StoredSetting], log_times: np.ndarray) -> Replication:
-    """The levels at which times were repeated: rounds, or what settings of the requested values show; and runs."""
+def _times_of(settings: Sequence[StoredSetting]) -> Replication:
+    """The levels at which times were repeated: rounds and runs; not known of settings that did not take turns."""
     if any(each.result.open_loop is not None for each in settings):
         return OPEN_LOOP
-    within = IN_ROUNDS
-    if not all(_shared_rounds([each.result for each in own]) for own in _by_run(settings).values()):
-        points = [_point(setting) for setting in settings]
-        within = _variance_in_blocks(points, log_times, drift_ratios(each.result for each in settings))
-    return _with_runs(within, settings)
+    in_turn = all(_shared_rounds([each.result for each in own]) for own in _by_run(settings).values())
+    return _with_runs(IN_ROUNDS if in_turn else UNKNOWN, settings)
 
 
 def _energies_of(settings: Sequence[StoredSetting]) -> Replication:
@@ -242,15 +245,6 @@ def _shared_rounds(results: Sequence[SettingResult]) -> bool:
     samples = [sample for each in results for sample in each.per_sample_results]
     alone = {run.place_in_round is None for sample in samples for run in sample.runs}
     return all(order is not None and is_in_rounds(order.how) for order in orders) and len(alone) < 2
-
-
-def _variance_in_blocks(
-    points: Sequence[KnobPoint], log_times: np.ndarray, readings: Sequence[float] = ()
-) -> Replication:
-    """What settings of the requested values show of a disturbance that each of all settings may have."""
-    inside = [at for at, point in enumerate(points) if point.in_grid]
-    levels = {knob: [points[at].value(knob) for at in inside] for knob in knob_names()}
-    return setting_variance(log_times, levels, readings, inside)
 
 
 def picture_of(sample: SampleResult) -> str:
@@ -355,7 +349,7 @@ def grid_of_table(table: RecordedTable) -> TaskGrid:
         energy_j=absent,
         flops=absent,
         log_times=log_times,
-        times=IN_ROUNDS if in_rounds else _variance_in_blocks(points, log_times),
+        times=IN_ROUNDS if in_rounds else UNKNOWN,
         prompts=table.prompts,
         runs_ms=None if table.runs is None else 1000 * table.runs,
     )

@@ -60,8 +60,7 @@ def caveats_of(analyses: Sequence[TaskAnalysis], random_weights: bool) -> list[A
         if times.source == "unknown":
             found.append(caveat("blocked_order_unknown", task=task))
         for component in times.components:
-            kind = "runs_differ" if component.level == "run" else "blocked_order"
-            found.append(caveat(kind, task=task, fraction=math.expm1(component.deviation)))
+            found.append(caveat("runs_differ", task=task, fraction=math.expm1(component.deviation)))
         off = [caveat("control_off", task=task, control=str(each)) for each in analysis.grid.controls if each.is_off]
         found += off + _left_out_of_many(analysis)
         for each in present(analysis):

@@ -1,13 +1,12 @@
 """E3 of a sweep: how well latency is predicted, with the sentences of its command and the report."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.records.setting_result import SettingResult
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.latency.estimator import LEVEL, LatencyEstimator
 from experiments.analyses.latency.features import (
@@ -36,7 +35,6 @@ class LatencyModel:
     estimator: LatencyEstimator
     validation: Validation
     curve: Sequence[GuardrailCounts]  #: of requests whose answer's length is the expected one
-    drift: Mapping[str, float] | None  #: of the control setting over the run, see `control_drift`
     caveats: Sequence[AnalysisCaveat]  #: the estimator's, and which settings were left out where not all are in it
 
     @property
@@ -63,9 +61,8 @@ def analyse_latency(
     estimator = LatencyEstimator(level).fit(timed)
     validation = validate(timed, level)
     curve = guardrail_curve(validation.totals["expected"], timed.run_totals)
-    drift = control_drift([setting.result for run in (sweep, *further) for setting in run.settings])
     caveats = [*estimator.fitted.caveat_records, *([] if left_out is None else [left_out])]
-    return LatencyModel(timed, estimator, validation, curve, drift, caveats)
+    return LatencyModel(timed, estimator, validation, curve, caveats)
 
 
 def refuse_other_device(source: Sweep, other: Sweep) -> None:
@@ -76,20 +73,6 @@ def refuse_other_device(source: Sweep, other: Sweep) -> None:
             f"the runs are of {one} and of {two}: one model of their times means nothing; give "
             "runs of one device, or the other as --target_dir"
         )
-
-
-def control_drift(results: Sequence[SettingResult]) -> dict[str, float] | None:
-    """Spread of the control setting's time over the run, as multiples of its first reading; None without readings.
-
-    `mean_deviation` is the mean of |ratio / median ratio - 1|: what the same setting differs by when it is measured
-    again later.
-    """
-    ratios = [drift.before for result in results for drift in result.drift if drift.before is not None]
-    if not ratios:
-        return None
-    median = float(np.median(ratios))
-    deviation = float(np.abs(np.array(ratios) / median - 1).mean())
-    return {"min": min(ratios), "median": median, "max": max(ratios), "mean_deviation": deviation}
 
 
 def recalibration_studies(sweep: Sweep, found: LatencyModel, target: Sweep | None) -> list[RecalibrationStudy]:

@@ -52,7 +52,6 @@ def _validation_fields(sweep: Sweep, found: LatencyModel, studies: Sequence[Reca
         "caveat_records": [caveat.model_dump() for caveat in found.caveats],
         **{key: {name: asdict(each) for name, each in getattr(validation, key).items()} for key in FIGURES},
         "left_out": {name: asdict(each) for name, each in validation.others.items()},
-        "control_drift": found.drift,
         "recalibrations": [asdict(study) for study in studies],
         "guardrail": {
             "budget_percentiles": list(BUDGET_PERCENTILES),

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from experiment_core_utils.l_results_csv_cleaning import drift_ratios
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.caveats import ANSWER_KINDS, Caveat
 from experiments.analyses.knobs.records import caveats_of as front_caveats
@@ -14,7 +13,6 @@ from experiments.analyses.sweeps import StoredSetting
 
 # Kinds of the caveats of single settings, and what they say together.
 OF_SINGLE_SETTINGS = {
-    "drift": "Drift: the speed of the machine changed while the sweep ran",
     "throttled": "Throttling: the GPU's clocks were lowered",
     "foreign_load_cpu": "Background load: other processes used the CPUs while settings were measured",
     "foreign_load_gpu": "Background load: other processes used the GPU when the measuring of settings began",
@@ -23,7 +21,7 @@ OF_SINGLE_SETTINGS = {
 GROUPS = ("times", "accuracy", "energy")
 _OF_TIMES = {
     *OF_SINGLE_SETTINGS, "shared_cores", "runs_discarded", "runs_differ",
-    "blocked_order", "blocked_order_unknown", "few_for_percentile", "no_verdict", "few_pictures", "mixed_executions",
+    "blocked_order_unknown", "few_for_percentile", "no_verdict", "few_pictures", "mixed_executions",
 }  # fmt: skip
 # Caveats of answers that no column of the settings tells.
 _WITHOUT_COLUMN = {"answers_unscored", "few_references"}
@@ -61,8 +59,6 @@ def _of_kind(kind: str, own: Sequence[tuple[str, Caveat]], settings: Sequence[St
     """The caveat of a kind: what it says of all its settings, or the sentence of the worst one."""
     names = dict.fromkeys(name for name, _ in own)
     text = OF_SINGLE_SETTINGS.get(kind) or max((each for _, each in own), key=lambda each: each.extent).sentence
-    if kind == "drift" and (ratios := drift_ratios(setting.result for setting in settings)):
-        text += f"; a control setting took {min(ratios):.2f} to {max(ratios):.2f} times its first time"
     is_one = len({each.sentence for _, each in own}) == 1
     details = [f"{name}: {each.sentence}" for name, each in own]
     is_of_all = is_one and len(names) == len(settings) and kind not in OF_SINGLE_SETTINGS

@@ -65,7 +65,6 @@ NUMBERS = (
     ("decode MBU %", "fraction of the GPU's memory bandwidth that decode uses", "mbu_decode", 100.0, 2),
     ("counted MB", "weights, KV cache and activations by formula, in 10^6 bytes", "counted_memory_bytes", 1e-6, 0),
     ("memory GB", "peak GPU memory in 10^9 bytes", "peak_memory_bytes", 1e-9, 2),
-    ("drift", "largest time of the control setting beside it, over its first", "drift_ratio_max", 1.0, 2),
 )
 # Columns of the table beside the picture, where any setting has them; the others are in that of all columns.
 FIRST = ("accuracy", "T_total_mean_ms", SHARE_OF_REFERENCE, "request_flops", "counted_memory_bytes",
@@ -76,7 +75,7 @@ OPTIONAL = ("num_failed_samples", SHARE_OF_REFERENCE, "T_vision_total_mean_ms",
             "request_flops",
             "energy_sample_j_mean", "energy_passes_j_per_output_token", "energy_passes_j_per_correct_answer",
             "mfu_prefill", "mbu_decode", "counted_memory_bytes",
-            "peak_memory_bytes", "drift_ratio_max")  # fmt: skip
+            "peak_memory_bytes")  # fmt: skip
 
 
 def report_of(found: Analyses, budget_ms: float | None = None) -> Report:

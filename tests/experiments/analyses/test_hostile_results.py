@@ -92,8 +92,6 @@ FIELDS: list[tuple[str, Any, str]] = [
     ("accuracy", 10**400, "accuracy is 1000"),
     ("accuracy_ci95", [0.5], "accuracy_ci95 is [0.5]"),
     ("metric_best", 0, "metric_best is 0"),
-    ("drift", None, "drift is None"),
-    ("drift.0.before", 0, "drift[0].before is 0"),
     ("hardware_utilisation.peak_flops_per_s", "x", "hardware_utilisation.peak_flops_per_s is 'x'"),
     ("failed_samples", [{}], "lacks 'sample_id' in failed_samples[0]"),
     ("per_sample_results", None, "per_sample_results is None"),

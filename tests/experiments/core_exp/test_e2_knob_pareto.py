@@ -28,7 +28,7 @@ def run_of(folder: Path, right: dict[tuple[str, int], int], task: str = "signs",
         provenance = PROVENANCE["task"] | {"name": task}
         one = result(setting(tier, top_k), samples, fingerprint=task, task=provenance)
         order = {"how": "rounds", "seed": 0, "position": len(results), "num_settings": len(right)}
-        results.append(one | {"drift": [], "setting_order": order})
+        results.append(one | {"setting_order": order})
     return write(folder, *results)
 
 

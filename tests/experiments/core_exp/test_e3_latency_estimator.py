@@ -50,7 +50,6 @@ def test_a_folder_becomes_a_model_a_validation_a_table_and_pictures(
     found = json.loads((folder / "analysis" / "e3_validation.json").read_text())
     # The runs of a setting are 40 ms x (1 to 1.04) a block: 1 % in the mean and nothing else is unknown.
     assert found["estimator"]["T_LLM_prefill"]["sample_mape"] == pytest.approx(0.012, abs=0.006)
-    assert found["control_drift"] == {"min": 1.0, "median": 1.0, "max": 1.0, "mean_deviation": 0.0}
     assert [each["reason"] is None for each in found["recalibrations"]] == [False]
     assert found["num_runs"] == 1 and "runs" not in found["left_out"]
     table = pd.read_csv(folder / "analysis" / "e3_predictions.csv")

@@ -14,7 +14,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from experiment_core_utils.records.caveats import caveat
 from experiment_core_utils.saved_results.terminal import FRONT_HEADING
 from experiments.analyses.charts.chart import Dots, Line, Rule, thinned
 from experiments.analyses.charts.latency_charts import errors_chart, guardrail_chart, predicted_chart
@@ -154,17 +153,6 @@ def test_failed_and_cut_samples_are_caveats(tmp_path: Path) -> None:
     assert "Failed samples: 3 samples failed; figures are of those that ran." in texts
     assert "50 % of the answers were cut at the limit of output tokens, so their own length is not known." in texts
     assert not any("could not be read" in text for text in texts)
-
-
-def test_the_drift_of_all_settings_is_one_caveat(tmp_path: Path) -> None:
-    two = [result(setting(top_k=top_k)) for top_k in (2, 3)]
-    for each, ratio in zip(two, (0.9, 1.4), strict=True):
-        each["drift"] = [{"rank": 0, "control": "x", "before": 1.0, "after": ratio, "reason": None}]
-        record = caveat("drift", ratio=ratio, when="after")
-        each["provenance"] |= {"caveats": [record.sentence], "caveat_records": [record.model_dump()]}
-    found = caveats_of(report_of(analyse([write(tmp_path, *two)])))
-    (drift,) = [each for text, each in found.items() if text.startswith("Drift")]
-    assert "0.90 to 1.40 times" in drift.text and drift.scope == "2 of 2 settings"
 
 
 def test_the_table_has_what_some_setting_has(report: Report) -> None:

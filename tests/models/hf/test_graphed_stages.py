@@ -117,6 +117,7 @@ def test_tokens_and_stages_are_those_of_generate_at_every_setting(loaded: Loaded
             assert len(answers[1].token_ids) == NEW_TOKENS
             assert len(answers[1].inter_token_s) == NEW_TOKENS - 1
             assert (answers[1].vision_s is None) == (family in ("olmoe", "llama"))
+            replayed.release_prepared()
 
 
 @pytest.mark.parametrize("family", SETTINGS)

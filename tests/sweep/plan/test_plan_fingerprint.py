@@ -66,7 +66,6 @@ FINGERPRINTED = {
     "max_repeats": ["--max_repeats", "3"],
     "until_precision": ["--until_precision", "0.1"],
     "energy": ["--energy", "optional"],
-    "order": ["--order", "blocked"],
     "num_latency_samples": ["--num_latency_samples", "1"],
     "accuracy_batch_size": ["--num_latency_samples", "1", "--accuracy_batch_size", "3"],
     "precision": ["--precision", "bfloat16"],

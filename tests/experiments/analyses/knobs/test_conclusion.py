@@ -7,13 +7,14 @@ import pytest
 from scipy import stats
 
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.primitives.replication import IN_ROUNDS, OPEN_LOOP, UNKNOWN, Replication, one_after_another
+from experiment_core_utils.primitives.replication import IN_ROUNDS, OPEN_LOOP, UNKNOWN, Replication
 from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.conclusion import conclude, front_words
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, LATENCY_P95
 from experiments.analyses.knobs.records import TaskAnalysis, contents_of, present, tables_of
 from tests.experiments.hand_made_grid import grid, point, reference
+from tests.hand_made_replication import with_variance
 
 POINTS = [point(vision, top_k) for vision in ("low", "high") for top_k in (1, 2)]
 
@@ -123,7 +124,7 @@ def test_a_change_has_a_word_unless_it_is_sure(milliseconds: tuple[float, ...], 
     scores = np.array([np.arange(20) < 10] * len(points), dtype=float)
     times = np.outer(milliseconds, np.linspace(0.95, 1.05, 20))
     found = conclude(
-        analysed(grid(points, scores, times, variance=one_after_another(std**2, 20, "settings", len(points))))
+        analysed(grid(points, scores, times, variance=with_variance(std**2, 20, len(points))))
     )
     assert found.lines[1] == f"knobs: {text}, accuracy +0.0 points (can't tell)"
 

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from experiment_core_utils.primitives.replication import IN_ROUNDS, Replication, one_after_another
+from experiment_core_utils.primitives.replication import IN_ROUNDS, Replication
 from experiments.analyses.knobs.coupling import couplings, fixed_values, moving_knobs, single_knobs
 from experiments.analyses.knobs.objectives import Objectives
 from tests.experiments.hand_made_grid import grid, measured, point
+from tests.hand_made_replication import with_variance
 
 NUM = 40
 
@@ -50,7 +51,7 @@ def test_the_loss_is_the_area_between_the_fronts() -> None:
 @pytest.mark.parametrize(("std", "beyond"), [(0.0, True), (0.02, True), (0.2, False)])
 def test_a_loss_that_may_be_the_machine_is_noise(std: float, beyond: bool) -> None:
     keys = [("low", 1), ("low", 8)]
-    variance = one_after_another(std**2, 20, "settings", 2)
+    variance = with_variance(std**2, 20, 2)
     rows = fixed_values(sweep(dict.fromkeys(keys, 0.5), dict(zip(keys, (10, 11), strict=True)), variance))
     held_at_8 = next(row for row in rows if row.value == 8)
     # Up to 12.1: 0.5 x 2.1 jointly, 0.5 x 1.1 with top-k 8.

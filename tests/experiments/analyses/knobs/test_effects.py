@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from experiment_core_utils.primitives.replication import one_after_another
 from experiments.analyses.knobs.effects import Effects, effects, is_beyond_noise, main_effect_p_values
+from tests.hand_made_replication import with_variance
 
 LEVELS = (("low", "high"), (1, 8), (12, 16))
 SIGN = {"low": -1, "high": 1, 1: -1, 8: 1, 12: -1, 16: 1}
@@ -124,7 +124,7 @@ def test_a_main_effect_is_tested_over_pictures_and_not_against_two_degrees_of_fr
 def test_what_the_machine_may_have_added_is_in_a_main_effect() -> None:
     levels, values = grid_of_pictures(0.05, 0.01)
     for std, sure in ((0.0, True), (0.01, True), (0.1, False)):
-        found = main_effect_p_values(levels, values, np.arange(40), one_after_another(std**2, 20, "settings", 12))
+        found = main_effect_p_values(levels, values, np.arange(40), with_variance(std**2, 20, 12))
         # The mean of six settings: an error of std sqrt(1 / 6 + 1 / 6) = 0.0058 or 0.058 for 0.05.
         assert (found["top_k"] < 0.05) is sure
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.primitives.replication import one_after_another
 from experiment_core_utils.primitives.statistics import bounded_mean_interval, on_front
 from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.conclusion import conclude
@@ -27,6 +26,7 @@ from experiments.analyses.knobs.grid import grid_of_table
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, LATENCY_P95
 from experiments.analyses.recorded_table import read_table
 from tests.experiments.hand_made_grid import grid, measured, point
+from tests.hand_made_replication import with_variance
 
 figures = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12)
 
@@ -105,7 +105,7 @@ def test_a_setting_that_may_be_more_accurate_is_possible() -> None:
 def test_a_latency_that_may_be_the_machine_dominates_nothing(std: float, status: str) -> None:
     # 24 and 6 right of 30, 10 and 12 ms, of settings that were measured one after another.
     scores = [[1.0] * right + [0.0] * (30 - right) for right in (24, 6)]
-    variance = one_after_another(std**2, 20, "settings", 2)
+    variance = with_variance(std**2, 20, 2)
     found = front(measured(grid(POINTS[:2], scores, times(10, 12), variance=variance)))
     assert found.points[1].status == status
     assert found.ties == (((POINTS[0].key,), (POINTS[1].key,)) if std == 0.01 else ((POINTS[0].key, POINTS[1].key),))

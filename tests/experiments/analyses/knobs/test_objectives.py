@@ -9,7 +9,6 @@ from experiment_core_utils.primitives.replication import (
     OPEN_LOOP,
     UNKNOWN,
     Replication,
-    one_after_another,
 )
 from experiments.analyses.charts.knob_charts import fronts_chart
 from experiments.analyses.knobs.analysis import FrontAnalysis, analyse_knobs
@@ -25,6 +24,7 @@ from experiments.analyses.knobs.objectives import (
 )
 from experiments.fitting.intervals import interval
 from tests.experiments.hand_made_grid import grid, measured, point
+from tests.hand_made_replication import with_variance
 
 NAN = float("nan")
 POINTS = [point("low"), point("high")]
@@ -32,7 +32,7 @@ POINTS = [point("low"), point("high")]
 
 def variance(std: float) -> Replication:
     """That of settings measured one after another, of 20 degrees of freedom."""
-    return one_after_another(std**2, 20, "settings", 2)
+    return with_variance(std**2, 20, 2)
 
 
 def test_settings_are_compared_on_the_samples_that_all_have() -> None:

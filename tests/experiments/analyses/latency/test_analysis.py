@@ -4,8 +4,7 @@ import pandas as pd
 import pytest
 
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.records.setting_result import Drift, SettingResult
-from experiments.analyses.latency.analysis import analyse_latency, control_drift
+from experiments.analyses.latency.analysis import analyse_latency
 from experiments.analyses.sweeps import load_sweep, samples_frame
 from tests.experiments.core_exp.test_e3_latency_estimator import sweep_folder
 
@@ -21,11 +20,3 @@ def test_a_sweep_becomes_a_validated_model(tmp_path_factory: pytest.TempPathFact
     assert next(each.cases for each in found.curve if each.margin == 0.0) == 405
     with pytest.raises(ResultsError, match="too few"):
         analyse_latency(sweep, frame[frame["top_k"] == 2])
-
-
-def test_drift_of_the_control_by_hand() -> None:
-    # 0.9, 1.0 and 1.3 around 1.0: 10, 0 and 30 % off.
-    results = [SettingResult.model_construct(drift=[Drift(before=each, after=None)]) for each in (0.9, 1.0, 1.3, None)]
-    found = control_drift(results)
-    assert found is not None and found["mean_deviation"] == pytest.approx(0.4 / 3)
-    assert control_drift([SettingResult.model_construct(drift=[])]) is None

@@ -46,5 +46,5 @@ def test_a_model_whose_vision_tokens_cannot_be_set_has_its_own_number(tmp_path: 
 def test_a_file_without_the_published_run_is_named(tmp_path: Path) -> None:
     content = result(setting(), [measured_sample(0)])
     content["per_sample_results"][0]["runs"][0]["T_total"] += 1
-    with pytest.raises(ResultsError, match=r"blocks3\.json lacks .* measure the setting again"):
+    with pytest.raises(ResultsError, match=r"blocks3\.json is broken: .*T_total is .* measure the setting again"):
         generations(tmp_path, content)
