@@ -128,7 +128,7 @@ def record_rows(record: type) -> list[tuple[str, str, str]]:
             raise ResultsError(f"{record.__name__}.{field} is not explained; write `#: MEANING` beside it")
         meaning, _, absent = meanings[field].partition("; None ")
         may_be_null = type(None) in getattr(kind, "__args__", ())
-        # A key that older files do not have may be None there, of which nothing is said.
+        # A key that a record need not have is None where it is absent, of which nothing is said.
         if kind is not Any and may_be_null != bool(absent) and not (may_be_null and field in later):
             raise ResultsError(f"{record.__name__}.{field}: its type and its meaning differ on whether it may be None")
         rows.append((field, meaning.rstrip("."), absent.rstrip(".").removeprefix("if ") or "always there"))

@@ -10,7 +10,6 @@ from PIL import Image
 
 from experiment_core_utils.c_prompt_processing import open_task, open_tasks
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, DataChanged, ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
@@ -220,16 +219,6 @@ def test_a_picture_swapped_between_two_commands_is_other_data(
     assert "warning: 2 other results in " in capsys.readouterr().err
     with pytest.raises(ResultsError):
         load_sweep(tmp_path / "results")
-    # A result from before contents were known.
-    (path,) = (tmp_path / "results").glob("*blocks4.json")
-    old = json.loads(path.read_text()) | {"fingerprint": "0123456789abcdef"}
-    for sample in old["per_sample_results"]:
-        del sample["data_sha256"], sample["picture_sha256"]
-    path.write_text(json.dumps(old))
-    (read,) = [each for name, each in read_results(tmp_path / "results").items() if each.num_active_blocks == 4]
-    assert read.per_sample_results[0].data_sha256 is None
-    run_profiling(both)
-    assert "known now, and in results of earlier versions it is not" in capsys.readouterr().err
 
 
 SWAPPING = """
