@@ -27,6 +27,7 @@ from experiment_core_utils.records.setting_result import (
 )
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import few_samples_caveats
+from experiment_core_utils.tasks.scoring.metrics import AGREED_REPLIES, LABELLED_REPLIES
 
 # Of a column with the place of each setting on the front of accuracy and mean latency.
 FRONT_HEADING = "front by mean"
@@ -188,6 +189,9 @@ def column_lines(results: Sequence[SettingResult], front: Mapping[str, str]) -> 
     if rates:
         came = " or ".join(f"{rate:g}" for rate in sorted(rates))
         lines.append(f"answered/s: of {came} a second that came; times count from then; under way: most at once")
+    for metric in sorted({each.metric for each in results} & AGREED_REPLIES.keys()):
+        agreed = f"{AGREED_REPLIES[metric]} of {LABELLED_REPLIES}"
+        lines.append(f"accuracy: {metric} reads sentences, and scores {agreed} labelled replies as they are labelled")
     if front:
         lines += [f"{FRONT_HEADING}: {FRONT_MEANING}; {FRONT_OPPOSITE}", VERDICT_LEGEND]
     return lines

@@ -99,3 +99,6 @@ def test_the_words_of_the_front_have_a_legend() -> None:
     found = result("low", 1.0)
     assert column_lines([found], {})[-1].endswith("–: not measured, or not applicable")
     assert column_lines([found], {"tier-low_topk2_blocks2": "yes"})[-1] == VERDICT_LEGEND
+    assert column_lines([found.with_keys(metric="relaxed")], {})[-1] == (
+        "accuracy: relaxed reads sentences, and scores 479 of 515 labelled replies as they are labelled"
+    )

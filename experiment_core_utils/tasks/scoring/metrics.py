@@ -194,6 +194,10 @@ def _mmmu_published(answer: Answer) -> Score:
     return Score(float(chosen == right), parse_status="letter")
 
 
+# Of labelled replies that no rule was written on, how many are scored as they are labelled.
+LABELLED_REPLIES = 515
+AGREED_REPLIES = {RELAXED: 479, "in_sentence": 479}
+
 METRICS: tuple[Metric, ...] = (
     AnswerMetric("vqa_score", _unless_empty(_vqa_score), least_references=VQA_LEAST),
     AnswerMetric("vqa_score_molmo", _unless_empty(_vqa_score_molmo), least_references=VQA_MOLMO_LEAST),
