@@ -11,7 +11,7 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.primitives.device import MemoryReading
-from experiment_core_utils.records.compute import ComputePart, Memory
+from experiment_core_utils.records.compute import ComputePart, HardwareUtilisation, Memory
 from experiment_core_utils.records.provenance import Provenance, TaskDescription
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
@@ -120,6 +120,9 @@ class ReadOff:
         return Score(float(prediction), details={"half": float(prediction) / 2})
 
 
+NO_PEAKS = HardwareUtilisation(peak_flops_per_s=None, peak_bytes_per_s=None, utilisation_reason="no known card")
+
+
 def failed_sample(sample_id: int, reason: str) -> FailedSample:
     return FailedSample(sample_id=sample_id, error="SampleError", reason=reason)
 
@@ -161,6 +164,7 @@ def result_of(
             memory=None if merged.memory is None else Memory(**asdict(merged.memory)),
             compute_utilisation=[],
             memory_timeline=None,
+            hardware_utilisation=NO_PEAKS,
         ),
         with_correct_answers(energy_of(merged.energy), summary.accuracy),
         SteadinessPart(),

@@ -162,7 +162,7 @@ class ComputePart(Record):
     compute_utilisation: list[ProcessLoad] | None = None
     #: list: memory along the same windows, [below](#memory-timeline); None if `--memory_timeline` was not given
     memory_timeline: list[MemoryTimeline] | None = None
-    hardware_utilisation: HardwareUtilisation | None = None  #: MFU and MBU, [below](#hardware-utilisation)
+    hardware_utilisation: HardwareUtilisation  #: MFU and MBU, [below](#hardware-utilisation)
 
 
 def utilisation_of(trace: LoadTrace) -> ComputeUtilisation:

@@ -25,7 +25,6 @@ from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.columns import SAMPLE_COLUMNS
-from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.json_record import Record
 from experiment_core_utils.records.provenance import Model
 from experiment_core_utils.records.result_files import RESULT_FILES
@@ -49,11 +48,6 @@ COMMON = {
     "transformers": ("versions", "transformers"),
     "random weights": ("experimental_variables", "random_weights"),
 }
-_NO_PEAKS = HardwareUtilisation(
-    peak_flops_per_s=None,
-    peak_bytes_per_s=None,
-    utilisation_reason="the files are from before peaks of the device were stored",
-)
 
 
 @dataclass(frozen=True)
@@ -374,8 +368,7 @@ def _at(setting: StoredSetting, *place: str) -> Any:
 def _provenance(settings: Sequence[StoredSetting]) -> SweepProvenance:
     first = settings[0]
     hardware = first.result.provenance.hardware
-    # Files from before the key was there have none.
-    peaks = first.result.hardware_utilisation or _NO_PEAKS
+    peaks = first.result.hardware_utilisation
     return SweepProvenance(
         device=hardware.computing,
         is_gpu=hardware.gpu_name is not None,

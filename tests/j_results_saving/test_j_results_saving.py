@@ -135,6 +135,9 @@ def test_every_key_of_a_setting() -> None:
         },
         "compute_utilisation": [],
         "memory_timeline": None,
+        "hardware_utilisation": {
+            "peak_flops_per_s": None, "peak_bytes_per_s": None, "utilisation_reason": "no known card"
+        },
         "energy": None,
         "failed_samples": [{"sample_id": 9, "error": "SampleError", "reason": "truncated file"}],
         "T_fixed_length": None,

@@ -270,10 +270,11 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         read_results(tmp_path / "nowhere")
 
 
-def test_fractions_of_the_peaks_have_columns_and_older_files_none() -> None:
-    older = result(SETTING, measured_sample(3))
-    newer = older.with_keys(hardware_utilisation=HardwareUtilisation.model_construct(mfu_prefill=0.25, mbu_decode=0.5))
-    frame = settings_frame([newer, older])
+def test_fractions_of_the_peaks_have_columns() -> None:
+    unknown = result(SETTING, measured_sample(3))
+    peaks = HardwareUtilisation.model_construct(mfu_prefill=0.25, mbu_decode=0.5)
+    known = unknown.with_keys(hardware_utilisation=peaks)
+    frame = settings_frame([known, unknown])
     assert frame["mfu_prefill"].tolist()[0] == 0.25 and frame["mbu_decode"].tolist()[0] == 0.5
     assert frame[["mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode"]].isna().sum(axis=1).tolist() == [2, 4]
 
