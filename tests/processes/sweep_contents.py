@@ -9,7 +9,7 @@ import pandas as pd
 CSV_NAME = "reference-vqa_settings.csv"
 SAMPLES_NAME = "reference-vqa_samples.csv"
 NOT_COMPARED = {
-    *("experiment_id", "experiment_ids", "run_uid", "run_uids", "timestamp"),
+    *("experiment_id", "experiment_ids", "run_uid", "run_uids", "timestamp", "digest"),
     *("process_rss_bytes", "cache_budget_bytes", "cache_used_bytes"),
     *("warmup", "conditions", "rounds", "precision", "compute_utilisation"),
     # What else the machine did.
