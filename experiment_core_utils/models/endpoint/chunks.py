@@ -3,6 +3,7 @@
 https://platform.openai.com/docs/api-reference/chat-streaming says what a chunk has; parts are those of Mistral's form.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
@@ -22,6 +23,18 @@ _FAILED = {
     "tool_calls": "with the call of a tool",
     "function_call": "with the call of a function",
 }
+
+
+# No context is longer.
+_MOST_TOKENS = 10**9
+# A provider's own fields that may say that an answer failed, and what they say of one that did not.
+_OF_A_FAILURE = re.compile(
+    r"(?:^|_)(?:error|fail\w*|status\w*|reason|filter\w*|block\w*|refus\w*|safety\w*|resp)(?:_|$)", re.IGNORECASE
+)
+_FINE = frozenset(
+    "stop length end_turn max_tokens max_output_tokens eos eos_token end_of_text stop_sequence completed complete "
+    "in_progress success succeeded ok done finished normal safe none 0 200".split()
+)
 
 
 class _Read(BaseModel):
@@ -59,6 +72,7 @@ class RefusalPart(_Read):
 class Delta(_Read):
     """What a chunk adds to an answer."""
 
+    role: str | None = None
     content: str | list[Annotated[TextPart | ThinkingPart | RefusalPart, Field(discriminator="type")]] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -92,6 +106,8 @@ class Delta(_Read):
 class Choice(_Read):
     """One of the answers that a request asked for, of which it asks for one."""
 
+    model_config = ConfigDict(strict=True, extra="allow")
+
     index: int | None = None
     delta: Delta | None = None
     finish_reason: str | None = None
@@ -102,6 +118,8 @@ class Choice(_Read):
 
 class Chunk(_Read):
     """One event of a stream; `usage` is read by `count_in`, since what cannot be read of it is left out."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = None
     object: str | None = None
@@ -144,15 +162,35 @@ def read_chunk(name: bytes, data: bytes, where: str) -> Chunk:
     failure = chunk.error or (choice.error if choice is not None else None)
     if failure or chunk.object == "error":
         raise SampleError(f"{where} broke off its answer: {reason_in(data) or 'an error without a reason'}")
+    if own := next(own_failures(chunk.model_extra or {}, choice.model_extra or {} if choice is not None else {}), None):
+        raise SampleError(f"{where} says that its answer failed: {shown(own)}")
+    if chunk.choices is None and chunk.usage is None and (said := reason_in(data)) is not None:
+        raise SampleError(f"{where} broke off its answer: {said}")
     if choice is not None and (choice.message is not None or choice.text is not None):
         raise SampleError(f"{where} sent a whole answer in one event and no stream of pieces, so no times are known")
     return chunk
+
+
+def own_failures(*fields: Mapping[str, Any]) -> Iterator[str]:
+    """What fields of a provider's own say of a failure, `name: value`, those inside others too."""
+    for name, value in (item for each in fields for item in each.items()):
+        if isinstance(value, Mapping):
+            yield from own_failures(value)
+        elif isinstance(value, list):
+            yield from own_failures(*(each for each in value if isinstance(each, Mapping)))
+        # A stop token or text, of vLLM, is no failure.
+        elif name == "stop_reason" and not _OF_A_FAILURE.search(str(value)):
+            continue
+        elif value and _OF_A_FAILURE.search(name) and str(value).lower() not in _FINE:
+            yield f"{name}: {value}"
 
 
 def finish_reason_of(choice: Choice, where: str) -> FinishReason | None:
     """How the answer ended; None while it goes on. Raises SampleError for an end that is none of an answer."""
     delta, reason = choice.delta, choice.finish_reason
     if delta is not None:
+        if delta.role not in (None, "", "assistant"):
+            raise SampleError(f"{where} sent text of the role {shown(delta.role)}, which is no answer")
         if refused := delta.refused:
             raise SampleError(f"{where} refused to answer: {shown(refused)}")
         if delta.tool_calls or delta.function_call:
@@ -170,7 +208,7 @@ def count_in(usage: Any, *names: str) -> int | None:
     """The number at this place of `usage`; None where there is none that a count can be."""
     for name in names:
         usage = usage.get(name) if isinstance(usage, Mapping) else None
-    return usage if type(usage) is int and usage >= 0 else None
+    return usage if type(usage) is int and 0 <= usage <= _MOST_TOKENS else None
 
 
 def reason_in(body: bytes) -> str | None:
@@ -188,12 +226,16 @@ def _texts_in(content: Any) -> Iterator[str]:
     if isinstance(content, Mapping):
         own = {name: content.get(name) for name in ("error", "message", "detail", "code")}
         found = [each for each in own.values() if each] or [
-            each.get("error") for each in content.get("choices") or () if isinstance(each, Mapping)
+            each.get("error") for each in _listed(content.get("choices")) if isinstance(each, Mapping)
         ]
         for each in found:
             yield from _texts_in(each)
     elif content is not None:
         yield str(content)
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def first_bytes(data: bytes) -> str:

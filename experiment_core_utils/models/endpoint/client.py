@@ -197,7 +197,7 @@ class Address:
             user = f"{unquote(split.username or '')}:{unquote(split.password or '')}"
             self.headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
         elif key:
-            self.headers["Authorization"] = f"Bearer {key}"
+            self.headers["Authorization"] = f"Bearer {key.strip()}"
         proxy = urllib.request.getproxies().get(split.scheme)
         self._proxy = None if proxy is None or urllib.request.proxy_bypass(self.host) else urlsplit(proxy)
         if self._proxy is not None and not self._is_safe:

@@ -105,7 +105,11 @@ class ArrivingAnswer:
         if choice is None:
             return
         piece = "" if choice.delta is None else self._piece(choice.delta.thought, choice.delta.said)
-        reason = finish_reason_of(choice, self.where) if self.finish_reason is None else None
+        reason = finish_reason_of(choice, self.where)
+        if self.finish_reason is not None:
+            if reason not in (None, self.finish_reason):
+                raise SampleError(f"{self.where} ended its answer twice, by {self.finish_reason} and {reason}")
+            reason = None
         if piece:
             if self.finish_reason is not None:
                 raise SampleError(f"{self.where} sent more text behind the end of its answer")
@@ -184,6 +188,8 @@ class ArrivingAnswer:
         are_read = (tokens is not None or given.get("completion_tokens") is None) and (
             bool(prompt) or given.get("prompt_tokens") is None
         )
+        cached = given.get("prompt_tokens_details") if isinstance(given.get("prompt_tokens_details"), Mapping) else {}
+        are_read = are_read and (cached.get("cached_tokens") is None or count_in(cached, "cached_tokens") is not None)
         return tokens, 0 if tokens is None else hidden, are_read and thought <= (whole or thought)
 
 

@@ -77,6 +77,15 @@ ANSWERS = {
     "something behind the stream": (STREAM + TWO + piece("late", "error"), "two"),
     "usage in each chunk": (STREAM + TWO.replace(b'null}]}', b'null}], "usage": {"completion_tokens": 1}}'), "two"),
     "an empty answer": (STREAM + piece(None, "stop") + usage(1) + DONE, ""),
+    "fields of a provider's own that say nothing bad": (
+        STREAM + event(
+            choices=[FIRST | {
+                "stop_reason": 151645, "native_finish_reason": "STOP", "matched_stop": "</s>",
+                "content_filter_results": {"hate": {"filtered": False, "severity": "safe"}},
+            }],
+            base_resp={"status_code": 0, "status_msg": ""}, status="in_progress", system_fingerprint="fp_error_free",
+        ) + END, "two",
+    ),
     "the limit": (STREAM + piece("two") + piece(None, "length") + usage(2) + DONE, "two"),
 }  # fmt: skip
 
@@ -99,6 +108,11 @@ COUNTS = {
     "not an object": (event(usage=[7]), 1, ServedNotes(is_counted=False)),
     "more thinking than tokens": (
         usage(2, completion_tokens_details={"reasoning_tokens": 999}), 2, ServedNotes(are_counts_possible=False)
+    ),
+    "a prompt of a sextillion": (usage(2, 10**21), 2, ServedNotes(are_counts_possible=False)),
+    "a prompt beyond floats": (usage(2, 10**400), 2, ServedNotes(are_counts_possible=False)),
+    "a cache beyond floats": (
+        usage(2, prompt_tokens_details={"cached_tokens": 10**400}), 2, ServedNotes(are_counts_possible=False)
     ),
     "a cache": (usage(2, prompt_tokens_details={"cached_tokens": 4}), 2, ServedNotes(cached_tokens=4)),
     "another model": (usage(2) + event(model="cheaper"), 2, ServedNotes(answered_by="cheaper")),
@@ -146,6 +160,19 @@ FAULTS = {
     "an older error": (STREAM + b'error: {"message": "slot"}\n\n', "broke off its answer: slot$"),
     "an object that is an error": (STREAM + event(object="error", message="no"), "broke off its answer: no$"),
     "a whole answer in an event": (choice(message={"content": "two"}, finish_reason="stop"), "a whole answer in one"),
+    "a provider's own end": (choice(native_finish_reason="SAFETY", finish_reason="stop"), "failed: native.*: SAFETY$"),
+    "a provider's filter": (
+        choice(content_filter_results={"hate": {"filtered": True}}, finish_reason="stop"), "failed: filtered: True$"
+    ),
+    "a provider's status": (
+        STREAM + event(base_resp={"status_code": 1002, "status_msg": "rate"}) + END, "failed: status_code: 1002$"
+    ),
+    "a failed status": (STREAM + piece("t") + event(choices=[], status="failed") + END, "failed: status: failed$"),
+    "a tool behind the end": (STREAM + piece("t", "stop") + piece(None, tool_calls=[{"index": 0}]), "call of a tool$"),
+    "a second end": (STREAM + piece("t", "length") + piece(None, "content_filter"), "because its content filter took"),
+    "two ends": (STREAM + piece("t", "length") + piece(None, "stop"), "ended its answer twice, by length and stop$"),
+    "a reason without choices": (STREAM + piece("t") + event(detail="worker died"), "broke off .*: worker died$"),
+    "another role": (STREAM + event(choices=[{"index": 0, "delta": {"role": "tool", "content": "x"}}]), "role tool"),
     "another choice alone": (STREAM + event(choices=[OTHER]) + DONE, "after 0 pieces; see the server's log$"),
     "text behind the end": (STREAM + piece("two", "stop") + piece("!") + DONE, "more text behind the end"),
     "no end": (STREAM + piece("two") + DONE, "broke off its answer after 1 piece; see the server's log$"),

@@ -97,7 +97,7 @@ def test_a_knob_that_no_request_has_is_refused(task: ReferenceVQA, registered: N
 
 
 def test_a_knob_of_modules_is_refused(task: ReferenceVQA) -> None:
-    load_knob_module(Path("tests/knobs/head_fraction.py"))
+    load_knob_module(Path("knob_profiler/head_fraction.py"))
     try:
         with pytest.raises(ConfigurationError, match=r"head 0\.5 cannot be set at a server"):
             refuse(task, Setting({}), Setting.of(head_fraction=0.5))
