@@ -131,6 +131,10 @@ class ResultsRefused(ResultsError):
     exit_code = 2
 
 
+class OtherVersion(ResultsRefused):
+    """A results file is of another version of this project."""
+
+
 class ResultsNotSaved(ProfilerError):
     """The disk is full or gone: stop, what was finished before is safe."""
 

@@ -15,6 +15,7 @@ from experiment_core_utils.knobs.setting import Setting, parsed_labels
 from experiment_core_utils.primitives.csv_tables import named_rows
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
+    OtherVersion,
     ResultsError,
     ResultsRefused,
     first_line,
@@ -227,7 +228,7 @@ def check_schema(found: object, version: int, fault: str, advice: str) -> None:
         fault: begins the message: "FILE is not an energy file".
     """
     if type(found) is not int or found != version:
-        raise ResultsRefused(f"{fault} of schema {version} (its schema is {shortened(found)}); {advice}")
+        raise OtherVersion(f"{fault} of schema {version} (its schema is {shortened(found)}); {advice}")
 
 
 def field_fault(error: ValidationError) -> str:

@@ -16,7 +16,7 @@ from pydantic import Field
 from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.knobs.vision_tokens import TIERS
-from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
+from experiment_core_utils.primitives.errors import ConfigurationError, OtherVersion, ResultsRefused
 from experiment_core_utils.primitives.notebook_html import block, field_table, shown
 from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.columns import ANALYSIS_KEYS, TABLE_COLUMNS
@@ -383,7 +383,7 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
         """As `read`; raises ResultsRefused also for a knob that is unknown or a field that contradicts another."""
         found = content.get("protocol_version")
         if isinstance(found, int) and found > PROTOCOL_VERSION:
-            raise ResultsRefused(
+            raise OtherVersion(
                 f"{where} is of a newer version: its protocol_version is {found}, and this one reads up to "
                 f"{PROTOCOL_VERSION}; read it with that version, or move it away"
             )

@@ -9,12 +9,13 @@ and no torch, so that it answers at once. A run is at work while it has the lock
 import argparse
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.primitives.texts import counted, printable
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.conclusion import saved_sentence
@@ -50,6 +51,7 @@ class Status:
     done: tuple[str, ...]  #: settings of the plan that have a result
     failed: dict[str, SettingFailure]  #: settings whose last attempt failed, with why
     left: tuple[str, ...]  #: settings with neither
+    broken: tuple[str, ...]  #: why results cannot be read, where no run is at work
     #: the setting that is being measured, or was when the run stopped; None before the first, between two, and at the
     #: end
     at_work: SettingJournals | None
@@ -115,10 +117,12 @@ def read_status(output_dir: Path, now_unix_s: float) -> Status:
         # Loading and warm-up come before.
         later = sum(moment > min(moments) for moments in by_rank.values() for moment in moments)
         paced = later, max(ended) - min(ended)
+    is_running = has_run(output_dir / PARTS_FOLDER)
     return Status(
         plan=plan,
-        is_running=has_run(output_dir / PARTS_FOLDER),
+        is_running=is_running,
         done=done,
+        broken=() if is_running else tuple(_broken(ledger, done)),
         failed=failed,
         left=tuple(key for key in plan.keys if key not in done and key not in failed),
         at_work=at_work,
@@ -132,6 +136,15 @@ def read_status(output_dir: Path, now_unix_s: float) -> Status:
         silent_s=max(now_unix_s - last_s, 0.0),
         conclusion=saved_sentence(output_dir, plan.experiment_id),
     )
+
+
+def _broken(ledger: Ledger, done: Sequence[str]) -> Iterator[str]:
+    for key in done:
+        try:
+            if ledger.result(key) is None:
+                yield f"the result of {key} is torn; the same command measures it again"
+        except ResultsRefused as error:
+            yield str(error)
 
 
 def read_journals(folder: Path, plan: RunPlan) -> list[SettingJournals]:
@@ -190,7 +203,7 @@ def status_lines(status: Status, output_dir: Path) -> list[str]:
         finished = len(status.at_work.finished)
         state = "stopped at" if status.is_running is False else "at work:"
         lines.append(f"{state} {status.at_work.key}, {finished} of {counted(plan.num_samples, 'sample')}")
-    lines += [time_line(status), *failure_lines(status)]
+    lines += [time_line(status), *(f"broken: {each}" for each in status.broken), *failure_lines(status)]
     return lines if status.conclusion is None else [*lines, f"conclusion: {status.conclusion}"]
 
 

@@ -19,7 +19,7 @@ from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, add_knob_module
 from experiment_core_utils.l_results_csv_cleaning import read_results_csv, table_paths, write_tables
 from experiment_core_utils.primitives.csv_tables import read_table_file
-from experiment_core_utils.primitives.errors import EXIT_CODE_INVALID, ResultsError, ResultsRefused
+from experiment_core_utils.primitives.errors import EXIT_CODE_INVALID, OtherVersion, ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import shortened
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.journal import journals_in, read_journal
@@ -65,7 +65,7 @@ def verify(folder: Path) -> Verified:
     Not checked: whether a sample's figures are those that were measured, and pictures, which are not in the folder.
 
     Raises:
-        ResultsError: there are no results.
+        ResultsError: there are no results, or some of another version.
     """
     faults: list[Fault] = []
     num_results = num_unchecked = 0
@@ -75,6 +75,8 @@ def verify(folder: Path) -> Verified:
         for path in paths:
             try:
                 results[path] = read_setting(path)
+            except OtherVersion:
+                raise
             except ResultsRefused as error:
                 faults.append(Fault("EDITED", str(error)))
         num_results += len(paths)
@@ -214,7 +216,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for fault in found.faults:
         print(f"{fault.word}: {fault.place}")
     unchecked = f", {found.num_unchecked} of commit dfe8f148, without digests" if found.num_unchecked else ""
-    print(f"{found.word}: {counted(found.num_results, 'result')}{unchecked}")
+    intact = ", as the run wrote them" if found.word in ("VALID", "INVALID") else ""
+    print(f"{found.word}: {counted(found.num_results, 'result')}{intact}{unchecked}")
     return {"VALID": 0, "INVALID": EXIT_CODE_INVALID}.get(found.word, 1)
 
 

@@ -227,6 +227,12 @@ def test_a_real_run_leaves_a_plan_that_is_done(tiny_checkpoint: Path, tmp_path: 
     assert run_profiling(moved).experiment_id is None
     run_profiling(config)
     assert "nothing was left to measure" in status_lines(read_status(tmp_path, time.time()), tmp_path)[0]
+    first, second = sorted(tmp_path.glob("*_imgsize*.json"))
+    first.write_text(first.read_text()[:2000])
+    second.write_text(second.read_text().replace('"T_total_mean": ', '"T_total_mean": 1', 1))
+    torn, edited = read_status(tmp_path, time.time()).broken
+    assert torn == "the result of tier-low_topk2_blocks3 is torn; the same command measures it again"
+    assert f"{second} was EDITED" in edited
 
 
 def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

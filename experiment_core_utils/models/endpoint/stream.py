@@ -188,8 +188,9 @@ class ArrivingAnswer:
         are_read = (tokens is not None or given.get("completion_tokens") is None) and (
             bool(prompt) or given.get("prompt_tokens") is None
         )
-        cached = given.get("prompt_tokens_details") if isinstance(given.get("prompt_tokens_details"), Mapping) else {}
-        are_read = are_read and (cached.get("cached_tokens") is None or count_in(cached, "cached_tokens") is not None)
+        details = given.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
+        are_read = are_read and (cached is None or count_in(details, "cached_tokens") is not None)
         return tokens, 0 if tokens is None else hidden, are_read and thought <= (whole or thought)
 
 

@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_that_nobody_touched_is_valid(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = verify(folder)
     assert (found.word, found.faults, found.num_results, found.num_unchecked) == ("VALID", (), 2, 0)
-    assert main([str(folder)]) == 0 and capsys.readouterr().out == "VALID: 2 results\n"
+    assert main([str(folder)]) == 0 and capsys.readouterr().out == "VALID: 2 results, as the run wrote them\n"
 
 
 def test_every_number_of_a_result_that_is_changed_is_an_edit(folder: Path) -> None:
