@@ -7,6 +7,7 @@ request and up to its first piece.
 """
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,7 @@ from http.client import HTTPConnection
 from statistics import median
 from urllib.parse import urlsplit
 
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.served import ServedModel
 from experiment_core_utils.models.endpoint.client import Address
 from experiment_core_utils.models.endpoint.floor import null_server
@@ -68,4 +70,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

@@ -91,6 +91,13 @@ def write(folder: Path, *results: dict[str, Any]) -> Path:
         experts = "" if each["top_k"] is None else f"topk{each['top_k']}_"
         name = f"signs_imgsize{vision}_{experts}blocks{each['num_active_blocks']}.json"
         # Results that have a run's id have a digest, too.
-        digest = {"digest": content_digest(each)} if "run_uid" in each["provenance"] else {}
-        (folder / name).write_text(json.dumps(each | digest))
+        if each["provenance"]["run_uid"] is not None:
+            write_signed(folder / name, each)
+        else:
+            (folder / name).write_text(json.dumps(each))
     return folder
+
+
+def write_signed(path: Path, content: dict[str, Any]) -> None:
+    """A result with the digest of its content, as a run writes it."""
+    path.write_text(json.dumps(content | {"digest": content_digest(content)}))

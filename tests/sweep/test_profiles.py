@@ -115,7 +115,7 @@ def without_times(value: Any) -> Any:
         steadiness = ("warmup", "conditions", "rounds", "precision", "compute_utilisation")
         # What a busy machine makes runs repeat.
         repeats = ("num_discarded_runs", "disturbances", "num_disturbed_samples")
-        own = ("fingerprint", "memory", "provenance", "runs", *steadiness, *repeats)
+        own = ("fingerprint", "digest", "memory", "provenance", "runs", *steadiness, *repeats)
         return {key: without_times(each) for key, each in value.items() if key not in own and not key.startswith("T_")}
     return [without_times(each) for each in value] if isinstance(value, list) else value
 

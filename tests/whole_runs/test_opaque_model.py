@@ -13,6 +13,7 @@ import knob_profiler as kp
 from experiment_core_utils.b_model_loader import BACKENDS, register_backend
 from experiment_core_utils.records.provenance import Model
 from knob_profiler.__main__ import main
+from tests.experiments.hand_made_sweep import write_signed
 from tests.scripted.opaque_model import opaque_source
 
 
@@ -88,7 +89,7 @@ def test_its_results_are_read_compared_and_drawn_though_most_of_its_model_is_not
         content = json.loads(path.read_text())
         model = content["provenance"]["model"]
         content["provenance"]["model"] = {name: each for name, each in model.items() if each is not None}
-        path.write_text(json.dumps(content))
+        write_signed(path, content)
     for folder in (one, other):
         for command in ("status", "report"):
             assert main([command, str(folder)]) == 0, capsys.readouterr().err

@@ -68,7 +68,7 @@ def test_a_table_says_its_model_and_split_too(tmp_path: Path) -> None:
     }  # fmt: skip
     row = {"scores": [1.0, 0.0], "milliseconds": [5.0, 6.0], "cost_milliseconds": [5.0, 6.0]}
     content = {"origin": origin, "best": 1.0, "sample_ids": [0, 1], "pictures": ["a", "b"],
-               "settings": {"tier-low_topk2_blocks3": row}}  # fmt: skip
+               "prompts": [None, None], "settings": {"tier-low_topk2_blocks3": row}}  # fmt: skip
     (tmp_path / "table.json").write_text(json.dumps(content))
     found = load_grid([tmp_path / "table.json"])
     assert (found.model, found.splits) == ("tiny", {"signs": "validation"})

@@ -14,7 +14,7 @@ from experiments.analyses.charts.chart import Dots, Rule
 from experiments.analyses.charts.run_charts import runs_chart
 from experiments.analyses.two_runs import RunDifference, verdict_of
 from experiments.core_exp.compare_runs import main
-from tests.experiments.hand_made_sweep import PROVENANCE, result, setting, write
+from tests.experiments.hand_made_sweep import PROVENANCE, result, setting, write, write_signed
 from tests.hand_made_records import measured_sample, staged_run
 
 ROUNDS = {"how": "rounds", "seed": 0, "position": None, "num_settings": 2}
@@ -302,7 +302,7 @@ def test_a_served_model_is_compared_with_one_in_process_as_they_are(
     content = json.loads(path.read_text())
     content["provenance"]["model"] |= {"dtype": None, "execution": None}
     content["provenance"]["experimental_variables"]["endpoint"] = [{"variant": "m"}]
-    path.write_text(json.dumps(content))
+    write_signed(path, content)
     line = lines_of(tmp_path, path.parent, whole)["reference", "latency"]
     assert line["n"] == len(SAMPLES) and line["change"] == pytest.approx(0.5)
     assert "A: execution server; B: bfloat16, execution eager\n" in capsys.readouterr().out
@@ -379,7 +379,7 @@ def test_identical_answers_are_said_in_one_line(tmp_path: Path, capsys: pytest.C
     path = next(runs[1].glob("*topk4*.json"))
     changed = json.loads(path.read_text())
     changed["per_sample_results"][7]["pred"] += " "
-    path.write_text(json.dumps(changed))
+    write_signed(path, changed)
     found = lines_of(tmp_path, *runs)
     verdicts = {name: each["verdict"] for (name, quantity), each in found.items() if quantity == "accuracy"}
     assert list(verdicts.values()) == ["IDENTICAL", "CANNOT TELL", "CANNOT TELL"]
@@ -412,7 +412,7 @@ def test_the_spread_of_windows_is_in_an_energy_of_one_run_a_side(tmp_path: Path)
             content = json.loads(path.read_text())
             for sample in content["per_sample_results"]:
                 sample["energy_j"] = 2.0
-            path.write_text(json.dumps(content))
+            write_signed(path, content)
     found = {
         at: lines_of(tmp_path, *runs, "--between_runs", at)["tier-low_topk2_blocks3", "energy"] for at in ("0", "0.02")
     }
