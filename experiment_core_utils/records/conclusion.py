@@ -1,7 +1,6 @@
 """What a task's settings come to, as one record: every reader shows the sentences that are made from it here."""
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -16,7 +15,7 @@ from experiment_core_utils.primitives.notebook_html import block, field_table, f
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_change_text, time_text
 from experiment_core_utils.records.controls import Control, control_lines
-from experiment_core_utils.records.result_files import CONCLUSION_FILE, RESULT_FILES, read_json_object
+from experiment_core_utils.records.result_files import CONCLUSION_FILE, RESULT_FILES, content_digest, read_json_object
 
 WORDS: tuple[Word, ...] = ("yes", "likely", "can't tell", "no")
 # What the words mean, for every reader of a table or a sentence with one of them.
@@ -227,7 +226,7 @@ def saved_sentence(folder: Path, experiment_id: str | None) -> str | None:
 
 def _digest(content: Mapping[str, Any], folder: Path) -> str:
     """SHA-256 of the names and bytes of the result files in a folder, and of what is concluded from them."""
-    found = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    found = hashlib.sha256(content_digest(content).encode())
     for path in sorted(folder.glob(RESULT_FILES)):
         found.update(os.fsencode(path.name) + hashlib.sha256(read_regular_file(path)).digest())
     return found.hexdigest()

@@ -18,13 +18,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, add_knob_module
 from experiment_core_utils.l_results_csv_cleaning import read_results_csv, table_paths, write_tables
-from experiment_core_utils.primitives.csv_tables import read_table_file
 from experiment_core_utils.primitives.errors import EXIT_CODE_INVALID, OtherVersion, ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import shortened
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.journal import journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, plan_path, read_plan
 from experiment_core_utils.records.result_files import CONCLUSION_FILE, RESULT_FILES, read_json_object
+from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_file_name, setting_key
 from experiments.analyses.sweeps import results_folders
 from experiments.core_exp.closing_lines import concluded
@@ -98,7 +98,7 @@ def result_faults(path: Path, result: SettingResult) -> Iterator[str]:
         yield f"its content belongs to {setting_file_name(result)}"
     for name, value in result.aggregate_stats.items():
         quantity = name.removesuffix("_mean")
-        if quantity == name or quantity not in type(result.per_sample_results[0]).model_fields:
+        if quantity == name or quantity not in SampleResult.model_fields:
             continue
         found = [getattr(sample, quantity) for sample in result.per_sample_results]
         values = [each for each in found if each is not None]
@@ -149,7 +149,7 @@ def _table_faults(folder: Path, results: Sequence[SettingResult]) -> Iterator[Fa
                     yield Fault("INCOMPLETE", f"{path} is not there; `knobprof tables {folder}` writes it")
                     continue
                 try:
-                    found, made = read_results_csv(path), read_table_file(Path(scratch) / path.name)
+                    found, made = read_results_csv(path), read_results_csv(Path(scratch) / path.name)
                 except ResultsError as error:
                     yield Fault("EDITED", str(error))
                     continue

@@ -17,7 +17,7 @@ from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_file_name
 from experiments.analyses.sweeps import load_sweep
 from experiments.core_exp.closing_lines import concluded
-from experiments.core_exp.verify_run import main, verify
+from experiments.core_exp.verify_run import main, result_faults, verify
 from tests.experiments.hand_made_sweep import result, setting
 from tests.hand_made_records import measured_sample, staged_run
 
@@ -112,3 +112,9 @@ def test_what_is_not_there_is_named(folder: Path, capsys: pytest.CaptureFixture[
     first, last = capsys.readouterr().out.splitlines()
     assert first == f"INCOMPLETE: {folder}/signs_samples.csv is not there; `knobprof tables {folder}` writes it"
     assert last == "INCOMPLETE: 2 results"
+
+
+def test_a_result_without_a_sample_has_no_figures_to_check(folder: Path) -> None:
+    result = read_setting(min(folder.glob(RESULT_FILES)))
+    none = result.with_keys(per_sample_results=[], aggregate_stats={"T_total_mean": None, "T_total_n": 0})
+    assert list(result_faults(folder / setting_file_name(none), none)) == []
