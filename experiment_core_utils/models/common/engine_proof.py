@@ -20,13 +20,13 @@ from transformers import PreTrainedModel
 
 from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.placement import is_offloaded
-from experiment_core_utils.models.common.private_apis import (
+from experiment_core_utils.models.common.quantisation import dequantisation_of
+from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, EngineRefused, KnobDidNotAct, first_line
+from experiment_core_utils.primitives.private_apis import (
     attention_implementation,
     experts_implementation,
     set_implementations,
 )
-from experiment_core_utils.models.common.quantisation import dequantisation_of
-from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, EngineRefused, KnobDidNotAct, first_line
 
 # An engine may be this many times as far from the judge as the modules are, in the mean over all positions. In float32
 # the order of sums decides: over 18 proofs of right CPU engines of SmolLM2-135M, whose states have a few very large

@@ -9,7 +9,6 @@ from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.text import Quantisation
 from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
 from experiment_core_utils.models.common.preferences import Preferences, preferences_in
-from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import (
     HFSource,
@@ -24,6 +23,7 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.request_work import PlannedRequests
 from experiment_core_utils.models.source import CheckpointSource, RequestedModel, eager_reason
 from experiment_core_utils.primitives.device import choose_dtype
+from experiment_core_utils.primitives.private_apis import compatible_attentions
 from experiment_core_utils.tasks.interface import PromptFamily, Task
 
 

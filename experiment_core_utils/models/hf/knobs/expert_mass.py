@@ -19,11 +19,11 @@ from torch import nn
 
 from experiment_core_utils.knobs.expert_mass import EXPERT_MASS, mass_of
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.models.common.private_apis import SKIPS_SLOTS, computes_experts, experts_implementation
 from experiment_core_utils.models.common.turned_knobs import CountingAdapter
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges, hooks_removed
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.private_apis import SKIPS_SLOTS, computes_experts, experts_implementation
 from experiment_core_utils.records.requests import StageFlops
 
 # Routers that give (logits, weights, experts) of a softmax over all experts, whose experts skip slots. Where they do
