@@ -23,7 +23,6 @@ from experiment_core_utils.models.common.engine_proof import (
     EngineRun,
     TracedPasses,
     judged_by_modules,
-    judging,
     refuse_other_features,
 )
 from experiment_core_utils.models.common.finite_logits import refuse_not_finite
@@ -323,8 +322,8 @@ class EngineStages:
         def repeat(passes: TracedPasses) -> Computed:
             return self.model.run_modules(knobs, ids, features, len(run.computed.logits), passes)
 
-        names = self._named("prefill"), self._named("decode")
-        return judged_by_modules(names, run, self.model.modules, repeat, self.decoder.num_experts, self.decoder.dtype)
+        names, dtype = (self._named("prefill"), self._named("decode")), self.decoder.dtype
+        return judged_by_modules(names, run, self.model.judging(dtype), repeat, self.decoder.num_experts, dtype)
 
     def _refuse_other_features(self, inputs: Mapping[str, Any], features: Any) -> None:
         """Raises EngineRefused for features that are not those of the modules; features without a place are ignored."""
@@ -334,7 +333,7 @@ class EngineStages:
 
         dtype = self.decoder.dtype
         modules = by_modules()
-        with judging(self.model.modules, dtype):
+        with self.model.judging(dtype):
             exact = by_modules()
         refuse_other_features(self._named("vision"), self.model.placed(features), modules, exact, dtype)
 

@@ -40,12 +40,12 @@ from experiment_core_utils.models.common.engine_proof import (
     RouterTrace,
     TracedPasses,
     judged_by_modules,
-    judging,
     refuse_other_tokens,
 )
 from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.gguf_files import quantised_file_of
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
+from experiment_core_utils.models.common.judging import judging
 from experiment_core_utils.models.common.placement import computing_devices
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
@@ -565,7 +565,8 @@ class TransformersModel(HasEnds):
         prompt_tokens = graphed.decode_at(setting).length - PROOF_STEPS
         run = EngineRun(computed, prompt_tokens, experts if any(experts) else ())
         try:
-            return judged_by_modules(graphed.parts.names, run, self.model, repeat, self.num_experts, found[0].dtype)
+            exact = judging(self.model, dtype := found[0].dtype)
+            return judged_by_modules(graphed.parts.names, run, exact, repeat, self.num_experts, dtype)
         except EngineRefused as error:
             raise engine_refused(str(error)) from error
 

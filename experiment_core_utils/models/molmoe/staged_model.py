@@ -27,8 +27,8 @@ from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds,
 from experiment_core_utils.models.common.block_modules import decoder_components
 from experiment_core_utils.models.common.cuda_graphs import engine_refused, refusal_of
 from experiment_core_utils.models.common.describe import implementations, stored_bytes
-from experiment_core_utils.models.common.engine_proof import judging
 from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
+from experiment_core_utils.models.common.judging import judging
 from experiment_core_utils.models.common.preferences import decoding_in_force, preferences_of, values_of
 from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
