@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.api import DecodeEngine
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.greedy import BatchAnswers, BatchFollower
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.runner import SLOT_STEP, EngineStages
 from experiment_core_utils.engines.select import decode_engine
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
-from experiment_core_utils.models.common.greedy import BatchAnswers, BatchFollower
 from experiment_core_utils.records.requests import FollowedAnswer
 
 

@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.engine_proof import Computed, TracedPasses
 from experiment_core_utils.engines.weights import DecoderWeights, VisionModules, VisionWeights
-from experiment_core_utils.models.common.engine_proof import Computed, TracedPasses
 
 
 class EngineModel(Protocol):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from experiment_core_utils.engines.description import EngineKnobs, check_pause, check_rest
+from experiment_core_utils.engines.request_slot import PrefilledRequest
 from experiment_core_utils.engines.runner import EngineStages
-from experiment_core_utils.models.common.request_slot import PrefilledRequest
 
 
 @dataclass(frozen=True)

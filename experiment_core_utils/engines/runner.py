@@ -13,11 +13,7 @@ import torch
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.engine_model import EngineModel
-from experiment_core_utils.engines.expert_trace import count_experts
-from experiment_core_utils.engines.gpu.triton.tuning import untuned_reason
-from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.select import choose_engines, decoder_engines
-from experiment_core_utils.models.common.engine_proof import (
+from experiment_core_utils.engines.engine_proof import (
     Computed,
     EngineErrors,
     EngineRun,
@@ -25,11 +21,15 @@ from experiment_core_utils.models.common.engine_proof import (
     judged_by_modules,
     refuse_other_features,
 )
-from experiment_core_utils.models.common.finite_logits import refuse_not_finite
-from experiment_core_utils.models.common.greedy import AsyncStages
-from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
+from experiment_core_utils.engines.expert_trace import count_experts
+from experiment_core_utils.engines.gpu.triton.tuning import untuned_reason
+from experiment_core_utils.engines.greedy import AsyncStages
+from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.request_slot import PrefilledRequest, RequestSlot
+from experiment_core_utils.engines.select import choose_engines, decoder_engines
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.finite_logits import refuse_not_finite
 from experiment_core_utils.records.requests import KnobProof, StageName
 
 # The KV cache grows in these steps, so that longer requests seldom need a new one; graphs are lost with the old one.

@@ -13,6 +13,7 @@ from experiment_core_utils.engines.cpu.decode import CpuDecode
 from experiment_core_utils.engines.cpu.panels import refuse_other_places
 from experiment_core_utils.engines.cpu.prefill import CpuPrefill
 from experiment_core_utils.engines.cpu.vision import CpuVision
+from experiment_core_utils.engines.cuda_graphs import NO_GRAPHS, CudaGraphPool, GraphCapturer
 from experiment_core_utils.engines.engine_model import EngineModel
 from experiment_core_utils.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.engines.gpu.prefill import GraphedPausedPrefill, GraphedPrefill
@@ -24,7 +25,6 @@ from experiment_core_utils.engines.reference.decoder import (
 )
 from experiment_core_utils.engines.reference.vision import ReferenceVision
 from experiment_core_utils.engines.weights import DecoderWeights
-from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphPool, GraphCapturer
 from experiment_core_utils.models.interface import (
     CPU_BLOCKS,
     CPU_STEP,

@@ -7,10 +7,10 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 import torch
 from torch import nn
 
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.records.caveats import Caveat

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from experiment_core_utils.engines.api import DecodeEngine
+from experiment_core_utils.engines.cuda_graphs import WARM_UPS, CudaGraphPool
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.triton.tuning import (
     FEWEST_ROWS,
@@ -22,9 +23,8 @@ from experiment_core_utils.engines.gpu.triton.tuning import (
 )
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights
-from experiment_core_utils.models.common.cuda_graphs import WARM_UPS, CudaGraphPool
-from experiment_core_utils.models.common.triton_build import are_interpreted, built, vendor_unsupported_reason
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.triton_build import are_interpreted, built, vendor_unsupported_reason
 
 # What one program keeps in registers: experts to rank, and one row of a weight.
 MOST_EXPERTS, MOST_WIDTH = 128, 4096

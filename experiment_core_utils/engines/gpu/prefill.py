@@ -16,13 +16,13 @@ from experiment_core_utils.engines.api import (
     PrefillEngine,
     refuse_without_free_rows,
 )
+from experiment_core_utils.engines.cuda_graphs import CudaGraphPool
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.expert_trace import ExpertRecord
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights, RotaryTable
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
-from experiment_core_utils.models.common.triton_build import built, kernels_unsupported_reason
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.triton_build import built, kernels_unsupported_reason
 
 # Prompt lengths are rounded up to a multiple of this.
 BUCKET = 64

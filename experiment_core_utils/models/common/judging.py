@@ -10,7 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.engine_proof import higher_precision
+from experiment_core_utils.engines.engine_proof import higher_precision
 from experiment_core_utils.models.common.placement import is_offloaded
 from experiment_core_utils.models.common.quantisation import dequantisation_of
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, EngineRefused, first_line

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import torch
 
 from experiment_core_utils.config.served import ServedModel
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT, answer_limit_at
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.picture_side import PICTURE_SIDE
@@ -22,7 +23,6 @@ from experiment_core_utils.knobs.registry import knob_named
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.variant import VARIANT
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.endpoint.address import listening_pids
 from experiment_core_utils.models.endpoint.caches import CacheFinding, new_salt, warm_ratio
 from experiment_core_utils.models.endpoint.chunks import first_bytes, read_chunk, reason_in

@@ -15,15 +15,26 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.engines.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
+from experiment_core_utils.engines.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
+from experiment_core_utils.engines.engine_proof import (
+    Computed,
+    EngineErrors,
+    EngineRun,
+    RouterTrace,
+    TracedPasses,
+    judged_by_modules,
+    refuse_other_tokens,
+)
+from experiment_core_utils.engines.greedy import generate_async, generate_greedily
+from experiment_core_utils.engines.request_slot import PrefilledRequest
 from experiment_core_utils.engines.runner import reasons_named
 from experiment_core_utils.engines.select import OWN_KERNELS
 from experiment_core_utils.knobs.interface import unsupported_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange
-from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.models.common.block_modules import decoder_components
-from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
 from experiment_core_utils.models.common.decode_kernels import ExecutedExperts
 from experiment_core_utils.models.common.describe import (
     computing_dtype,
@@ -33,22 +44,10 @@ from experiment_core_utils.models.common.describe import (
     quantisation_in_force,
     stored_bytes,
 )
-from experiment_core_utils.models.common.engine_proof import (
-    Computed,
-    EngineErrors,
-    EngineRun,
-    RouterTrace,
-    TracedPasses,
-    judged_by_modules,
-    refuse_other_tokens,
-)
-from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.gguf_files import quantised_file_of
-from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.judging import judging
 from experiment_core_utils.models.common.placement import computing_devices
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, decoding_in_force, preferences_of, values_of
-from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
@@ -78,6 +77,7 @@ from experiment_core_utils.primitives.errors import (
     KnobDidNotAct,
     OutOfMemory,
 )
+from experiment_core_utils.primitives.finite_logits import refuse_not_finite
 from experiment_core_utils.records.requests import (
     FollowedAnswer,
     KnobProof,

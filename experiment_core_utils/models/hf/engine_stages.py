@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from experiment_core_utils.engines.cuda_graphs import NO_GRAPHS, GraphCapturer
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.triton.tuning import untuned_reason
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.select import Engines, decoder_engines
 from experiment_core_utils.engines.weights import DecoderWeights, RotaryTable
-from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, GraphCapturer
 from experiment_core_utils.models.hf.decoder_description import fused_decoder
 from experiment_core_utils.models.hf.engine_tower import EngineTower
 from experiment_core_utils.models.hf.generate import GenerationState, vision_entry

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
-from experiment_core_utils.models.common.engine_proof import RouterTrace
+from experiment_core_utils.engines.cuda_graphs import GraphCapturer
+from experiment_core_utils.engines.engine_proof import RouterTrace
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
 from experiment_core_utils.primitives.private_apis import flattened, unflattened
 

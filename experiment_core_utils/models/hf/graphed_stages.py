@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, engine_refused, refused_without_memory
-from experiment_core_utils.models.common.greedy import AsyncStages
+from experiment_core_utils.engines.cuda_graphs import GraphCapturer, engine_refused, refused_without_memory
+from experiment_core_utils.engines.greedy import AsyncStages
+from experiment_core_utils.engines.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.common.placement import spread_reason
 from experiment_core_utils.models.common.preferences import KEPT
-from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.hf.engine_tower import EngineTower
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder

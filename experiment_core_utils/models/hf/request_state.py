@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.engine_proof import relative_distance
+from experiment_core_utils.engines.engine_proof import relative_distance
 from experiment_core_utils.models.common.placement import device_of
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState

@@ -16,9 +16,9 @@ from jinja2 import TemplateError
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
+from experiment_core_utils.engines.answer_ends import TextOf, text_reader, without_appended_eos
 from experiment_core_utils.knobs.token_units import MOLMOE_TOKENS, TokenUnit
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.common.answer_ends import TextOf, text_reader, without_appended_eos
 from experiment_core_utils.models.common.text_generation import context_fault, context_length, is_surely_longer
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.several_pictures import joined, options_of_all, placed

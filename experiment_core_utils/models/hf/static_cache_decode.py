@@ -14,12 +14,12 @@ import torch
 from transformers import PreTrainedModel, StaticCache
 from transformers.cache_utils import Cache, StaticLayer
 
-from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
-from experiment_core_utils.models.common.engine_proof import RouterTrace
-from experiment_core_utils.models.common.finite_logits import checked_tokens
+from experiment_core_utils.engines.cuda_graphs import GraphCapturer
+from experiment_core_utils.engines.engine_proof import RouterTrace
 from experiment_core_utils.models.common.inductor import InductorFunction
 from experiment_core_utils.models.hf.generate import GenerationState
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.finite_logits import checked_tokens
 from experiment_core_utils.primitives.private_apis import set_cached_tokens
 
 

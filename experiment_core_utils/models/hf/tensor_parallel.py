@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.primitives.device import Marks, NoMarks

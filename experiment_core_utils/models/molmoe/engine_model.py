@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.engine_proof import Computed, TracedPasses
 from experiment_core_utils.engines.weights import DecoderWeights, VisionModules, VisionWeights
-from experiment_core_utils.models.common.engine_proof import Computed, TracedPasses
 from experiment_core_utils.models.common.judging import judging
 from experiment_core_utils.models.molmoe.fused_weights import (
     fuse_decoder_weights,

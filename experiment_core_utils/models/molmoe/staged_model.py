@@ -11,26 +11,26 @@ import torch
 from torch import nn
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.engines.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.engines.batch_runner import BatchedExecution
+from experiment_core_utils.engines.cuda_graphs import engine_refused, refusal_of
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.greedy import generate_async, generate_greedily
 from experiment_core_utils.engines.paused_runner import (
     EnginePausedPrefill,
     PausedPrefillShape,
 )
+from experiment_core_utils.engines.request_slot import PrefilledRequest
 from experiment_core_utils.engines.runner import EngineStages, engine_stages, modules_run
 from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.token_units import tokens_of_crops
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.models.common.block_modules import decoder_components
-from experiment_core_utils.models.common.cuda_graphs import engine_refused, refusal_of
 from experiment_core_utils.models.common.describe import implementations, stored_bytes
-from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
 from experiment_core_utils.models.common.judging import judging
 from experiment_core_utils.models.common.preferences import decoding_in_force, preferences_of, values_of
-from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights

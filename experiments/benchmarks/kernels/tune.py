@@ -18,6 +18,7 @@ import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.engines.cuda_graphs import CudaGraphPool
 from experiment_core_utils.engines.gpu.triton.tuning import (
     Card,
     ProductTile,
@@ -27,7 +28,6 @@ from experiment_core_utils.engines.gpu.triton.tuning import (
 )
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.benchmarks.kernels.launches import TOP_K, KernelWork, built, filled_kv_cache, microseconds, over_blocks
 

@@ -7,13 +7,13 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.engines.cuda_graphs import CudaGraphPool, Reruns
 from experiment_core_utils.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.engines.gpu.prefill import GraphedPrefill
 from experiment_core_utils.engines.gpu.vision import GraphedVision
 from experiment_core_utils.engines.reference.decoder import ReferenceDecode, ReferencePrefill
 from experiment_core_utils.engines.reference.vision import ReferenceVision
 from experiment_core_utils.engines.runner import EngineStages
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool, Reruns
 from experiment_core_utils.models.interface import (
     CPU_BLOCKS,
     CPU_STEP,

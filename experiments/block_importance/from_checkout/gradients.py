@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiment_core_utils.engines.answer_ends import turn_end
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import VisionTarget, vision_of
-from experiment_core_utils.models.common.answer_ends import turn_end
-from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import SampleError
+from experiment_core_utils.primitives.finite_logits import refuse_not_finite
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.block_importance.answers import DrawnTask

@@ -12,7 +12,7 @@ from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.describe import dtype_name
-from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
+from experiment_core_utils.primitives.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
 from experiment_core_utils.tasks.interface import Answer

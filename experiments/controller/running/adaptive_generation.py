@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.greedy import generate_async, generate_greedily
 from experiment_core_utils.engines.paused_runner import EnginePausedPrefill, PausedPrefillShape, PausedPrefillStages
+from experiment_core_utils.engines.request_slot import PrefilledRequest
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of, num_blocks_of
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
-from experiment_core_utils.models.common.finite_logits import failure_named
-from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
-from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.models.pausable import PausableModel
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
 from experiment_core_utils.primitives.errors import SettingError
+from experiment_core_utils.primitives.finite_logits import failure_named
 from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.knob_choices import chosen_experts

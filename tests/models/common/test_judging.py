@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from experiment_core_utils.models.common.engine_proof import higher_precision, relative_distance
+from experiment_core_utils.engines.engine_proof import higher_precision, relative_distance
 from experiment_core_utils.models.common.judging import InPrecision, modules_in
 from tests.tiny_models.tiny_causal_models import causal_model, llama_config
 

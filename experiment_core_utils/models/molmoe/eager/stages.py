@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.description import EngineKnobs
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
+from experiment_core_utils.engines.greedy import BatchAnswers, BatchFollower
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts
-from experiment_core_utils.models.common.finite_logits import checked_tokens, refuse_not_finite
-from experiment_core_utils.models.common.greedy import BatchAnswers, BatchFollower
 from experiment_core_utils.models.hf.batch import merge_requests
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed
 from experiment_core_utils.models.hf.knobs.routers import Counted
@@ -20,6 +19,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeImageFeatures,
 )
 from experiment_core_utils.models.molmoe.visual_token_keep import PlacedTokens
+from experiment_core_utils.primitives.finite_logits import checked_tokens, refuse_not_finite
 from experiment_core_utils.records.requests import FollowedAnswer, KnobProof
 
 DROPPED = -100

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 import torch
 
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
-from experiment_core_utils.models.common.finite_logits import checked_tokens, usable_token
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import Marks, TokenCopies
+from experiment_core_utils.primitives.finite_logits import checked_tokens, usable_token
 from experiment_core_utils.records.requests import FollowedAnswer, StageName, TimedTokens
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.primitives.errors import EngineRefused, KnobDidNotAct
+from experiment_core_utils.primitives.finite_logits import refuse_not_finite
 
 # An engine may be this many times as far from the judge as the modules are, in the mean over all positions. In float32
 # the order of sums decides: over 18 proofs of right CPU engines of SmolLM2-135M, whose states have a few very large

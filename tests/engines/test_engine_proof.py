@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from experiment_core_utils.models.common.engine_proof import (
+from experiment_core_utils.engines.engine_proof import (
     Computed,
     EngineRun,
     RouterTrace,
