@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.engines.api import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.engine_model import EngineModel
 from experiment_core_utils.engines.engine_proof import (
@@ -27,7 +28,6 @@ from experiment_core_utils.engines.greedy import AsyncStages
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.engines.select import choose_engines, decoder_engines
-from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.finite_logits import refuse_not_finite
 from experiment_core_utils.records.requests import KnobProof, StageName
@@ -50,7 +50,7 @@ class Executed:
     mode: str
     #: why it is not `graph` in all stages though that was requested; None where it is, or was not requested
     reason: str | None
-    stages: Mapping[StageName, str]  #: the name of the engine of each stage; names are in `models.interface`
+    stages: Mapping[StageName, str]  #: the name of the engine of each stage; names are in `engines.api`
     #: a note that kernels run on another card than the one that they were tuned on; None where they do not
     untuned: str | None = None
 

@@ -4,6 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from experiment_core_utils.engines.api import (
+    CPU_BLOCKS,
+    CPU_STEP,
+    CUDA_GRAPH,
+    MODULES,
+    REFERENCE,
     DecodeEngine,
     PausedPrefillEngine,
     PrefillEngine,
@@ -25,13 +30,6 @@ from experiment_core_utils.engines.reference.decoder import (
 )
 from experiment_core_utils.engines.reference.vision import ReferenceVision
 from experiment_core_utils.engines.weights import DecoderWeights
-from experiment_core_utils.models.interface import (
-    CPU_BLOCKS,
-    CPU_STEP,
-    CUDA_GRAPH,
-    MODULES,
-    REFERENCE,
-)
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import StageName
 
@@ -48,7 +46,7 @@ class Engines:
     prefill: PrefillEngine
     split: PausedPrefillEngine  #: the prefill with a pause; runs as the whole one does
     decode: DecodeEngine
-    ways: Mapping[StageName, str]  #: the name of the engine of each stage; names are in `models.interface`
+    ways: Mapping[StageName, str]  #: the name of the engine of each stage; names are in `engines.api`
     reasons: Mapping[StageName, str]  #: of each stage that is not a CUDA graph, why
     vision: VisionEngine | None = field(default=None)  #: None where the modules run it
 

@@ -15,6 +15,7 @@ import torch
 
 from experiment_core_utils.config.served import ServedModel
 from experiment_core_utils.engines.answer_ends import AnswerEnds
+from experiment_core_utils.engines.api import SERVER
 from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT, answer_limit_at
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.picture_side import PICTURE_SIDE
@@ -39,7 +40,6 @@ from experiment_core_utils.models.endpoint.client import (
 from experiment_core_utils.models.endpoint.pictures import data_url, png_tensor
 from experiment_core_utils.models.endpoint.stream import ArrivingAnswer, PieceIds, ServedEnds
 from experiment_core_utils.models.hf.several_pictures import placed
-from experiment_core_utils.models.interface import SERVER
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import HostMarks, Marks, NoMarks
 from experiment_core_utils.primitives.errors import (

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.engines.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
+from experiment_core_utils.engines.api import MODULES
 from experiment_core_utils.engines.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
 from experiment_core_utils.engines.engine_proof import (
     Computed,
@@ -68,7 +69,7 @@ from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.hf.slow_functions import slow_functions_of
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
-from experiment_core_utils.models.interface import MODULES, Component
+from experiment_core_utils.models.interface import Component
 from experiment_core_utils.primitives.device import Marks, NoMarks, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,

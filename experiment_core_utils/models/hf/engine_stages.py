@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from experiment_core_utils.engines.api import CPU_BLOCKS, KERNEL_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.engines.cuda_graphs import NO_GRAPHS, GraphCapturer
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.triton.tuning import untuned_reason
@@ -25,7 +26,6 @@ from experiment_core_utils.models.hf.engine_tower import EngineTower
 from experiment_core_utils.models.hf.generate import GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_stages import StageParts
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
-from experiment_core_utils.models.interface import CPU_BLOCKS, KERNEL_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import StageName

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from experiment_core_utils.engines.api import CUDA_GRAPH, INDUCTOR_GRAPH, MODULES
 from experiment_core_utils.engines.cuda_graphs import GraphCapturer, engine_refused, refused_without_memory
 from experiment_core_utils.engines.greedy import AsyncStages
 from experiment_core_utils.engines.request_slot import PrefilledRequest, RequestSlot
@@ -22,7 +23,6 @@ from experiment_core_utils.models.hf.engine_tower import EngineTower
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode, cache_unsupported_reason
-from experiment_core_utils.models.interface import CUDA_GRAPH, INDUCTOR_GRAPH, MODULES
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 from experiment_core_utils.records.requests import StageName
