@@ -20,6 +20,7 @@ from experiment_core_utils.meters.stability import needs_another_run, warm_up_of
 from experiment_core_utils.models.interface import Concurrent, Runnable, Stepwise, devices_of
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import (
+    MemoryReading,
     MemoryWindow,
     out_of_memory_named,
     release_cached_memory,
@@ -39,7 +40,6 @@ from experiment_core_utils.records.journal import Journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import (
     KnobProof,
-    MemoryReading,
     PreparedRequest,
     RequestShape,
     StagedRun,
