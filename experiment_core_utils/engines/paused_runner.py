@@ -57,7 +57,6 @@ class PausedPrefillStages:
         """Put in force what a new request needs; engines get their knobs at each call."""
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """See `StagedModel.encode_image`."""
         return self._stages.encode_image(inputs)
 
     def begin(
@@ -93,7 +92,6 @@ class PausedPrefillStages:
         return nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
-        """See `StagedModel.decode_step`."""
         logits: torch.Tensor = self._stages.decode_step(token, state)
         return logits
 

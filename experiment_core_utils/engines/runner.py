@@ -171,7 +171,6 @@ class EngineStages:
             self.engines = replace(self.engines, prefill=made.prefill, split=made.split, decode=made.decode)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """See `StagedModel.encode_image`."""
         picture = self.model.picture(inputs)
         if picture is None:
             return None
@@ -187,7 +186,6 @@ class EngineStages:
     def prefill(
         self, knobs: EngineKnobs, inputs: Mapping[str, Any], features: Any
     ) -> tuple[torch.Tensor, PrefilledRequest[EngineKnobs]]:
-        """See `StagedModel.prefill`."""
         prompt, features = self.model.shortened(inputs, features)
         tokens = prompt.shape[1]
         self.slot.release()
@@ -236,7 +234,6 @@ class EngineStages:
         return logits
 
     def rewind(self, state: PrefilledRequest[EngineKnobs], steps: int) -> None:
-        """See `StagedModel.rewind`."""
         self._resume(state)
         state.length -= steps
         self.kv_cache.rewind(steps)

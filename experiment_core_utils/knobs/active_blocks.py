@@ -121,24 +121,19 @@ class BlockCount(Knob[RunningBlocks]):
         return ()
 
     def label(self, value: RunningBlocks) -> str:
-        """See `Knob.label`."""
         return f"blocks{value.count}"
 
     def short(self, value: RunningBlocks) -> str:
-        """See `Knob.short`."""
         return f"b{value.count}"
 
     def parsed(self, label: str) -> RunningBlocks | None:
-        """See `Knob.parsed`."""
         count = number_after("blocks", label)
         return None if count is None else RunningBlocks(count)
 
     def level(self, value: RunningBlocks) -> Level:
-        """See `Knob.level`."""
         return value.count
 
     def of_level(self, level: Level) -> RunningBlocks:
-        """See `Knob.of_level`."""
         if not isinstance(level, int):
             raise ConfigurationError(f"{level!r} is not a number of blocks; give a whole number")
         return RunningBlocks(level)

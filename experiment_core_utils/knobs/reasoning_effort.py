@@ -44,7 +44,6 @@ class ReasoningEffort(ServerKnob):
         return (float(known.index(value)),) if value != self.at_rest else (float("inf"),)
 
     def request_fields(self, value: Level) -> Mapping[str, Any]:
-        """See `Knob.request_fields`."""
         return {} if value == self.at_rest else {self.name: value}
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:

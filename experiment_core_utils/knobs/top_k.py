@@ -40,7 +40,6 @@ class TopK(Knob[int]):
     published = (name,)
 
     def own(self, limits: KnobLimits) -> int | None:
-        """See `Knob.own`."""
         return limits.default_top_k
 
     def requested(self, request: KnobRequest) -> RequestedValues[int]:
@@ -68,23 +67,18 @@ class TopK(Knob[int]):
         return RequestedValues(values, left_out, is_given=bool(given))
 
     def label(self, value: int) -> str:
-        """See `Knob.label`."""
         return f"topk{value}"
 
     def short(self, value: int) -> str:
-        """See `Knob.short`."""
         return f"k{value}"
 
     def parsed(self, label: str) -> int | None:
-        """See `Knob.parsed`."""
         return number_after("topk", label)
 
     def level(self, value: int) -> Level:
-        """See `Knob.level`."""
         return value
 
     def of_level(self, level: Level) -> int:
-        """See `Knob.of_level`."""
         if not isinstance(level, int):
             raise ConfigurationError(f"{level!r} is not a number of experts per token; give a whole number")
         return level

@@ -40,24 +40,19 @@ class Variant(Knob[str]):
         return RequestedValues(variants if len(variants) > 1 else (), is_given=len(variants) > 1)
 
     def label(self, value: str) -> str:
-        """See `Knob.label`."""
         return f"{_LABEL}{value}"
 
     def short(self, value: str) -> str:
-        """See `Knob.short`."""
         return value
 
     def parsed(self, label: str) -> str | None:
-        """See `Knob.parsed`."""
         name = label.removeprefix(_LABEL)
         return name if name != label and re.fullmatch(VARIANT_NAME, name) else None
 
     def level(self, value: str) -> Level:
-        """See `Knob.level`."""
         return value
 
     def of_level(self, level: Level) -> str:
-        """See `Knob.of_level`."""
         if not isinstance(level, str) or not re.fullmatch(VARIANT_NAME, level):
             raise ConfigurationError(f"{level!r} is not a name of a server; give letters, digits, - and .")
         return level

@@ -157,7 +157,6 @@ class VisionTokens(Knob[VisionTarget]):
     is_sorted_in_plans = False
 
     def own(self, limits: KnobLimits) -> VisionTarget:
-        """See `Knob.own`."""
         return own_target()
 
     def requested(self, request: KnobRequest) -> RequestedValues[VisionTarget]:
@@ -180,7 +179,6 @@ class VisionTokens(Knob[VisionTarget]):
         return RequestedValues(values, left_out, is_given=True)
 
     def label(self, value: VisionTarget) -> str:
-        """See `Knob.label`."""
         return value.label
 
     def cell(self, value: VisionTarget) -> Level:
@@ -192,7 +190,6 @@ class VisionTokens(Knob[VisionTarget]):
         return value.label
 
     def short(self, value: VisionTarget) -> str:
-        """See `Knob.short`."""
         return value.value
 
     def parsed(self, label: str) -> VisionTarget | None:
@@ -204,11 +201,9 @@ class VisionTokens(Knob[VisionTarget]):
         return own_target() if label == OWN else tier_target(tier) if tier != label and tier in TIERS else None
 
     def level(self, value: VisionTarget) -> Level:
-        """See `Knob.level`."""
         return value.value
 
     def of_level(self, level: Level) -> VisionTarget:
-        """See `Knob.of_level`."""
         return target_of_value(str(level))
 
     def order(self, value: VisionTarget) -> tuple[float, ...]:

@@ -124,7 +124,6 @@ class VisualTokenKeep(Knob[KeptTokens]):
     neutral = KeptTokens(1.0)
 
     def own(self, limits: KnobLimits) -> KeptTokens:
-        """See `Knob.own`."""
         return self.neutral
 
     def requested(self, request: KnobRequest) -> RequestedValues[KeptTokens]:
@@ -141,7 +140,6 @@ class VisualTokenKeep(Knob[KeptTokens]):
         return () if rule == "uniform" else (rule, request.seed) if rule == "random" else (rule,)
 
     def label(self, value: KeptTokens) -> str:
-        """See `Knob.label`."""
         return f"{_LABEL}{value.fraction!r}"
 
     def parsed(self, label: str) -> KeptTokens | None:
@@ -153,11 +151,9 @@ class VisualTokenKeep(Knob[KeptTokens]):
         return value if 0 < value.fraction <= 1 and label == self.label(value) else None
 
     def level(self, value: KeptTokens) -> Level:
-        """See `Knob.level`."""
         return value.fraction
 
     def of_level(self, level: Level) -> KeptTokens:
-        """See `Knob.of_level`."""
         if not isinstance(level, int | float) or not 0 < level <= 1:
             raise ConfigurationError(f"{level!r} is no fraction of image tokens; give a number above 0, at most 1")
         return KeptTokens(float(level))

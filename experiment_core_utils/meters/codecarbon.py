@@ -156,7 +156,6 @@ class LoadEstimate:
             raise MeterUnavailable("codecarbon would read the CPU's counters (RAPL) here: no estimate from load")
 
     def open(self) -> None:
-        """See `EnergyMeter.open`."""
         if self._started_s is not None:
             raise ConfigurationError("this energy meter has an open window; close it before opening another")
         self._reason = None

@@ -32,7 +32,6 @@ class SideBySide:
         self._meters = tuple(meters)
 
     def open(self) -> None:
-        """See `EnergyMeter.open`."""
         for meter in self._meters:
             meter.open()
 
@@ -45,7 +44,6 @@ class SideBySide:
         return EnergyReading(seconds, with_disagreements(energies, apart_s / seconds if seconds > 0 else 0.0))
 
     def release(self) -> None:
-        """See `EnergyMeter.release`."""
         # All of them, even where one raises.
         with ExitStack() as stack:
             for meter in self._meters:

@@ -200,7 +200,6 @@ class PowerIntegralMeter:
         return EnergyReading(ended_s - started_s, tuple(energies))
 
     def release(self) -> None:
-        """See `EnergyMeter.release`."""
         self._started_s = None
         self._sampler.stop()
 

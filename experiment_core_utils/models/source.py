@@ -160,22 +160,18 @@ class CheckpointSource(ModelSource):
 
     @property
     def model_type(self) -> str:
-        """See `ModelSource.model_type`."""
         return str(self.config.model_type)
 
     @property
     def score_folder(self) -> Path:
-        """See `ModelSource.score_folder`."""
         return self.folder
 
     @property
     def weight_files(self) -> Sequence[tuple[str, int, int]]:
-        """See `ModelSource.weight_files`."""
         return weights_stamp(self.folder)
 
     @property
     def place(self) -> str:
-        """See `ModelSource.place`."""
         return str(self.folder.resolve())
 
     def digest(self) -> str:

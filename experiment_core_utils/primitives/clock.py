@@ -39,11 +39,9 @@ class HostClock:
     """The clock that `time.perf_counter` reads; repeated calls are made by a thread."""
 
     def now_s(self) -> float:
-        """See `Clock.now_s`."""
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
-        """See `Clock.sleep`."""
         time.sleep(seconds)
 
     def every(self, interval_s: float | Iterator[float], call: Callable[[], None]) -> Repeating:

@@ -356,7 +356,6 @@ class EndpointModel:
 
     @property
     def server_pids(self) -> tuple[int, ...]:
-        """See `Served`."""
         return tuple(sorted(set(chain(*listening_pids([each.served for each in self.connections.values()])))))
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
@@ -369,7 +368,6 @@ class EndpointModel:
         return PreparedRequest({"prompt": prompt, **pictures}, shape, prompt)
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Runnable.to_device`."""
         return inputs
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
@@ -400,7 +398,6 @@ class EndpointModel:
 
     @property
     def is_salted(self) -> bool:
-        """See `Concurrent.is_salted`."""
         found = self._caches.get(self._connection.served.name)
         return found is not None and found.is_there
 
@@ -410,7 +407,6 @@ class EndpointModel:
         return [caveat for found in self._caches.values() for caveat in found.caveats]
 
     def find_caches(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> Sequence[str]:
-        """See `Concurrent.find_caches`."""
         lines = list[str]()
         for name in self.connections:
             # Of several servers each is a variant; one alone has no name.
@@ -486,7 +482,6 @@ class EndpointModel:
         self.ends = replace(self.ends, stop=tuple(stop), are_ignored=ignore_eos)
 
     def while_waiting(self, look: Callable[[float, str], None]) -> None:
-        """See `Concurrent.while_waiting`."""
         self.patience.look = look
 
     def describe(self) -> Mapping[str, Any]:

@@ -50,27 +50,22 @@ class EndpointSource(ModelSource):
 
     @property
     def score_folder(self) -> Path | None:
-        """See `ModelSource.score_folder`."""
         return None
 
     @property
     def weight_files(self) -> Sequence[tuple[str, int, int]]:
-        """See `ModelSource.weight_files`."""
         return ()
 
     @property
     def prompt_family(self) -> PromptFamily:
-        """See `ModelSource.prompt_family`."""
         return "chat"
 
     @property
     def place(self) -> str:
-        """See `ModelSource.place`."""
         return ", ".join(f"{each.host}:{each.port}" for each in self.served)
 
     @property
     def no_energy_reason(self) -> str | None:
-        """See `ModelSource.no_energy_reason`."""
         elsewhere = [each.host for each in self.served if not is_loopback(each.host)]
         if elsewhere:
             return f"the server at {elsewhere[0]} is on another machine, whose energy is out of reach"
@@ -78,7 +73,6 @@ class EndpointSource(ModelSource):
 
     @property
     def server_pids(self) -> Sequence[Sequence[int]]:
-        """See `ModelSource.server_pids`."""
         return listening_pids(self.served)
 
     def digest(self) -> str:

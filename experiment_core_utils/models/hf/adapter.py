@@ -224,7 +224,6 @@ class TransformersModel(HasEnds):
 
     @property
     def active_setting(self) -> tuple[int | None, tuple[int, ...]]:
-        """See `StagedModel.active_setting`."""
         return self.knobs.in_force
 
     @property
@@ -239,16 +238,13 @@ class TransformersModel(HasEnds):
 
     @property
     def decoder_blocks(self) -> Sequence[nn.Module]:
-        """See `StagedModel.decoder_blocks`."""
         return self._blocks
 
     @property
     def prompt_family(self) -> PromptFamily:
-        """See `StagedModel.prompt_family`."""
         return self.requests.prompt_family
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
-        """See `StagedModel.prepare`."""
         return self.requests.make(sample, prompt, crops)
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -262,15 +258,12 @@ class TransformersModel(HasEnds):
         return sent
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
-        """See `StagedModel.apply`."""
         return self.turned_knobs.apply(setting)
 
     def restored_afterwards(self) -> AbstractContextManager[object]:
-        """See `StagedModel.restored_afterwards`."""
         return self.turned_knobs.restored_afterwards()
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
-        """See `StagedModel.components`."""
         decoder = self.model.get_decoder()
         blocks, norm = (
             [self._blocks[index] for index in self.active_setting[1]],
@@ -285,7 +278,6 @@ class TransformersModel(HasEnds):
             self._graphed.warm_up(self._graph_key, inputs, max_new_tokens)
 
     def refuse_setting(self) -> None:
-        """See `StagedModel.refuse_setting`."""
         if self._graphed is None:
             return
         reason, on_modules = self.turned_knobs.engines_unsupported_reason, self.turned_knobs.on_modules
@@ -296,7 +288,6 @@ class TransformersModel(HasEnds):
 
     @property
     def has_next_way(self) -> bool:
-        """See `StagedModel.has_next_way`."""
         return self._requested == "auto" and self._graphed is not None
 
     def run_next_way(self, reason: str) -> None:
@@ -315,11 +306,9 @@ class TransformersModel(HasEnds):
             self._graphed.is_fixed = True
 
     def samples_per_round(self, num_settings: int) -> int:
-        """See `StagedModel.samples_per_round`."""
         return 1 if self._graphed is None else self._graphed.samples_per_round(num_settings)
 
     def release_prepared(self) -> None:
-        """See `Switchable.release_prepared`."""
         if self._graphed is not None:
             self._graphed.release_prepared()
         release_cached_memory(self.device)
@@ -331,7 +320,6 @@ class TransformersModel(HasEnds):
     def prefill(
         self, inputs: Mapping[str, Any], features: Any
     ) -> tuple[torch.Tensor, GenerationState | PrefilledRequest[Any]]:
-        """See `StagedModel.prefill`."""
         if self._graphed is None:
             return self._stages.prefill(inputs, features)
         if not self._graphed.is_ready(self._graph_key, inputs, inputs["input_ids"].shape[1] + 1):
@@ -343,7 +331,6 @@ class TransformersModel(HasEnds):
         return self._stages.decoding() if self._graphed is None else nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: GenerationState | PrefilledRequest[Any]) -> torch.Tensor:
-        """See `StagedModel.decode_step`."""
         return self._stages_of(state).decode_step(token, state)
 
     def rewind(self, state: GenerationState | PrefilledRequest[Any], steps: int) -> None:
@@ -364,7 +351,6 @@ class TransformersModel(HasEnds):
             self._stages.preferences = before
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
-        """See `StagedModel.generate_timed`."""
         if self._graphed is None:
             with self._visual_tokens.shortening(inputs["input_ids"]):
                 return generate_timed(self.model, inputs, max_new_tokens, marks, self.preferences, self.ends)
@@ -375,27 +361,22 @@ class TransformersModel(HasEnds):
         return generate_async(requests, inputs, max_new_tokens, self.ends, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
-        """See `StagedModel.answer_batch`."""
         around = self._visual_tokens.shortening
         return answer_together(self.model, inputs_list, self.ends, max_new_tokens, self.preferences, around)
 
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
     ) -> list[FollowedAnswer]:
-        """See `StagedModel.follow_batch`."""
         return follow_together(self.model, inputs_list, answers, self._visual_tokens.shortening)
 
     def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
-        """See `StagedModel.follow_exactly`."""
         with judging(self.model, self.model.dtype):
             return self.follow_batch([inputs], [answer])[0]
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
-        """See `StagedModel.decode_text`."""
         return self.ends.text(token_ids)
 
     def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
-        """See `StagedModel.end_answers_at`."""
         self.ends, self._eos = with_stops(self.ends, self._eos, stop, ignore_eos, self.requests.tokenizer)
         self.model.generation_config.eos_token_id = None if ignore_eos else self._eos.eos_token_id
         self._stages.end_tokens = self.ends
@@ -589,7 +570,6 @@ class TransformersModel(HasEnds):
         return self.turned_knobs.flops(setting, lambda at: architecture.at(at).request_flops(size).stages)
 
     def count_bytes(self, setting: Setting) -> ModelBytes | None:
-        """See `StagedModel.count_bytes`."""
         if not isinstance(self._architecture, Architecture):
             return None
         step_bytes = self.turned_knobs.step_bytes(setting, self._step_bytes)

@@ -294,7 +294,6 @@ class GenerateStages:
         return kwargs
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`."""
         return self._kernels.switched()
 
     def decode_step(self, token: torch.Tensor, state: GenerationState) -> torch.Tensor:

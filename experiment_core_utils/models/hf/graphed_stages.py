@@ -256,7 +256,6 @@ class GraphedGeneration:
         return 1 if num_settings <= self._most_settings else SAMPLES_WITHOUT_MEMORY
 
     def release_prepared(self) -> None:
-        """See `Switchable.release_prepared`."""
         self._slot.release()
         self._graphed_settings.clear()
 

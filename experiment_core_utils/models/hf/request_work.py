@@ -43,7 +43,6 @@ class TransformersWork:
         self.weight_elements = self.elements_of_each(1)
 
     def elements_of_each(self, num_sharing: int) -> int:
-        """See `PlannedRequests.elements_of_each`."""
         return elements_of_each(skeleton_of(self._source), num_sharing)
 
     def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:

@@ -377,7 +377,6 @@ class HFRequests:
 
     @property
     def prompt_date(self) -> str | None:
-        """See `PromptLayout.date`."""
         return self._layout.date
 
     def config_for(self, crops: CropRange | None) -> Mapping[str, Any]:
@@ -426,7 +425,6 @@ class HFRequests:
 
     @cached_property
     def text_of(self) -> TextOf:
-        """See `text_reader`."""
         return text_reader(self._tokenizer)
 
     @cached_property

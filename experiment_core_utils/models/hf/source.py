@@ -53,35 +53,28 @@ class TransformersCheckpoint(CheckpointSource):
 
     @property
     def takes_pictures(self) -> bool:
-        """See `ModelSource.takes_pictures`."""
         return self.hf.takes_pictures
 
     @property
     def has_chat_template(self) -> bool:
-        """See `ModelSource.has_chat_template`."""
         return self.hf.requests.chat_template is not None
 
     @property
     def prompt_family(self) -> PromptFamily:
-        """See `ModelSource.prompt_family`."""
         return self.hf.requests.prompt_family
 
     @property
     def chat_template_use(self) -> str:
-        """See `ModelSource.chat_template_use`."""
         return self.hf.requests.chat_template_use
 
     @property
     def prompt_date(self) -> str | None:
-        """See `ModelSource.prompt_date`."""
         return self.hf.requests.prompt_date
 
     def decoding_preferences(self) -> Preferences:
-        """See `ModelSource.decoding_preferences`."""
         return preferences_in(self.folder, self.hf.requests.tokenizer, self.name)
 
     def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
-        """See `ModelSource.planned_requests`."""
         return TransformersWork(self.hf, task, sample_ids, limit)
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> StagedModel:

@@ -21,7 +21,6 @@ class ExpertsPerToken:
 
     @property
     def value(self) -> int:
-        """See `KnobAdapter.value`."""
         return self._model.active_setting.top_k
 
     def put(self, value: int | None) -> None:
@@ -39,7 +38,6 @@ class BlocksOfDecoder:
 
     @property
     def value(self) -> RunningBlocks:
-        """See `KnobAdapter.value`."""
         return RunningBlocks.of(self._model.active_setting.blocks)
 
     def put(self, value: RunningBlocks | None) -> None:

@@ -63,7 +63,6 @@ class MolmoeWork:
         return self.weight_elements
 
     def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:
-        """See `PlannedRequests.memory_lines`."""
         refuse_several_devices(config)
         return memory_lines(*memory_of(self._source, choose_dtype(config.precision, device), device), FLAGS)
 

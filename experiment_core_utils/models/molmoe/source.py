@@ -35,7 +35,6 @@ class MolmoeCheckpoint(CheckpointSource):
 
     @property
     def prompt_family(self) -> PromptFamily:
-        """See `ModelSource.prompt_family`."""
         return "molmo"
 
     def decoding_preferences(self) -> Preferences:
@@ -43,7 +42,6 @@ class MolmoeCheckpoint(CheckpointSource):
         return preferences_in(self.folder, None, self.name).nothing_kept()
 
     def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
-        """See `ModelSource.planned_requests`."""
         return MolmoeWork(self, task, sample_ids, limit)
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> PausableModel:

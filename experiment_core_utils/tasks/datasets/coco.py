@@ -45,7 +45,6 @@ class _CocoVQA(PublishedTask):
     kept_columns = ("answer_type", "question_type", "multiple_choice_answer")
 
     def answers_of(self, row: Row) -> tuple[str, ...]:
-        """See `PublishedTask`."""
         return () if row["answers"] is None else answer_texts(row["answers"])
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
@@ -130,7 +129,6 @@ class CocoCaption(PublishedTask):
         )
 
     def type_of(self, row: Row, place: Place) -> str:
-        """See `PublishedTask`."""
         return "caption"
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:

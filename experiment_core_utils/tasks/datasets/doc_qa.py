@@ -38,13 +38,11 @@ class DocVQA(PublishedTask):
         return page or file_stem(row["image"]) or f"document-{row['docId']}"
 
     def type_of(self, row: Row, place: Place) -> str:
-        """See `PublishedTask`."""
         if "question_types" not in row or not row["question_types"]:
             return UNTYPED
         return "+".join(sorted(listed(row["question_types"], "question types")))
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
-        """See `PublishedTask`."""
         entries = files[0].entries("data", ("questionId", "question", "image", "docId", "answers"))
         kept = ("questionId", "question", "docId", "answers", "question_types", *_PAGE)
         return [{**present(entry, kept), "image": picture_file(entry["image"])} for entry in entries]

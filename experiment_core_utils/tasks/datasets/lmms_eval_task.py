@@ -179,7 +179,6 @@ class LmmsEvalTask:
         return UNTYPED
 
     def prompt(self, sample: Sample) -> str:
-        """See `Task`."""
         return fill(self._template, "", sample.question, ())
 
     def aggregation(self) -> Mapping[str, Callable[..., Any]]:

@@ -199,7 +199,6 @@ class PublishedTask(RowTask):
         return named.sample(index, (first, *further), self.question_type(index))
 
     def row_at(self, index: int) -> QuestionRow:
-        """See `RowTask`."""
         place = self._places[self._checked(index)]
         try:
             return self.question_of(self._table.row(place.row), place)

@@ -36,7 +36,6 @@ class TallyQA(PublishedTask):
     type_columns = ("qa",)
 
     def places_of(self, table: Table) -> Sequence[Place]:
-        """See `PublishedTask`."""
         return [
             Place(number, item)
             for number, row in enumerate(table.select(("qa",)))
@@ -60,7 +59,6 @@ class TallyQA(PublishedTask):
         )
 
     def type_of(self, row: Row, place: Place) -> str:
-        """See `PublishedTask`."""
         simple = list_of_records(row["qa"])[place.item]["is_simple"]
         if simple is None:
             return UNTYPED

@@ -77,21 +77,17 @@ class PausedStages:
         return {}
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """See `Stages.encode_image`."""
         return self._split.encode_image(inputs)
 
     def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
-        """See `Stages.prefill`."""
         states = self._split.begin(inputs, features, *self._requested)
         self._chosen = self._choose(states)
         return self._split.finish(self._chosen)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`."""
         return self._split.decoding()
 
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
-        """See `Stages.decode_step`."""
         return self._split.decode_step(token, state)
 
 
@@ -105,16 +101,13 @@ class AsyncPausedStages(PausedStages):
 
     @property
     def last_token(self) -> torch.Tensor:
-        """See `AsyncStages`."""
         return self._engine_stages.last_token
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
-        """See `AsyncStages`."""
         logits, self._state = self.prefill(inputs, features)
         self._engine_stages.first_token(logits)
 
     def advance(self) -> None:
-        """See `AsyncStages`."""
         assert self._state is not None
         self._engine_stages.advance(self._state)
 

@@ -24,7 +24,6 @@ class VisionFields:
 
     @property
     def unsupported_reason(self) -> str | None:
-        """See `KnobAdapter.unsupported_reason`."""
         return self._requests.vision_knob_unsupported_reason
 
     def put(self, value: VisionTarget | None) -> None:

@@ -97,11 +97,9 @@ class ExpertMassAdapter(CountingAdapter):
 
     @property
     def engines_unsupported_reason(self) -> str | None:
-        """See `CountingAdapter.engines_unsupported_reason`."""
         return None if self.value == EXPERT_MASS.neutral else f"expert mass {self.value} is set in the modules only"
 
     def put(self, value: float) -> None:
-        """See `CountingAdapter.put`."""
         self._in_force.close()
         self.value = EXPERT_MASS.neutral
         if value == EXPERT_MASS.neutral:

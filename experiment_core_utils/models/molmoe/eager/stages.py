@@ -59,7 +59,6 @@ class EagerStages:
         self._kernels = DecodeKernels(model)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
-        """See `StagedModel.encode_image`."""
         if "pixel_values" not in inputs:
             return None
         return self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
@@ -67,16 +66,13 @@ class EagerStages:
     def prefill(
         self, knobs: EngineKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
     ) -> tuple[torch.Tensor, DecodeState]:
-        """See `StagedModel.prefill`."""
         ids, features = self._placed_tokens.shortened(inputs, features)
         return self._model.prefill(ids, features, **knobs.arguments)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`."""
         return self._kernels.switched()
 
     def decode_step(self, token: torch.Tensor, state: DecodeState) -> torch.Tensor:
-        """See `StagedModel.decode_step`."""
         if self._kernels.needs_switch:
             with self.decoding():
                 return self._model.decode_step(token, state)
@@ -94,7 +90,6 @@ class EagerStages:
         max_new_tokens: int,
         ends: AnswerEnds,
     ) -> list[tuple[int, ...]]:
-        """See `StagedModel.answer_batch`."""
         answers: BatchAnswers | None = None
 
         def choose(logits: torch.Tensor) -> torch.Tensor | None:
@@ -115,7 +110,6 @@ class EagerStages:
     def follow_batch(
         self, knobs: EngineKnobs, requests: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
     ) -> list[FollowedAnswer]:
-        """See `StagedModel.follow_batch`."""
         follower = BatchFollower(answers, requests[0]["input_ids"].device)
         self._run_together(knobs, requests, follower.num_positions, follower.follow)
         return follower.followed

@@ -148,7 +148,6 @@ class DataFileTask(RowTask):
                 yield f"{where}: it cannot be read ({type(error).__name__}: {shown(first_line(error))})"
 
     def row_at(self, index: int) -> QuestionRow:
-        """See `RowTask`."""
         question = self._questions[self._checked(index)]
         if isinstance(question, str):
             raise SampleError(question)
@@ -170,7 +169,6 @@ class DataFileTask(RowTask):
         return found if is_text(found) and found else UNTYPED
 
     def style_of(self, sample: Sample) -> str:
-        """See `RowTask`."""
         return CHOICE_STYLE if sample.options else OPEN_STYLE
 
     def check_scorable(self, metric: Metric, known: Sequence[Metric]) -> None:
