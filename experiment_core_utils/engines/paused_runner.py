@@ -88,7 +88,7 @@ class PausedPrefillStages:
         raise NotImplementedError
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`; engines switch nothing."""
+        """Engines switch nothing."""
         return nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:

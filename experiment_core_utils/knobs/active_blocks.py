@@ -94,7 +94,7 @@ class BlockCount(Knob[RunningBlocks]):
     published = (name,)
 
     def own(self, limits: KnobLimits) -> RunningBlocks | None:
-        """See `Knob.own`; None where no block is shown."""
+        """It is None where no block is shown."""
         return None if limits.num_total_blocks is None else RunningBlocks.of(range(limits.num_total_blocks))
 
     def requested(self, request: KnobRequest) -> RequestedValues[RunningBlocks]:
@@ -117,7 +117,7 @@ class BlockCount(Knob[RunningBlocks]):
         return RequestedValues(values, left_out, is_given=bool(given))
 
     def fingerprint(self, request: KnobRequest) -> tuple[object, ...]:
-        """See `Knob.fingerprint`; nothing, since scores and sets count by themselves."""
+        """It is empty, since scores and sets count by themselves."""
         return ()
 
     def label(self, value: RunningBlocks) -> str:
@@ -139,11 +139,10 @@ class BlockCount(Knob[RunningBlocks]):
         return RunningBlocks(level)
 
     def read(self, result: Any) -> RunningBlocks | None:
-        """See `Knob.read`; from the published field."""
         return None if result.num_active_blocks is None else RunningBlocks(int(result.num_active_blocks))
 
     def full_grid(self, limits: KnobLimits) -> Mapping[str, Sequence[Level]]:
-        """See `Knob.full_grid`; at most five numbers, evenly spread from three quarters to all."""
+        """There are at most five numbers, evenly spread from three quarters to all."""
         total = limits.num_total_blocks
         assert total is not None
         left_out = total // 4
@@ -152,7 +151,7 @@ class BlockCount(Knob[RunningBlocks]):
         return {"num_active_blocks_list": tuple(counts)}
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; by the blocks that ran in prefill and decode, and the layers of the cache."""
+        """The blocks that ran in prefill and decode, and the layers of the cache, are compared."""
         active = setting.value(self.name).indices
         if proof.blocks_run is None:
             return CannotBeSeen("the model shows no blocks")

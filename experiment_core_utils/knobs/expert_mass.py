@@ -47,7 +47,7 @@ class ExpertMass(Knob[float]):
         return None if limits.default_top_k is None else 1.0
 
     def requested(self, request: KnobRequest) -> RequestedValues[float]:
-        """See `Knob.requested`; by default all top-k experts. What cannot have another top-k cannot have this."""
+        """The default is all top-k experts; what cannot have another top-k cannot have this."""
         given, limits = request.flags.expert_mass_list, request.limits
         reason = limits.unsupported.get(self.name) or limits.unsupported.get(TOP_K.name)
         if reason is not None:
@@ -74,7 +74,7 @@ class ExpertMass(Knob[float]):
         return float(level)
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; by the experts of each token in a prefill and decode steps, and their probabilities."""
+        """Experts of each token in a prefill and decode steps, and their probabilities, are compared."""
         mass, top_k = mass_of(setting), experts_of(setting)
         if mass == self.neutral:
             return None

@@ -39,11 +39,11 @@ class Placebo(Knob[str]):
         return self.neutral
 
     def requested(self, request: KnobRequest) -> RequestedValues[str]:
-        """See `Knob.requested`; a placebo stands beside the grid."""
+        """A placebo stands beside the grid."""
         return RequestedValues((self.neutral,))
 
     def fingerprint(self, request: KnobRequest) -> tuple[object, ...]:
-        """See `Knob.fingerprint`; other settings are the same beside it."""
+        """Other settings are the same beside it."""
         return ()
 
     def label(self, value: str) -> str:
@@ -64,7 +64,7 @@ class Placebo(Knob[str]):
         return (float(value != self.neutral),)
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; there is nothing to act."""
+        """There is nothing to act."""
         return None
 
 

@@ -30,7 +30,7 @@ class ServerKnob(Knob[Level]):
         return self.at_rest
 
     def requested(self, request: KnobRequest) -> RequestedValues[Level]:
-        """See `Knob.requested`; by default at rest, and for a model in this process nothing else."""
+        """The default is at rest; a model in this process takes nothing else."""
         if not request.limits.variants:
             return self.fixed(request, self.flag, _NO_SERVER)
         given = getattr(request.flags, self.flag)
@@ -56,9 +56,9 @@ class ServerKnob(Knob[Level]):
         return level
 
     def order(self, value: Level) -> tuple[float, ...]:
-        """See `Knob.order`; at rest comes last."""
+        """At rest comes last."""
         return (float("inf"),) if isinstance(value, str) else (float(value),)
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; the request has it, and nothing else decides."""
+        """The request has it, and nothing else decides."""
         return None

@@ -43,7 +43,7 @@ class TopK(Knob[int]):
         return limits.default_top_k
 
     def requested(self, request: KnobRequest) -> RequestedValues[int]:
-        """See `Knob.requested`; by default half of the experts per token, and all of them."""
+        """The default is half of the experts per token, and all of them."""
         given, limits, own = request.flags.top_k_list, request.limits, request.limits.default_top_k
         if self.name in limits.unsupported:
             return self.fixed(request, "top_k_list", limits.unsupported[self.name])
@@ -84,17 +84,16 @@ class TopK(Knob[int]):
         return level
 
     def read(self, result: Any) -> int | None:
-        """See `Knob.read`; from the published field."""
         return None if result.top_k is None else int(result.top_k)
 
     def full_grid(self, limits: KnobLimits) -> Mapping[str, Sequence[Level]]:
-        """See `Knob.full_grid`; 1, 2, 4 ... and the model's own number."""
+        """It is 1, 2, 4 ... and the model's own number."""
         own = limits.default_top_k
         assert own is not None
         return {"top_k_list": (*(2**power for power in range((own - 1).bit_length())), own)}
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; by the experts that the routers chose for a token."""
+        """The experts that routers chose for a token are counted."""
         if proof.experts_per_token is None:
             return CannotBeSeen("the model shows no experts")
         expected = tuple(model.expected_experts(setting))

@@ -31,11 +31,10 @@ class Variant(Knob[str]):
     is_sorted_in_plans = False
 
     def own(self, limits: KnobLimits) -> str | None:
-        """See `Knob.own`; the first server that is given."""
+        """It is the first server that is given."""
         return limits.variants[0] if len(limits.variants) > 1 else None
 
     def requested(self, request: KnobRequest) -> RequestedValues[str]:
-        """See `Knob.requested`; every server that is given."""
         variants = request.limits.variants
         return RequestedValues(variants if len(variants) > 1 else (), is_given=len(variants) > 1)
 
@@ -58,11 +57,10 @@ class Variant(Knob[str]):
         return level
 
     def order(self, value: str) -> tuple[float, ...]:
-        """See `Knob.order`; by name."""
         return tuple(map(float, value.encode()))
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; the request went to that server."""
+        """The request went to that server."""
         return None
 
 

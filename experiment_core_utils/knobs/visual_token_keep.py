@@ -127,7 +127,6 @@ class VisualTokenKeep(Knob[KeptTokens]):
         return self.neutral
 
     def requested(self, request: KnobRequest) -> RequestedValues[KeptTokens]:
-        """See `Knob.requested`; by default all are kept."""
         given, flags = request.flags.visual_token_keep_list, request.flags
         if self.name in request.limits.unsupported:
             return self.fixed(request, "visual_token_keep_list", request.limits.unsupported[self.name])
@@ -135,7 +134,7 @@ class VisualTokenKeep(Knob[KeptTokens]):
         return RequestedValues(tuple(made), is_given=bool(given))
 
     def fingerprint(self, request: KnobRequest) -> tuple[object, ...]:
-        """See `Knob.fingerprint`; the rule, where it is not the default one, so that fractions can be added later."""
+        """It has the rule where that is not the default one, so that fractions can be added later."""
         rule = request.flags.visual_token_keep_rule
         return () if rule == "uniform" else (rule, request.seed) if rule == "random" else (rule,)
 
@@ -143,7 +142,6 @@ class VisualTokenKeep(Knob[KeptTokens]):
         return f"{_LABEL}{value.fraction!r}"
 
     def parsed(self, label: str) -> KeptTokens | None:
-        """See `Knob.parsed`; without the rule."""
         try:
             value = KeptTokens(float(label.removeprefix(_LABEL)))
         except ValueError:
@@ -159,11 +157,11 @@ class VisualTokenKeep(Knob[KeptTokens]):
         return KeptTokens(float(level))
 
     def shape(self, shape: Any, value: KeptTokens) -> Any:
-        """See `Knob.shape`; fewer image features enter the language model, and the vision stage gives as many."""
+        """Fewer image features enter the language model, and the vision stage gives as many."""
         return replace(shape, vision_tokens=value.count(shape.vision_tokens))
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; by the tokens that the prefill computed."""
+        """The tokens that the prefill computed are counted."""
         counted, value = proof.prefill_tokens, setting.value(self.name)
         if counted is None:
             return None if value == self.neutral else CannotBeSeen("the tokens of its prefill were not counted")

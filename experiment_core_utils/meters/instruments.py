@@ -36,7 +36,7 @@ class SideBySide:
             meter.open()
 
     def close(self) -> EnergyReading:
-        """See `EnergyMeter.close`; devices in the order of the meters, remarked where two do not agree on one."""
+        """Devices are in the order of the meters, with a remark where two do not agree on one."""
         readings = [meter.close() for meter in reversed(self._meters)]
         energies = [energy for reading in reversed(readings) for energy in reading.devices]
         seconds = readings[0].seconds

@@ -175,7 +175,7 @@ class CheckpointSource(ModelSource):
         return str(self.folder.resolve())
 
     def digest(self) -> str:
-        """See `ModelSource.digest`, and `model_digest`, also for its error."""
+        """It is the `model_digest`, also for its error."""
         return model_digest(self.folder)
 
     @property

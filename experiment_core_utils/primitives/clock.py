@@ -45,7 +45,7 @@ class HostClock:
         time.sleep(seconds)
 
     def every(self, interval_s: float | Iterator[float], call: Callable[[], None]) -> Repeating:
-        """See `Clock.every`; the thread does not keep the process alive."""
+        """The thread does not keep the process alive."""
         return _RepeatingThread(intervals_of(interval_s), call)
 
 

@@ -111,7 +111,7 @@ class GraphedDecode(DecodeEngine):
 
     @torch.inference_mode()
     def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
-        """See `DecodeEngine.step`; captures first where `warm_up` did not."""
+        """The step is captured first where `warm_up` did not."""
         name = self._capture_graphs(knobs, kv_cache)
         self._stepped = kv_cache.batch, kv_cache.max_seq_len
         return self._graphs.replay(name)
@@ -123,7 +123,6 @@ class GraphedDecode(DecodeEngine):
 
     @property
     def topk_expert_ids(self) -> Mapping[int, torch.Tensor]:
-        """See `ExpertTrace.topk_expert_ids`; on the host."""
         if self._stepped is None:
             return {}
         found: Mapping[int, torch.Tensor] = self._buffers[self._stepped].used.of_tokens(self._stepped[0])

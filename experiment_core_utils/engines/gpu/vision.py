@@ -79,7 +79,7 @@ class GraphedVision(VisionEngine):
 
     @torch.inference_mode()
     def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
-        """See `VisionEngine.encode`; requests of several pictures may be placed one after the other."""
+        """Requests of several pictures may be placed one after the other."""
         crops = pixel_values.shape[0]
         self.warm_up(crops)
         static = self._crops[crops]

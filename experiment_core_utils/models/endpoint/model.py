@@ -359,7 +359,7 @@ class EndpointModel:
         return tuple(sorted(set(chain(*listening_pids([each.served for each in self.connections.values()])))))
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
-        """See `Runnable.prepare`; pictures are PNG files, and what they become in the prompt the server alone knows."""
+        """Pictures are PNG files, and what they become in the prompt the server alone knows."""
         clock = HostClock()
         started_s = clock.now_s()
         pictures = {f"picture_{number}": png_tensor(each) for number, each in enumerate(sample.images)}
@@ -371,7 +371,7 @@ class EndpointModel:
         return inputs
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
-        """See `Runnable.apply`; a knob acts by the request alone, so one of which that has nothing is refused."""
+        """A knob acts by the request alone, so one of which that has nothing is refused."""
         for name, value in setting.values.items():
             knob = knob_named(name)
             if name not in _CARRIED and value != knob.own(_NOTHING_SEEN) and not knob.request_fields(value):
@@ -386,7 +386,7 @@ class EndpointModel:
         """See `Runnable.warm_up`."""
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
-        """See `Runnable.generate_timed`; raises SampleError or SampleTimedOut for what goes wrong at the server."""
+        """What goes wrong at the server raises SampleError or SampleTimedOut."""
         return self._answer(inputs, max_new_tokens, marks, new_salt() if self.is_salted else "")
 
     def _answer(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks, salt: str = "") -> TimedTokens:
@@ -403,7 +403,6 @@ class EndpointModel:
 
     @property
     def caveats(self) -> list[Caveat]:
-        """See `Concurrent.caveats`; of each server's cache."""
         return [caveat for found in self._caches.values() for caveat in found.caveats]
 
     def find_caches(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> Sequence[str]:
@@ -466,26 +465,24 @@ class EndpointModel:
             pool.shutdown(wait=is_waiting, cancel_futures=True)
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
-        """See `Runnable.decode_text`; the pieces, joined."""
         return self.ends.text(token_ids)
 
     def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `Runnable.prove`; nothing inside the server is counted."""
+        """Nothing inside the server is counted."""
         return KnobProof(None, None, None, None)
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """See `Runnable.count_flops`; None."""
         return None
 
     def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
-        """See `Runnable.end_answers_at`; requests carry both."""
+        """Requests carry both."""
         self.ends = replace(self.ends, stop=tuple(stop), are_ignored=ignore_eos)
 
     def while_waiting(self, look: Callable[[float, str], None]) -> None:
         self.patience.look = look
 
     def describe(self) -> Mapping[str, Any]:
-        """See `Runnable.describe`; `endpoints` has the servers, and everything about weights is None."""
+        """The key `endpoints` has the servers, and everything about weights is None."""
         unseen = dict.fromkeys(name for name in Model.model_fields if name not in ("name", "revision"))
         return {
             **unseen,

@@ -82,15 +82,15 @@ class EndpointSource(ModelSource):
         return short_digest(repr([(each.name, each.url, each.model) for each in self.served]))
 
     def decoding_preferences(self) -> Preferences:
-        """See `ModelSource.decoding_preferences`; the server keeps its own."""
+        """The server keeps its own."""
         return Preferences()
 
     def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
-        """See `ModelSource.planned_requests`; the chat template around a prompt is the server's."""
+        """The chat template around a prompt is the server's."""
         return UncountedRequests(task, sample_ids, self.prompt_family, "a server shows no architecture")
 
     def refuse_settings(self, settings: Sequence[Setting], task: Task, sample_ids: Sequence[int], limit: int) -> None:
-        """See `ModelSource.refuse_settings`: each setting has to change the request of a sample."""
+        """Each setting has to change the request of a sample."""
         model = EndpointModel.unasked(self.name, self.served, self.system_prompt)
         equal = [[each for each in settings if PLACEBO.name not in each.values]]
         for sample_id in sample_ids:
@@ -115,7 +115,7 @@ class EndpointSource(ModelSource):
             )
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> EndpointModel:
-        """See `ModelSource.load`; raises ConfigurationError as `EndpointModel.connected`."""
+        """It raises ConfigurationError as `EndpointModel.connected` does."""
         at_a_time = config.concurrency, config.request_rate
         print(floor_line(), file=sys.stderr, flush=True)
         return EndpointModel.connected(self.name, self.served, self.system_prompt, *at_a_time, self.limit_s)

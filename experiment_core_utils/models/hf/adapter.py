@@ -248,7 +248,6 @@ class TransformersModel(HasEnds):
         return self.requests.make(sample, prompt, crops)
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `StagedModel.to_device`; pictures are sent in the model's dtype."""
         sent = {
             name: tensor.to(self.device, self.model.dtype if tensor.is_floating_point() else None)
             for name, tensor in inputs.items()
@@ -272,7 +271,7 @@ class TransformersModel(HasEnds):
         return decoder_components(blocks, norm, self.model.get_output_embeddings())
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """See `StagedModel.warm_up`; in eager runs `generate()` prepares by itself, inside what is measured."""
+        """In eager runs `generate()` prepares by itself, inside what is measured."""
         if self._graphed is not None:
             self.refuse_setting()
             self._graphed.warm_up(self._graph_key, inputs, max_new_tokens)
@@ -291,7 +290,7 @@ class TransformersModel(HasEnds):
         return self._requested == "auto" and self._graphed is not None
 
     def run_next_way(self, reason: str) -> None:
-        """See `StagedModel.run_next_way`: graphs of the modules in place of a GPU's own kernels, else the modules."""
+        """Graphs of the modules take the place of a GPU's own kernels; else the modules run."""
         had_kernels = self._graphed is not None and self._has_engines and self._graphed.parts.is_captured
         self._graphed = None
         release_cached_memory(self.device)
@@ -301,7 +300,7 @@ class TransformersModel(HasEnds):
             self._note_no_graphs(reason)
 
     def fix_execution(self) -> None:
-        """See `StagedModel.fix_execution`; until then a prefill that cannot be graphed decides for all settings."""
+        """Until then a prefill that cannot be graphed decides for all settings."""
         if self._graphed is not None:
             self._graphed.is_fixed = True
 
@@ -314,7 +313,7 @@ class TransformersModel(HasEnds):
         release_cached_memory(self.device)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """See `StagedModel.encode_image`; also None where pictures are encoded inside the prefill."""
+        """It is None, too, where pictures are encoded inside the prefill."""
         return (self._stages if self._graphed is None else self._graphed).encode_image(inputs)
 
     def prefill(
@@ -327,14 +326,14 @@ class TransformersModel(HasEnds):
         return self._graphed.prefill(self._graph_key, inputs, features)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`; graphs contain their kernels already."""
+        """Graphs contain their kernels already."""
         return self._stages.decoding() if self._graphed is None else nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: GenerationState | PrefilledRequest[Any]) -> torch.Tensor:
         return self._stages_of(state).decode_step(token, state)
 
     def rewind(self, state: GenerationState | PrefilledRequest[Any], steps: int) -> None:
-        """See `StagedModel.rewind`; raises SettingError for a cache that cannot be shortened."""
+        """A cache that cannot be shortened raises SettingError."""
         self._stages_of(state).rewind(state, steps)
 
     def _stages_of(self, state: GenerationState | PrefilledRequest[Any]) -> Any:
@@ -382,7 +381,7 @@ class TransformersModel(HasEnds):
         self._stages.end_tokens = self.ends
 
     def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
-        """See `StagedModel.expected_experts`; the first block with experts keeps the model's own number."""
+        """The first block with experts keeps the model's own number."""
         return tuple(self.knobs.experts_at(setting).values())
 
     @torch.inference_mode()
@@ -563,7 +562,7 @@ class TransformersModel(HasEnds):
         return "; ".join(filter(None, [*self._refused, of_stages])) or None
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """See `StagedModel.count_flops`; by formula, None for a family without known formulas."""
+        """A family without known formulas has None."""
         if not isinstance(self._architecture, Architecture):
             return None
         architecture, size = self._architecture, shape.size(output_tokens)
@@ -594,7 +593,7 @@ class TransformersModel(HasEnds):
         return step_weights(kept, self.model.get_output_embeddings(), experts).read(rows=1)
 
     def describe(self) -> Mapping[str, Any]:
-        """See `StagedModel.describe`; the values in force, whatever was requested."""
+        """Values are those in force, whatever was requested."""
         first_routed = self.knobs.routed_blocks[0] if self.knobs.routed_blocks else None
         return {
             "model_class": type(self.model).__name__,

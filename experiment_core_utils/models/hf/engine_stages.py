@@ -106,7 +106,7 @@ class EngineParts(StageParts):
 
     @property
     def graphs_of(self) -> tuple[Hashable, ...]:  # type: ignore[override]
-        """See `StageParts.graphs_of`: the KV cache's size. () without graphs."""
+        """The KV cache's size decides; without graphs it is ()."""
         return () if self._new_capturer is None else (self.kv_cache.max_seq_len,)
 
     def _new_engines(self) -> Engines:

@@ -250,7 +250,7 @@ class GraphedGeneration:
             release_cached_memory(self.device)
 
     def samples_per_round(self, num_settings: int) -> int:
-        """See `StagedModel.samples_per_round`; graphs of so many settings are kept from now on, if memory allows it."""
+        """Graphs of so many settings are kept from now on, if memory allows it."""
         if self._had_memory:
             self._most_settings = max(self._most_settings, num_settings)
         return 1 if num_settings <= self._most_settings else SAMPLES_WITHOUT_MEMORY

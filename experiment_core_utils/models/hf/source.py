@@ -78,7 +78,7 @@ class TransformersCheckpoint(CheckpointSource):
         return TransformersWork(self.hf, task, sample_ids, limit)
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> StagedModel:
-        """See `CheckpointSource.load`; raises ConfigurationError as `load_hf_model` and `refuse_as_loaded` do."""
+        """It raises ConfigurationError as `load_hf_model` and `refuse_as_loaded` do."""
         compatible = compatible_attentions(self.hf.auto_class, self.hf.config)
         refuse_hub_code(config.attn_implementation, "--attn_implementation", compatible)
         dtype = choose_dtype(config.precision, device)

@@ -59,7 +59,7 @@ class LeadingModel:
 
     @property
     def server_pids(self) -> Sequence[int]:
-        """See `Served.server_pids`; the other processes."""
+        """They are the other processes."""
         return self._crew.pids
 
     @property
@@ -70,14 +70,14 @@ class LeadingModel:
         return self._model.prepare(sample, prompt, crops)
 
     def to_device(self, inputs: Inputs) -> Inputs:
-        """See `Runnable.to_device`; the others get a request with the call that needs it."""
+        """The other processes get a request with the call that needs it."""
         return self._model.to_device(inputs)
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
         return self._model.apply(setting)
 
     def warm_up(self, inputs: Inputs, max_new_tokens: int) -> None:
-        """See `Runnable.warm_up`; the modules prepare nothing."""
+        """The modules prepare nothing."""
 
     def generate_timed(self, inputs: Inputs, max_new_tokens: int, marks: Marks) -> TimedTokens:
         self._in_step("generate_timed", _on_host(inputs), max_new_tokens)
@@ -94,7 +94,6 @@ class LeadingModel:
         return self._model.follow_batch(inputs_list, answers)
 
     def follow_exactly(self, inputs: Inputs, answer: tuple[int, ...]) -> FollowedAnswer:
-        """See `Inspectable.follow_exactly`; raises EngineRefused."""
         raise EngineRefused("whether it is right cannot be judged: weights that processes share stay as they are")
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
@@ -112,15 +111,14 @@ class LeadingModel:
         return self._model.expected_experts(setting)
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """See `Runnable.count_flops`; of all processes together."""
+        """The figure is of all processes together."""
         return self._model.count_flops(setting, shape, output_tokens)
 
     def count_bytes(self, setting: Setting) -> ModelBytes | None:
-        """See `Inspectable.count_bytes`; of all processes together."""
+        """The figure is of all processes together."""
         return self._model.count_bytes(setting)
 
     def describe(self) -> Mapping[str, Any]:
-        """See `Runnable.describe`, with the number of processes."""
         return {**self._model.describe(), "tensor_parallel": self._crew.size}
 
 

@@ -64,7 +64,7 @@ class MolmoeEngineModel:
     def embedded(
         self, prompt: torch.Tensor, features: MolmoeImageFeatures | None, embedding: torch.Tensor
     ) -> torch.Tensor:
-        """See `EngineModel.embedded`; features are added to the embeddings at their places."""
+        """Features are added to the embeddings at their places."""
         tokens = prompt.shape[1]
         embeddings = F.embedding(prompt[0], embedding)
         if features is None:

@@ -183,7 +183,6 @@ class MolmoeStagedModel(HasEnds):
         return self._geometry(tiling, inputs["pixel_values"].shape[1] - 1)
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `StagedModel.to_device`; pictures are sent in the model's dtype."""
         sent = {
             name: tensor.to(self.device, self.model.dtype if tensor.is_floating_point() else None)
             for name, tensor in inputs.items()
@@ -198,7 +197,7 @@ class MolmoeStagedModel(HasEnds):
         return self.turned_knobs.restored_afterwards()
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
-        """See `StagedModel.components`; engines call no modules."""
+        """Engines call no modules."""
         if isinstance(self._stages, EngineStages):
             return {}
         decoder = self.model.get_decoder()
@@ -243,7 +242,7 @@ class MolmoeStagedModel(HasEnds):
         release_cached_memory(self.device)
 
     def fix_execution(self) -> None:
-        """See `StagedModel.fix_execution`; engines are chosen when the model is loaded."""
+        """Engines are chosen when the model is loaded."""
 
     @cached_property
     def host_embeddings(self) -> np.ndarray:
@@ -282,7 +281,7 @@ class MolmoeStagedModel(HasEnds):
         return PromptTraces(self.model, self._engine_stages)
 
     def samples_per_round(self, num_settings: int) -> int:
-        """See `StagedModel.samples_per_round`; all settings share one cache, and their graphs are small."""
+        """All settings share one cache, and their graphs are small."""
         return 1
 
     def release_prepared(self) -> None:
@@ -299,7 +298,7 @@ class MolmoeStagedModel(HasEnds):
         return self._stages.prefill(self._knobs, inputs, features)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`; engines switch nothing."""
+        """Engines switch nothing."""
         return self._eager.decoding() if self._stages is self._eager else nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: DecodeState | PrefilledRequest[EngineKnobs]) -> torch.Tensor:
@@ -348,7 +347,7 @@ class MolmoeStagedModel(HasEnds):
         self.ends, self._eos = with_stops(self.ends, self._eos, stop, ignore_eos, self.processor.tokenizer)
 
     def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
-        """See `StagedModel.expected_experts`; block 0 keeps the model's own number."""
+        """Block 0 keeps the model's own number."""
         return tuple(self.default_top_k if block == 0 else experts_of(setting) for block in blocks_of(setting))
 
     def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:

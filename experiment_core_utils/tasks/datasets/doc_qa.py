@@ -33,7 +33,7 @@ class DocVQA(PublishedTask):
     type_columns = ("question_types",)
 
     def image_id_of(self, row: Row) -> str:
-        """See `PublishedTask`. A document has several pages, so its id alone does not name the picture."""
+        """A document has several pages, so its id alone does not name the picture."""
         page = "_".join(str(row[name]) for name in _PAGE) if all(name in row for name in _PAGE) else None
         return page or file_stem(row["image"]) or f"document-{row['docId']}"
 

@@ -175,7 +175,7 @@ class LmmsEvalTask:
         )
 
     def question_type(self, index: int) -> str:
-        """See `Task`: lmms-eval has no types."""
+        """In lmms-eval there are no types."""
         return UNTYPED
 
     def prompt(self, sample: Sample) -> str:

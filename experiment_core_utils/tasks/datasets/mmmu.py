@@ -84,5 +84,5 @@ class MMMU(PublishedTask):
         return subject_of(row["id"])
 
     def style_of(self, sample: Sample) -> str:
-        """See `PublishedTask`: Molmo's style for multiple choice, and its short answers for open questions."""
+        """Molmo's style is for multiple choice, and its short answers are for open questions."""
         return self.style if sample.options else _OPEN_STYLE

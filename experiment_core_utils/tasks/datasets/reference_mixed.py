@@ -100,7 +100,7 @@ class ReferenceMixed:
         return self._parts[0].prompt_form
 
     def prompt(self, sample: Sample) -> str:
-        """See `Task`; all parts ask alike."""
+        """All parts ask alike."""
         return self._parts[0].prompt(sample)
 
     def _part_of(self, index: int) -> tuple[GeneratedTask, int]:

@@ -43,7 +43,7 @@ class TallyQA(PublishedTask):
         ]
 
     def question_of(self, row: Row, place: Place) -> QuestionRow:
-        """See `PublishedTask`. The hub's rows have no ids: row and place are used instead."""
+        """The hub's rows have no ids: row and place are used instead."""
         pair = list_of_records(row["qa"])[place.item]
         question_id = str(pair["question_id"]) if "question_id" in pair else f"{place.row}-{place.item}"
         if not isinstance(pair["answer"], str | int | None):
@@ -65,7 +65,7 @@ class TallyQA(PublishedTask):
         return "simple" if simple else "complex"
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
-        """See `PublishedTask`: one row for each question, in the file's order."""
+        """There is one row for each question, in the file's order."""
         rows: list[Row] = []
         for entry in files[0].entries(None, ("question_id", "image", "question", "answer")):
             pair = {

@@ -37,7 +37,7 @@ class AnsweredPictureScorer:
     measure = AnswerScorer.measure
 
     def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
-        """See `BlockSetScorer.measured`; raises ConfigurationError for too few pictures to score captions."""
+        """Too few pictures to score captions raise ConfigurationError."""
         settings = [with_blocks(self.setting, blocks) for blocks in dict.fromkeys(sets)]
         answers: dict[Blocks, dict[str, list[Answer]]] = {
             blocks_of(setting): {task.name: [] for task in self.tasks} for setting in settings

@@ -73,7 +73,7 @@ class PausedStages:
         return self._chosen
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
-        """See `Stages.components`; not known before the choice."""
+        """They are not known before the choice."""
         return {}
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:

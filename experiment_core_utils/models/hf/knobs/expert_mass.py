@@ -171,7 +171,6 @@ class ExpertMassAdapter(CountingAdapter):
         return replace(one, prefill_flops=round(prefill), decode_flops_per_token=decode)
 
     def step_bytes(self, setting: Setting, bytes_at: Callable[[Setting], float | None]) -> float | None:
-        """See `CountingAdapter.step_bytes`; as `flops`."""
         if mass_of(setting) == EXPERT_MASS.neutral or self._computed.get(setting) == {}:
             return bytes_at(setting)
         one, two = (bytes_at(setting.replaced(top_k=top_k)) for top_k in (1, 2))

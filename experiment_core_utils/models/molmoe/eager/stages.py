@@ -79,7 +79,7 @@ class EagerStages:
         return self._model.decode_step(token, state)
 
     def rewind(self, state: DecodeState, steps: int) -> None:
-        """See `StagedModel.rewind`; a negative argument of `crop` means this in every version of transformers."""
+        """A negative argument of `crop` means this in every version of transformers."""
         state.past_key_values.crop(-steps)
 
     @torch.inference_mode()
@@ -145,7 +145,7 @@ class EagerStages:
 
     @torch.inference_mode()
     def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `StagedModel.prove`; hooks on every router and block of the *full* model count what really runs."""
+        """Hooks on every router and block of the *full* model count what really runs."""
         features = self.encode_image(inputs)
         ran, ran_decode = ExecutedExperts(self._model), ExecutedExperts(self._model)
         with self._counted() as counted:
