@@ -334,7 +334,7 @@ def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate
         return leave_one_out(scorers.scored, job.model.num_total_blocks)
     if job.own.method == "gradient":
         # A checkout has it alone.
-        from experiments.block_importance.from_checkout.gradients import gradient_importances
+        from experiments.block_importance.from_checkout.picture_scorers import gradient_importances
 
         measured = gradient_importances(job.model, scorers.drawn, job.setting)
     else:

@@ -57,8 +57,7 @@ def main() -> None:
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise ConfigurationError("kernels are measured on a GPU, and torch sees none; run this where one is")
-    from experiments.benchmarks.kernels.decode_parts import decode_parts, print_steps
-    from experiments.benchmarks.kernels.prefill_parts import decoder_parts, vision_parts
+    from experiments.benchmarks.kernels.stage_parts import decode_parts, decoder_parts, print_steps, vision_parts
 
     model = built(16)
     device, decoder = model.modules.device, model.fused_decoder()

@@ -89,8 +89,7 @@ def timed(candidates: Sequence[T], run_with: Callable[[T], Run], kv_cache: KVCac
 
 def tuned(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tuning:
     """The row with the fastest tile of each kernel of a decode step, and of the grouped GEMMs of a prefill."""
-    from experiments.benchmarks.kernels.decode_parts import decode_parts
-    from experiments.benchmarks.kernels.prefill_parts import decoder_parts
+    from experiments.benchmarks.kernels.stage_parts import decode_parts, decoder_parts
 
     def on_every_block(parts: Iterable[KernelWork], name: str) -> Run:
         part = next(each for each in parts if each.name == name)
