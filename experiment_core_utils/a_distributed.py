@@ -18,7 +18,6 @@ from torch import distributed
 
 from experiment_core_utils.config.parts import MachineConfig
 from experiment_core_utils.config.text import TextConfig, validated
-from experiment_core_utils.models.common.private_apis import default_group, default_store
 from experiment_core_utils.primitives.collectives import broadcast_from_main, lost_processes_named
 from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost, first_line
@@ -30,6 +29,7 @@ from experiment_core_utils.primitives.files import (
     state_folder,
     write_text_atomically,
 )
+from experiment_core_utils.primitives.private_apis import default_group, default_store
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.locks import locked
 

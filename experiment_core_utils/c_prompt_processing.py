@@ -10,9 +10,9 @@ import torch
 
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.text import PromptSource
+from experiment_core_utils.engines.answer_ends import without_appended_eos
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.meters.stability import shuffled
-from experiment_core_utils.models.common.answer_ends import without_appended_eos
 from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.models.hf.requests import UNUSABLE, PromptLayout, default_template, prompt_layout_of
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line, library_faults_named

@@ -10,11 +10,10 @@ import torch
 from accelerate import Accelerator
 
 from experiment_core_utils.config.text import LatencySimulation, TextConfig, validated
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.power import NOT_REQUESTED, no_energy
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.describe import computing_dtype
-from experiment_core_utils.models.common.finite_logits import remedy
 from experiment_core_utils.models.common.preferences import preferences_of, values_of
 from experiment_core_utils.models.common.text_generation import (
     GeneratedBatch,
@@ -32,6 +31,7 @@ from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise
 from experiment_core_utils.primitives.device import Marks, new_marks, release_cached_memory, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, GenerationFailed, OutOfMemory, first_line
+from experiment_core_utils.primitives.finite_logits import remedy
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.requests import (
     BatchedAnswer,

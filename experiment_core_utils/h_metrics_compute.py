@@ -33,6 +33,7 @@ from experiment_core_utils.models.interface import Inspectable, Runnable, Served
 from experiment_core_utils.primitives.device import gpu_uuid, resident_bytes, used_gpus
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.statistics import mean_of
+from experiment_core_utils.primitives.units import MemoryReading
 from experiment_core_utils.records.compute import (
     ComputePart,
     ComputeUtilisation,
@@ -47,7 +48,7 @@ from experiment_core_utils.records.compute import (
     memory_timeline,
     utilisation_of,
 )
-from experiment_core_utils.records.requests import MemoryReading, StageFlops, TokenisedPrompts
+from experiment_core_utils.records.requests import StageFlops, TokenisedPrompts
 from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingLoad
 from experiment_core_utils.records.text import (
     BatchRecord,

@@ -6,6 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export HF_HUB_OFFLINE=1
 ruff check .
+lint-imports --no-cache --no-logo
 # Beside mypy, which takes one core: the workers, and the processes that tests start, then find all modules compiled.
 # What fails here fails, and is shown, in the run itself.
 # Behind it come the documentation's links, anchors and generated pages.

@@ -10,7 +10,7 @@ files_of() {
         kernels) echo tests/engines tests/models/molmoe/test_prefix_traces.py \
             tests/experiments/controller/running/test_paused_stages.py \
             tests/experiments/benchmarks/kernels/test_tune.py tests/experiments/benchmarks/kernels/test_harness.py ;;
-        graphs) echo tests/models/common tests/models/hf/test_graphed_stages.py \
+        graphs) echo tests/models/hf/test_graphed_stages.py \
             tests/models/hf/test_static_cache_decode.py tests/experiments/benchmarks/kernels/test_engine_proof.py ;;
         devices) echo tests/primitives/test_device.py tests/meters/test_main.py tests/meters/test_host_facts.py \
             tests/models/test_text_model.py tests/test_f_experiment_info.py \

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.api import DecodeEngine
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.greedy import BatchAnswers, BatchFollower
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.runner import SLOT_STEP, EngineStages
 from experiment_core_utils.engines.select import decode_engine
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
-from experiment_core_utils.models.common.greedy import BatchAnswers, BatchFollower
 from experiment_core_utils.records.requests import FollowedAnswer
 
 
@@ -33,7 +33,6 @@ class BatchedExecution:
         max_new_tokens: int,
         ends: AnswerEnds,
     ) -> list[tuple[int, ...]]:
-        """See `StagedModel.answer_batch`."""
         kv_cache, decode, _ = self._prefilled(knobs, requests, max_new_tokens)
         answers = BatchAnswers(kv_cache.checked_tokens, ends)
         for _ in range(max_new_tokens - 1):
@@ -48,7 +47,6 @@ class BatchedExecution:
     def follow_batch(
         self, knobs: EngineKnobs, requests: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
     ) -> list[FollowedAnswer]:
-        """See `StagedModel.follow_batch`."""
         follower = BatchFollower(answers, self._stages.decoder.device)
         kv_cache, decode, logits = self._prefilled(knobs, requests, follower.num_positions)
         tokens = follower.follow(logits)

@@ -1,14 +1,15 @@
 """What a family of models hands to the engines: its weights as data, its requests, and its modules as the judge."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.engine_proof import Computed, TracedPasses
 from experiment_core_utils.engines.weights import DecoderWeights, VisionModules, VisionWeights
-from experiment_core_utils.models.common.engine_proof import Computed, TracedPasses
 
 
 class EngineModel(Protocol):
@@ -50,6 +51,9 @@ class EngineModel(Protocol):
 
     def embedded(self, prompt: torch.Tensor, features: Any, embedding: torch.Tensor) -> torch.Tensor:
         """Embeddings [T, H] of a prompt [1, T] with its features, given those of all tokens [V, H]."""
+
+    def judging(self, dtype: torch.dtype) -> AbstractContextManager[None]:
+        """A context in which the modules compute in the precision above `dtype`; EngineRefused where they cannot."""
 
     def run_modules(
         self, knobs: EngineKnobs, ids: torch.Tensor, features: Any, positions: int, passes: TracedPasses

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from experiment_core_utils.engines.weights import DecoderWeights
-from experiment_core_utils.models.common.finite_logits import checked_tokens
+from experiment_core_utils.primitives.finite_logits import checked_tokens
 
 
 @dataclass

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from experiment_core_utils.engines.description import EngineKnobs, check_pause, check_rest
+from experiment_core_utils.engines.request_slot import PrefilledRequest
 from experiment_core_utils.engines.runner import EngineStages
-from experiment_core_utils.models.common.request_slot import PrefilledRequest
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class PausedPrefillStages:
         """Put in force what a new request needs; engines get their knobs at each call."""
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """See `StagedModel.encode_image`."""
         return self._stages.encode_image(inputs)
 
     def begin(
@@ -89,11 +88,10 @@ class PausedPrefillStages:
         raise NotImplementedError
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`; engines switch nothing."""
+        """Engines switch nothing."""
         return nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
-        """See `StagedModel.decode_step`."""
         logits: torch.Tensor = self._stages.decode_step(token, state)
         return logits
 

@@ -11,26 +11,25 @@ from typing import Any, get_args
 import torch
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.engines.api import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.engine_model import EngineModel
-from experiment_core_utils.engines.expert_trace import count_experts
-from experiment_core_utils.engines.gpu.triton.tuning import untuned_reason
-from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.select import choose_engines, decoder_engines
-from experiment_core_utils.models.common.engine_proof import (
+from experiment_core_utils.engines.engine_proof import (
     Computed,
     EngineErrors,
     EngineRun,
     TracedPasses,
     judged_by_modules,
-    judging,
     refuse_other_features,
 )
-from experiment_core_utils.models.common.finite_logits import refuse_not_finite
-from experiment_core_utils.models.common.greedy import AsyncStages
-from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
-from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
+from experiment_core_utils.engines.expert_trace import count_experts
+from experiment_core_utils.engines.gpu.triton.tuning import untuned_reason
+from experiment_core_utils.engines.greedy import AsyncStages
+from experiment_core_utils.engines.kv_cache import KVCache
+from experiment_core_utils.engines.request_slot import PrefilledRequest, RequestSlot
+from experiment_core_utils.engines.select import choose_engines, decoder_engines
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.finite_logits import refuse_not_finite
 from experiment_core_utils.records.requests import KnobProof, StageName
 
 # The KV cache grows in these steps, so that longer requests seldom need a new one; graphs are lost with the old one.
@@ -51,7 +50,7 @@ class Executed:
     mode: str
     #: why it is not `graph` in all stages though that was requested; None where it is, or was not requested
     reason: str | None
-    stages: Mapping[StageName, str]  #: the name of the engine of each stage; names are in `models.interface`
+    stages: Mapping[StageName, str]  #: the name of the engine of each stage; names are in `engines.api`
     #: a note that kernels run on another card than the one that they were tuned on; None where they do not
     untuned: str | None = None
 
@@ -172,7 +171,6 @@ class EngineStages:
             self.engines = replace(self.engines, prefill=made.prefill, split=made.split, decode=made.decode)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """See `StagedModel.encode_image`."""
         picture = self.model.picture(inputs)
         if picture is None:
             return None
@@ -188,7 +186,6 @@ class EngineStages:
     def prefill(
         self, knobs: EngineKnobs, inputs: Mapping[str, Any], features: Any
     ) -> tuple[torch.Tensor, PrefilledRequest[EngineKnobs]]:
-        """See `StagedModel.prefill`."""
         prompt, features = self.model.shortened(inputs, features)
         tokens = prompt.shape[1]
         self.slot.release()
@@ -237,7 +234,6 @@ class EngineStages:
         return logits
 
     def rewind(self, state: PrefilledRequest[EngineKnobs], steps: int) -> None:
-        """See `StagedModel.rewind`."""
         self._resume(state)
         state.length -= steps
         self.kv_cache.rewind(steps)
@@ -323,8 +319,8 @@ class EngineStages:
         def repeat(passes: TracedPasses) -> Computed:
             return self.model.run_modules(knobs, ids, features, len(run.computed.logits), passes)
 
-        names = self._named("prefill"), self._named("decode")
-        return judged_by_modules(names, run, self.model.modules, repeat, self.decoder.num_experts, self.decoder.dtype)
+        names, dtype = (self._named("prefill"), self._named("decode")), self.decoder.dtype
+        return judged_by_modules(names, run, self.model.judging(dtype), repeat, self.decoder.num_experts, dtype)
 
     def _refuse_other_features(self, inputs: Mapping[str, Any], features: Any) -> None:
         """Raises EngineRefused for features that are not those of the modules; features without a place are ignored."""
@@ -334,7 +330,7 @@ class EngineStages:
 
         dtype = self.decoder.dtype
         modules = by_modules()
-        with judging(self.model.modules, dtype):
+        with self.model.judging(dtype):
             exact = by_modules()
         refuse_other_features(self._named("vision"), self.model.placed(features), modules, exact, dtype)
 

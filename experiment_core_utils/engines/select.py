@@ -4,6 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from experiment_core_utils.engines.api import (
+    CPU_BLOCKS,
+    CPU_STEP,
+    CUDA_GRAPH,
+    MODULES,
+    REFERENCE,
     DecodeEngine,
     PausedPrefillEngine,
     PrefillEngine,
@@ -13,6 +18,7 @@ from experiment_core_utils.engines.cpu.decode import CpuDecode
 from experiment_core_utils.engines.cpu.panels import refuse_other_places
 from experiment_core_utils.engines.cpu.prefill import CpuPrefill
 from experiment_core_utils.engines.cpu.vision import CpuVision
+from experiment_core_utils.engines.cuda_graphs import NO_GRAPHS, CudaGraphPool, GraphCapturer
 from experiment_core_utils.engines.engine_model import EngineModel
 from experiment_core_utils.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.engines.gpu.prefill import GraphedPausedPrefill, GraphedPrefill
@@ -24,14 +30,6 @@ from experiment_core_utils.engines.reference.decoder import (
 )
 from experiment_core_utils.engines.reference.vision import ReferenceVision
 from experiment_core_utils.engines.weights import DecoderWeights
-from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphPool, GraphCapturer
-from experiment_core_utils.models.interface import (
-    CPU_BLOCKS,
-    CPU_STEP,
-    CUDA_GRAPH,
-    MODULES,
-    REFERENCE,
-)
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import StageName
 
@@ -48,7 +46,7 @@ class Engines:
     prefill: PrefillEngine
     split: PausedPrefillEngine  #: the prefill with a pause; runs as the whole one does
     decode: DecodeEngine
-    ways: Mapping[StageName, str]  #: the name of the engine of each stage; names are in `models.interface`
+    ways: Mapping[StageName, str]  #: the name of the engine of each stage; names are in `engines.api`
     reasons: Mapping[StageName, str]  #: of each stage that is not a CUDA graph, why
     vision: VisionEngine | None = field(default=None)  #: None where the modules run it
 

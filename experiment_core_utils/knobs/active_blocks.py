@@ -94,7 +94,7 @@ class BlockCount(Knob[RunningBlocks]):
     published = (name,)
 
     def own(self, limits: KnobLimits) -> RunningBlocks | None:
-        """See `Knob.own`; None where no block is shown."""
+        """It is None where no block is shown."""
         return None if limits.num_total_blocks is None else RunningBlocks.of(range(limits.num_total_blocks))
 
     def requested(self, request: KnobRequest) -> RequestedValues[RunningBlocks]:
@@ -117,38 +117,32 @@ class BlockCount(Knob[RunningBlocks]):
         return RequestedValues(values, left_out, is_given=bool(given))
 
     def fingerprint(self, request: KnobRequest) -> tuple[object, ...]:
-        """See `Knob.fingerprint`; nothing, since scores and sets count by themselves."""
+        """It is empty, since scores and sets count by themselves."""
         return ()
 
     def label(self, value: RunningBlocks) -> str:
-        """See `Knob.label`."""
         return f"blocks{value.count}"
 
     def short(self, value: RunningBlocks) -> str:
-        """See `Knob.short`."""
         return f"b{value.count}"
 
     def parsed(self, label: str) -> RunningBlocks | None:
-        """See `Knob.parsed`."""
         count = number_after("blocks", label)
         return None if count is None else RunningBlocks(count)
 
     def level(self, value: RunningBlocks) -> Level:
-        """See `Knob.level`."""
         return value.count
 
     def of_level(self, level: Level) -> RunningBlocks:
-        """See `Knob.of_level`."""
         if not isinstance(level, int):
             raise ConfigurationError(f"{level!r} is not a number of blocks; give a whole number")
         return RunningBlocks(level)
 
     def read(self, result: Any) -> RunningBlocks | None:
-        """See `Knob.read`; from the published field."""
         return None if result.num_active_blocks is None else RunningBlocks(int(result.num_active_blocks))
 
     def full_grid(self, limits: KnobLimits) -> Mapping[str, Sequence[Level]]:
-        """See `Knob.full_grid`; at most five numbers, evenly spread from three quarters to all."""
+        """There are at most five numbers, evenly spread from three quarters to all."""
         total = limits.num_total_blocks
         assert total is not None
         left_out = total // 4
@@ -157,7 +151,7 @@ class BlockCount(Knob[RunningBlocks]):
         return {"num_active_blocks_list": tuple(counts)}
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; by the blocks that ran in prefill and decode, and the layers of the cache."""
+        """The blocks that ran in prefill and decode, and the layers of the cache, are compared."""
         active = setting.value(self.name).indices
         if proof.blocks_run is None:
             return CannotBeSeen("the model shows no blocks")

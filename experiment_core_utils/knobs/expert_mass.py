@@ -44,11 +44,10 @@ class ExpertMass(Knob[float]):
     neutral = 1.0
 
     def own(self, limits: KnobLimits) -> float | None:
-        """See `Knob.own`."""
         return None if limits.default_top_k is None else 1.0
 
     def requested(self, request: KnobRequest) -> RequestedValues[float]:
-        """See `Knob.requested`; by default all top-k experts. What cannot have another top-k cannot have this."""
+        """The default is all top-k experts; what cannot have another top-k cannot have this."""
         given, limits = request.flags.expert_mass_list, request.limits
         reason = limits.unsupported.get(self.name) or limits.unsupported.get(TOP_K.name)
         if reason is not None:
@@ -56,11 +55,9 @@ class ExpertMass(Knob[float]):
         return RequestedValues(given or (1.0,), is_given=bool(given))
 
     def label(self, value: float) -> str:
-        """See `Knob.label`."""
         return f"mass{value}"
 
     def parsed(self, label: str) -> float | None:
-        """See `Knob.parsed`."""
         number = label.removeprefix("mass")
         try:
             value = float(number)
@@ -69,17 +66,15 @@ class ExpertMass(Knob[float]):
         return value if self.label(value) == label and 0 < value <= 1 else None
 
     def level(self, value: float) -> Level:
-        """See `Knob.level`."""
         return value
 
     def of_level(self, level: Level) -> float:
-        """See `Knob.of_level`."""
         if not isinstance(level, int | float) or not 0 < level <= 1:
             raise ConfigurationError(f"{level!r} is not an expert mass; give a number above 0, at most 1")
         return float(level)
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; by the experts of each token in a prefill and decode steps, and their probabilities."""
+        """Experts of each token in a prefill and decode steps, and their probabilities, are compared."""
         mass, top_k = mass_of(setting), experts_of(setting)
         if mass == self.neutral:
             return None

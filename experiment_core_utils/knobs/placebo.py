@@ -36,41 +36,35 @@ class Placebo(Knob[str]):
     neutral = "none"
 
     def own(self, limits: KnobLimits) -> str:
-        """See `Knob.own`."""
         return self.neutral
 
     def requested(self, request: KnobRequest) -> RequestedValues[str]:
-        """See `Knob.requested`; a placebo stands beside the grid."""
+        """A placebo stands beside the grid."""
         return RequestedValues((self.neutral,))
 
     def fingerprint(self, request: KnobRequest) -> tuple[object, ...]:
-        """See `Knob.fingerprint`; other settings are the same beside it."""
+        """Other settings are the same beside it."""
         return ()
 
     def label(self, value: str) -> str:
-        """See `Knob.label`."""
         return _LABELS[value]
 
     def parsed(self, label: str) -> str | None:
-        """See `Knob.parsed`."""
         return next((value for value, own in _LABELS.items() if own == label), None)
 
     def level(self, value: str) -> Level:
-        """See `Knob.level`."""
         return value
 
     def of_level(self, level: Level) -> str:
-        """See `Knob.of_level`."""
         if level not in _LABELS:
             raise ConfigurationError(f"{level!r} is not a value of {self.name}; give {' or '.join(_LABELS)}")
         return str(level)
 
     def order(self, value: str) -> tuple[float, ...]:
-        """See `Knob.order`."""
         return (float(value != self.neutral),)
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; there is nothing to act."""
+        """There is nothing to act."""
         return None
 
 

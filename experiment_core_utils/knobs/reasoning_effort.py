@@ -35,20 +35,18 @@ class ReasoningEffort(ServerKnob):
     neutral: Level = at_rest
 
     def read_level(self, text: str) -> Level | None:
-        """See `ServerKnob.read_level`; a word."""
         return text if re.fullmatch(_WORD, text) else None
 
     def order(self, value: Level) -> tuple[float, ...]:
-        """See `Knob.order`; usual words ascend, others follow, the server's own comes last."""
+        """Usual words ascend, others follow, the server's own comes last."""
         known = [*_USUAL, value, self.at_rest]
         return (float(known.index(value)),) if value != self.at_rest else (float("inf"),)
 
     def request_fields(self, value: Level) -> Mapping[str, Any]:
-        """See `Knob.request_fields`."""
         return {} if value == self.at_rest else {self.name: value}
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; a server may ignore it."""
+        """A server may ignore it."""
         return CannotBeSeen("a server does not say whether it follows it")
 
 

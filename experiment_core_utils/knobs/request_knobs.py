@@ -27,22 +27,19 @@ class ServerKnob(Knob[Level]):
     at_rest: ClassVar[str]  #: its level there
 
     def own(self, limits: KnobLimits) -> Level:
-        """See `Knob.own`."""
         return self.at_rest
 
     def requested(self, request: KnobRequest) -> RequestedValues[Level]:
-        """See `Knob.requested`; by default at rest, and for a model in this process nothing else."""
+        """The default is at rest; a model in this process takes nothing else."""
         if not request.limits.variants:
             return self.fixed(request, self.flag, _NO_SERVER)
         given = getattr(request.flags, self.flag)
         return RequestedValues(tuple(given or (self.at_rest,)), is_given=bool(given))
 
     def label(self, value: Level) -> str:
-        """See `Knob.label`."""
         return f"{self.prefix}{value}"
 
     def parsed(self, label: str) -> Level | None:
-        """See `Knob.parsed`."""
         text = label.removeprefix(self.prefix)
         return None if text == label else self.at_rest if text == self.at_rest else self.read_level(text)
 
@@ -51,19 +48,17 @@ class ServerKnob(Knob[Level]):
         return int(text) if text.isdecimal() and int(text) > 0 and text == str(int(text)) else None
 
     def level(self, value: Level) -> Level:
-        """See `Knob.level`."""
         return value
 
     def of_level(self, level: Level) -> Level:
-        """See `Knob.of_level`."""
         if self.parsed(f"{self.prefix}{level}") != level:
             raise ConfigurationError(f"{level!r} is not a value of {self.name}; give one that {self.flag} takes")
         return level
 
     def order(self, value: Level) -> tuple[float, ...]:
-        """See `Knob.order`; at rest comes last."""
+        """At rest comes last."""
         return (float("inf"),) if isinstance(value, str) else (float(value),)
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; the request has it, and nothing else decides."""
+        """The request has it, and nothing else decides."""
         return None

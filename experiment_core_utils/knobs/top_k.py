@@ -40,11 +40,10 @@ class TopK(Knob[int]):
     published = (name,)
 
     def own(self, limits: KnobLimits) -> int | None:
-        """See `Knob.own`."""
         return limits.default_top_k
 
     def requested(self, request: KnobRequest) -> RequestedValues[int]:
-        """See `Knob.requested`; by default half of the experts per token, and all of them."""
+        """The default is half of the experts per token, and all of them."""
         given, limits, own = request.flags.top_k_list, request.limits, request.limits.default_top_k
         if self.name in limits.unsupported:
             return self.fixed(request, "top_k_list", limits.unsupported[self.name])
@@ -68,39 +67,33 @@ class TopK(Knob[int]):
         return RequestedValues(values, left_out, is_given=bool(given))
 
     def label(self, value: int) -> str:
-        """See `Knob.label`."""
         return f"topk{value}"
 
     def short(self, value: int) -> str:
-        """See `Knob.short`."""
         return f"k{value}"
 
     def parsed(self, label: str) -> int | None:
-        """See `Knob.parsed`."""
         return number_after("topk", label)
 
     def level(self, value: int) -> Level:
-        """See `Knob.level`."""
         return value
 
     def of_level(self, level: Level) -> int:
-        """See `Knob.of_level`."""
         if not isinstance(level, int):
             raise ConfigurationError(f"{level!r} is not a number of experts per token; give a whole number")
         return level
 
     def read(self, result: Any) -> int | None:
-        """See `Knob.read`; from the published field."""
         return None if result.top_k is None else int(result.top_k)
 
     def full_grid(self, limits: KnobLimits) -> Mapping[str, Sequence[Level]]:
-        """See `Knob.full_grid`; 1, 2, 4 ... and the model's own number."""
+        """It is 1, 2, 4 ... and the model's own number."""
         own = limits.default_top_k
         assert own is not None
         return {"top_k_list": (*(2**power for power in range((own - 1).bit_length())), own)}
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; by the experts that the routers chose for a token."""
+        """The experts that routers chose for a token are counted."""
         if proof.experts_per_token is None:
             return CannotBeSeen("the model shows no experts")
         expected = tuple(model.expected_experts(setting))

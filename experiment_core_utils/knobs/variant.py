@@ -31,43 +31,36 @@ class Variant(Knob[str]):
     is_sorted_in_plans = False
 
     def own(self, limits: KnobLimits) -> str | None:
-        """See `Knob.own`; the first server that is given."""
+        """It is the first server that is given."""
         return limits.variants[0] if len(limits.variants) > 1 else None
 
     def requested(self, request: KnobRequest) -> RequestedValues[str]:
-        """See `Knob.requested`; every server that is given."""
         variants = request.limits.variants
         return RequestedValues(variants if len(variants) > 1 else (), is_given=len(variants) > 1)
 
     def label(self, value: str) -> str:
-        """See `Knob.label`."""
         return f"{_LABEL}{value}"
 
     def short(self, value: str) -> str:
-        """See `Knob.short`."""
         return value
 
     def parsed(self, label: str) -> str | None:
-        """See `Knob.parsed`."""
         name = label.removeprefix(_LABEL)
         return name if name != label and re.fullmatch(VARIANT_NAME, name) else None
 
     def level(self, value: str) -> Level:
-        """See `Knob.level`."""
         return value
 
     def of_level(self, level: Level) -> str:
-        """See `Knob.of_level`."""
         if not isinstance(level, str) or not re.fullmatch(VARIANT_NAME, level):
             raise ConfigurationError(f"{level!r} is not a name of a server; give letters, digits, - and .")
         return level
 
     def order(self, value: str) -> tuple[float, ...]:
-        """See `Knob.order`; by name."""
         return tuple(map(float, value.encode()))
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; the request went to that server."""
+        """The request went to that server."""
         return None
 
 

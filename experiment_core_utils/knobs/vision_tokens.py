@@ -157,11 +157,10 @@ class VisionTokens(Knob[VisionTarget]):
     is_sorted_in_plans = False
 
     def own(self, limits: KnobLimits) -> VisionTarget:
-        """See `Knob.own`."""
         return own_target()
 
     def requested(self, request: KnobRequest) -> RequestedValues[VisionTarget]:
-        """See `Knob.requested`; by default the three tiers."""
+        """The default is the three tiers."""
         flags, limits = request.flags, request.limits
         if self.name not in limits.unsupported:
             values, left_out = flags.targets_and_left_out(limits.token_unit)
@@ -180,23 +179,19 @@ class VisionTokens(Knob[VisionTarget]):
         return RequestedValues(values, left_out, is_given=True)
 
     def label(self, value: VisionTarget) -> str:
-        """See `Knob.label`."""
         return value.label
 
     def cell(self, value: VisionTarget) -> Level:
-        """See `Knob.cell`; of a number of tokens the number."""
         return value.tokens or self.level(value)
 
     def listed(self, value: VisionTarget) -> str:
-        """See `Knob.listed`; the label."""
         return value.label
 
     def short(self, value: VisionTarget) -> str:
-        """See `Knob.short`."""
         return value.value
 
     def parsed(self, label: str) -> VisionTarget | None:
-        """See `Knob.parsed`; of a number of tokens without its crops."""
+        """A number of tokens has no crops yet."""
         tokens = number_after("tokens", label)
         if tokens is not None:
             return named_tokens(tokens)
@@ -204,29 +199,25 @@ class VisionTokens(Knob[VisionTarget]):
         return own_target() if label == OWN else tier_target(tier) if tier != label and tier in TIERS else None
 
     def level(self, value: VisionTarget) -> Level:
-        """See `Knob.level`."""
         return value.value
 
     def of_level(self, level: Level) -> VisionTarget:
-        """See `Knob.of_level`."""
         return target_of_value(str(level))
 
     def order(self, value: VisionTarget) -> tuple[float, ...]:
-        """See `Knob.order`; the model's own after all others."""
+        """The model's own comes after all others."""
         return value.order
 
     def published_fields(self, value: VisionTarget | None) -> dict[str, Level | None]:
-        """See `Knob.published_fields`; the tier or the number of tokens."""
         tier, tokens = (None, None) if value is None else (value.tier, value.tokens)
         return {"tier": tier, "vision_tokens_target": tokens}
 
     def read(self, result: Any) -> VisionTarget:
-        """See `Knob.read`; from the published fields."""
         tier, tokens = result.tier, result.vision_tokens_target
         return tier_target(tier) if tier is not None else named_tokens(tokens) if tokens is not None else own_target()
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; requests have their crops before any model runs, and results count them."""
+        """Requests have their crops before any model runs, and results count them."""
         return None
 
 

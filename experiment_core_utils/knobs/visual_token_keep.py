@@ -124,11 +124,9 @@ class VisualTokenKeep(Knob[KeptTokens]):
     neutral = KeptTokens(1.0)
 
     def own(self, limits: KnobLimits) -> KeptTokens:
-        """See `Knob.own`."""
         return self.neutral
 
     def requested(self, request: KnobRequest) -> RequestedValues[KeptTokens]:
-        """See `Knob.requested`; by default all are kept."""
         given, flags = request.flags.visual_token_keep_list, request.flags
         if self.name in request.limits.unsupported:
             return self.fixed(request, "visual_token_keep_list", request.limits.unsupported[self.name])
@@ -136,16 +134,14 @@ class VisualTokenKeep(Knob[KeptTokens]):
         return RequestedValues(tuple(made), is_given=bool(given))
 
     def fingerprint(self, request: KnobRequest) -> tuple[object, ...]:
-        """See `Knob.fingerprint`; the rule, where it is not the default one, so that fractions can be added later."""
+        """It has the rule where that is not the default one, so that fractions can be added later."""
         rule = request.flags.visual_token_keep_rule
         return () if rule == "uniform" else (rule, request.seed) if rule == "random" else (rule,)
 
     def label(self, value: KeptTokens) -> str:
-        """See `Knob.label`."""
         return f"{_LABEL}{value.fraction!r}"
 
     def parsed(self, label: str) -> KeptTokens | None:
-        """See `Knob.parsed`; without the rule."""
         try:
             value = KeptTokens(float(label.removeprefix(_LABEL)))
         except ValueError:
@@ -153,21 +149,19 @@ class VisualTokenKeep(Knob[KeptTokens]):
         return value if 0 < value.fraction <= 1 and label == self.label(value) else None
 
     def level(self, value: KeptTokens) -> Level:
-        """See `Knob.level`."""
         return value.fraction
 
     def of_level(self, level: Level) -> KeptTokens:
-        """See `Knob.of_level`."""
         if not isinstance(level, int | float) or not 0 < level <= 1:
             raise ConfigurationError(f"{level!r} is no fraction of image tokens; give a number above 0, at most 1")
         return KeptTokens(float(level))
 
     def shape(self, shape: Any, value: KeptTokens) -> Any:
-        """See `Knob.shape`; fewer image features enter the language model, and the vision stage gives as many."""
+        """Fewer image features enter the language model, and the vision stage gives as many."""
         return replace(shape, vision_tokens=value.count(shape.vision_tokens))
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """See `Knob.prove`; by the tokens that the prefill computed."""
+        """The tokens that the prefill computed are counted."""
         counted, value = proof.prefill_tokens, setting.value(self.name)
         if counted is None:
             return None if value == self.neutral else CannotBeSeen("the tokens of its prefill were not counted")

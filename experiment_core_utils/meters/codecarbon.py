@@ -156,7 +156,6 @@ class LoadEstimate:
             raise MeterUnavailable("codecarbon would read the CPU's counters (RAPL) here: no estimate from load")
 
     def open(self) -> None:
-        """See `EnergyMeter.open`."""
         if self._started_s is not None:
             raise ConfigurationError("this energy meter has an open window; close it before opening another")
         self._reason = None
@@ -167,7 +166,6 @@ class LoadEstimate:
         self._started_s = self._clock.now_s()
 
     def close(self) -> EnergyReading:
-        """See `EnergyMeter.close`; the CPUs, then memory."""
         if self._started_s is None:
             raise ConfigurationError("this energy meter has no open window; open one before closing")
         seconds, self._started_s = self._clock.now_s() - self._started_s, None
@@ -176,7 +174,7 @@ class LoadEstimate:
         return EnergyReading(seconds, tuple(figures))
 
     def release(self) -> None:
-        """See `EnergyMeter.release`; codecarbon has threads in a window only."""
+        """Codecarbon has threads in a window only."""
         if self._started_s is not None:
             self.close()
 

@@ -294,7 +294,6 @@ class CounterMeter:
             counter.read_j()
 
     def open(self) -> None:
-        """See `EnergyMeter.open`."""
         if self._watch is not None:
             raise ConfigurationError("this energy meter has an open window; close it before opening another")
         self._powers_w = {}
@@ -310,7 +309,6 @@ class CounterMeter:
         self._watch = CounterWatch(self._counters, self._clock)
 
     def close(self) -> EnergyReading:
-        """See `EnergyMeter.close`."""
         if self._watch is None:
             raise ConfigurationError("this energy meter has no open window; open one before closing")
         ended_s, watch = self._clock.now_s(), self._watch
@@ -326,7 +324,6 @@ class CounterMeter:
         return EnergyReading(ended_s - self._started_s, tuple(self._energy(*each, ended_s) for each in found))
 
     def release(self) -> None:
-        """See `EnergyMeter.release`."""
         if self._watch is not None:
             watch, self._watch = self._watch, None
             watch.stop()
@@ -412,7 +409,6 @@ class RaplCounter:
         self.read_j()
 
     def read_j(self) -> float:
-        """See `EnergyCounter.read_j`."""
         return _number_in(self._energy) / 1e6
 
     def is_counter_of(self, other: "RaplCounter") -> bool:

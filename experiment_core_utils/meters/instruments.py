@@ -32,12 +32,11 @@ class SideBySide:
         self._meters = tuple(meters)
 
     def open(self) -> None:
-        """See `EnergyMeter.open`."""
         for meter in self._meters:
             meter.open()
 
     def close(self) -> EnergyReading:
-        """See `EnergyMeter.close`; devices in the order of the meters, remarked where two do not agree on one."""
+        """Devices are in the order of the meters, with a remark where two do not agree on one."""
         readings = [meter.close() for meter in reversed(self._meters)]
         energies = [energy for reading in reversed(readings) for energy in reading.devices]
         seconds = readings[0].seconds
@@ -45,7 +44,6 @@ class SideBySide:
         return EnergyReading(seconds, with_disagreements(energies, apart_s / seconds if seconds > 0 else 0.0))
 
     def release(self) -> None:
-        """See `EnergyMeter.release`."""
         # All of them, even where one raises.
         with ExitStack() as stack:
             for meter in self._meters:

@@ -234,7 +234,6 @@ class NvmlCounter:
         self.limit_w = self._limit_w()
 
     def read_j(self) -> float:
-        """See `EnergyCounter.read_j`."""
         what = f"{self._uuid} does not report its energy"
         return float(_answer(self._nvml, what, self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)) / 1000
 
@@ -269,7 +268,6 @@ class NvmlPower:
         self.origin = EnergyOrigin(uuid, "gpu", "power_integral", "measured", basis)
 
     def read_w(self) -> float:
-        """See `PowerProbe.read_w`."""
         return self._instant_w() if self.no_instant_power is None else self._averaged_w()
 
     def _instant_w(self) -> float:

@@ -183,14 +183,14 @@ class PowerIntegralMeter:
             probe.read_w()
 
     def open(self) -> None:
-        """See `EnergyMeter.open`; power is read before the window begins."""
+        """Power is read before the window begins."""
         if self._started_s is not None:
             raise ConfigurationError("this energy meter has an open window; close it before opening another")
         self._sampler.start()
         self._started_s = self._clock.now_s()
 
     def close(self) -> EnergyReading:
-        """See `EnergyMeter.close`; power is read after the window has ended."""
+        """Power is read after the window has ended."""
         if self._started_s is None:
             raise ConfigurationError("this energy meter has no open window; open one before closing")
         started_s, ended_s = self._started_s, self._clock.now_s()
@@ -200,7 +200,6 @@ class PowerIntegralMeter:
         return EnergyReading(ended_s - started_s, tuple(energies))
 
     def release(self) -> None:
-        """See `EnergyMeter.release`."""
         self._started_s = None
         self._sampler.stop()
 

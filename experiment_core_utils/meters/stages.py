@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.meters.energy_statistics import (
     act_figures,
     act_totals,
@@ -20,7 +21,6 @@ from experiment_core_utils.meters.energy_statistics import (
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.meters.windows import WARM_AGAIN_S, WARM_UP_S, WindowGoal, energy_of_act, idle_power
-from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import Stages, devices_of
 from experiment_core_utils.primitives.device import NoMarks, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError

@@ -7,10 +7,11 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 import torch
 from torch import nn
 
+from experiment_core_utils.engines.answer_ends import AnswerEnds
+from experiment_core_utils.engines.greedy import GreedyStages
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.records.caveats import Caveat
@@ -36,52 +37,16 @@ Component = Literal["attention", "ffn", "routing", "experts", "norm", "head"]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
 STAGES = ("vision", "prefill", "decode")
 
-# Names of what runs a stage, as results give them: the model's modules, plain torch on fused weights, C++ for whole
-# blocks, one C++ call a decode step, a CUDA graph, one of own kernels in place of a transformers decoder, one of
-# modules that Inductor compiled, and a server behind an address.
-MODULES, REFERENCE, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH, KERNEL_GRAPH, INDUCTOR_GRAPH, SERVER = (
-    "modules",
-    "reference",
-    "cpu blocks",
-    "cpu step",
-    "cuda graph",
-    "kernel graph",
-    "inductor graph",
-    "server",
-)
 
-# The ways that need no proof against the reference, and that are no faster than the modules by design.
-PLAIN = frozenset({MODULES, REFERENCE})
-
-
-class Stages(Protocol):
-    """The three stages by themselves, which are all that a generation needs of a model."""
+class Stages(GreedyStages, Protocol):
+    """The three stages by themselves, and what a meter needs to know of them."""
 
     @property
     def device(self) -> torch.device:
         """The device that the model is on."""
 
-    @property
-    def ends(self) -> AnswerEnds:
-        """What ends an answer."""
-
     def components(self) -> Mapping[Component, Sequence[torch.nn.Module]]:
         """The decoder's modules that run under the setting in force, by what they are; {} where that is not known."""
-
-    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """The vision stage; None for a request without a picture."""
-
-    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
-        """The prefill stage: logits [1, V] of the last position, and the state for `decode_step`."""
-
-    def decoding(self) -> AbstractContextManager[None]:
-        """A context of consecutive decode steps, in which the model is switched once and not in each step.
-
-        No prefill runs inside.
-        """
-
-    def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
-        """The decode stage: token [1, 1] -> logits [1, V]."""
 
 
 class Runnable(Protocol):

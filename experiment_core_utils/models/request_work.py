@@ -112,7 +112,7 @@ class UncountedRequests:
         self.num_samples = len(self._seen)
 
     def elements_of_each(self, num_sharing: int) -> int:
-        """See `PlannedRequests.elements_of_each`; they are not known."""
+        """They are not known."""
         return self.weight_elements
 
     def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:

@@ -14,7 +14,13 @@ from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.served import ServedModel
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.models.common.checkpoint_files import check_files, download, model_digest, weights_stamp
+from experiment_core_utils.models.common.checkpoint_files import (
+    check_files,
+    download,
+    model_digest,
+    weights_digest,
+    weights_stamp,
+)
 from experiment_core_utils.models.common.preferences import Preferences
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
 from experiment_core_utils.models.interface import Runnable, StagedModel
@@ -154,27 +160,28 @@ class CheckpointSource(ModelSource):
 
     @property
     def model_type(self) -> str:
-        """See `ModelSource.model_type`."""
         return str(self.config.model_type)
 
     @property
     def score_folder(self) -> Path:
-        """See `ModelSource.score_folder`."""
         return self.folder
 
     @property
     def weight_files(self) -> Sequence[tuple[str, int, int]]:
-        """See `ModelSource.weight_files`."""
         return weights_stamp(self.folder)
 
     @property
     def place(self) -> str:
-        """See `ModelSource.place`."""
         return str(self.folder.resolve())
 
     def digest(self) -> str:
-        """See `ModelSource.digest`, and `model_digest`, also for its error."""
+        """It is the `model_digest`, also for its error."""
         return model_digest(self.folder)
+
+    @property
+    def weights_sha256(self) -> str:
+        """The digest of the bytes of all weights, wherever they lie."""
+        return weights_digest(self.folder)
 
     @abstractmethod
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> StagedModel:

@@ -31,7 +31,6 @@ from experiment_core_utils.models.common.gguf_files import (
     tokenizer_in,
 )
 from experiment_core_utils.models.common.placement import OFFLOADED, refuse_offload
-from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.common.quantisation import (
     own_method,
     refuse_impossible,
@@ -44,6 +43,7 @@ from experiment_core_utils.models.source import FoundFiles
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.files import is_gguf
+from experiment_core_utils.primitives.private_apis import compatible_attentions
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 WEIGHTS = ("*.safetensors",)

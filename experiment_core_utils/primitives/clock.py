@@ -39,15 +39,13 @@ class HostClock:
     """The clock that `time.perf_counter` reads; repeated calls are made by a thread."""
 
     def now_s(self) -> float:
-        """See `Clock.now_s`."""
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
-        """See `Clock.sleep`."""
         time.sleep(seconds)
 
     def every(self, interval_s: float | Iterator[float], call: Callable[[], None]) -> Repeating:
-        """See `Clock.every`; the thread does not keep the process alive."""
+        """The thread does not keep the process alive."""
         return _RepeatingThread(intervals_of(interval_s), call)
 
 

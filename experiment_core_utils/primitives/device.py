@@ -21,7 +21,7 @@ from experiment_core_utils.primitives.errors import (
     OutOfMemory,
     first_line,
 )
-from experiment_core_utils.records.requests import MemoryReading
+from experiment_core_utils.primitives.units import MemoryReading
 
 # 2024: a clock before this program was made is none.
 CLOCK_NOT_SET_S = 1_704_067_200.0

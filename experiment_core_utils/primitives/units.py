@@ -1,11 +1,24 @@
-"""Conversions of units, and checks of numbers against their limits."""
+"""Conversions of units, the bytes of a window, and checks of numbers against their limits."""
 
 import math
+from dataclasses import dataclass
 from decimal import Decimal
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 JOULES_PER_KWH = 3.6e6
+
+
+@dataclass(frozen=True)
+class MemoryReading:
+    """Memory of a window, in bytes."""
+
+    #: most memory that torch had allocated on the GPU between open and close; None without a GPU
+    peak_memory_bytes: int | None
+    peak_reserved_bytes: int | None  #: the same for what its allocator had reserved
+    process_rss_bytes: int  #: resident memory of this process at the close
+    reason: str | None  #: why a figure is None
+    num_passes: int | None = None  #: passes whose highest peaks these are; None of windows in rounds
 
 
 def milliseconds(seconds: float | None) -> float | None:

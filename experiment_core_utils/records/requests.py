@@ -283,18 +283,6 @@ class FlopsFigure:
 
 
 @dataclass(frozen=True)
-class MemoryReading:
-    """Memory of a window, in bytes."""
-
-    #: most memory that torch had allocated on the GPU between open and close; None without a GPU
-    peak_memory_bytes: int | None
-    peak_reserved_bytes: int | None  #: the same for what its allocator had reserved
-    process_rss_bytes: int  #: resident memory of this process at the close
-    reason: str | None  #: why a figure is None
-    num_passes: int | None = None  #: passes whose highest peaks these are; None of windows in rounds
-
-
-@dataclass(frozen=True)
 class BatchedAnswer:
     """What a sample was answered in a batch with others of the same setting, without measuring."""
 

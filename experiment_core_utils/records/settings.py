@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from experiment_core_utils.primitives.statistics import Distribution, mean_of
+from experiment_core_utils.primitives.units import MemoryReading
 from experiment_core_utils.records.compute import LoadTrace
 from experiment_core_utils.records.energy import AllocatedJoules, EnergyPass, EnergyPassesEnd, SettingEnergy
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
     KnobProof,
-    MemoryReading,
     RequestShape,
     StagedRun,
     StageFlops,

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from experiment_core_utils.e_inference import sample_record
+from experiment_core_utils.engines.api import MODULES, SERVER
+from experiment_core_utils.engines.engine_proof import higher_precision, is_right
+from experiment_core_utils.engines.greedy import MOST_POSITIONS
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, vision_of
-from experiment_core_utils.models.common.engine_proof import higher_precision, is_right
-from experiment_core_utils.models.common.finite_logits import failure_named
-from experiment_core_utils.models.common.greedy import MOST_POSITIONS
-from experiment_core_utils.models.interface import MODULES, SERVER, Concurrent, Inspectable, Runnable, StagedModel
+from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, StagedModel
 from experiment_core_utils.primitives.device import NoMarks, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
@@ -31,6 +31,7 @@ from experiment_core_utils.primitives.errors import (
     SampleError,
     library_faults_named,
 )
+from experiment_core_utils.primitives.finite_logits import failure_named
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.caveats import Caveat, caveat

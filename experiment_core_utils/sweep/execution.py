@@ -11,10 +11,11 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from experiment_core_utils.engines.api import CUDA_GRAPH, MODULES, SERVER
+from experiment_core_utils.engines.cuda_graphs import ADVICE
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
-from experiment_core_utils.models.common.cuda_graphs import ADVICE
-from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, SERVER, Runnable, Switchable
+from experiment_core_utils.models.interface import Runnable, Switchable
 from experiment_core_utils.primitives.collectives import all_gather
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import EngineRefused, SampleError, SettingError, library_faults_named

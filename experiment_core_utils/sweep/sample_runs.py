@@ -17,10 +17,10 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.meters.load import LoadSampler
 from experiment_core_utils.meters.stability import needs_another_run, warm_up_of
-from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.interface import Concurrent, Runnable, Stepwise, devices_of
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import (
+    MemoryReading,
     MemoryWindow,
     out_of_memory_named,
     release_cached_memory,
@@ -32,6 +32,7 @@ from experiment_core_utils.primitives.errors import (
     Stopped,
     library_faults_named,
 )
+from experiment_core_utils.primitives.finite_logits import failure_named
 from experiment_core_utils.primitives.interruption import StopRequest, time_limit
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.caveats import Caveat, caveat
@@ -39,7 +40,6 @@ from experiment_core_utils.records.journal import Journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import (
     KnobProof,
-    MemoryReading,
     PreparedRequest,
     RequestShape,
     StagedRun,

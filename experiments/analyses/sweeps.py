@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiment_core_utils.engines.api import SERVER
 from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting, setting_of
@@ -20,7 +21,6 @@ from experiment_core_utils.l_results_csv_cleaning import (
     typed,
 )
 from experiment_core_utils.l_results_csv_cleaning import settings_frame as table_of_settings
-from experiment_core_utils.models.interface import SERVER
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.texts import counted

@@ -33,8 +33,8 @@ from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.engines.answer_ends import HasEnds
 from experiment_core_utils.knobs.block_choice import BlockChoice
-from experiment_core_utils.models.common.answer_ends import HasEnds
 from experiment_core_utils.models.pausable import PausableModel, can_pause
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError

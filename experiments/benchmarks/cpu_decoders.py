@@ -35,9 +35,9 @@ from experiment_core_utils.engines.api import DecodeEngine, PrefillEngine
 from experiment_core_utils.engines.cpu.decode import CpuDecode
 from experiment_core_utils.engines.cpu.prefill import CpuPrefill
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.engine_proof import relative_distance
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferenceDecode, ReferencePrefill
-from experiment_core_utils.models.common.engine_proof import relative_distance
 from experiment_core_utils.models.hf.decoder_description import fused_decoder
 from experiment_core_utils.models.hf.engine_tower import EngineTower
 from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config

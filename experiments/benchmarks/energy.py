@@ -21,11 +21,11 @@ import transformers
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, missing_lines, uuids_of
 from experiment_core_utils.meters.stages import IDLE_S, LEAST_REPEATS, REPEATS, StageMeasurement, stage_energies
 from experiment_core_utils.meters.windows import RELATIVE_ERROR, WindowGoal
-from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import NoMarks, choose_device, release_cached_memory, set_cpu_threads

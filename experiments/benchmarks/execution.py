@@ -36,9 +36,9 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.e_inference import staged_run
+from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
-from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
 from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize

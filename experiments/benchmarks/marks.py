@@ -22,8 +22,8 @@ from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
-from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
 from experiment_core_utils.models.interface import own_setting

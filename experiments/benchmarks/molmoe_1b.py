@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from experiment_core_utils.config.parts import ExecutionMode
-from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
+from experiment_core_utils.engines.cuda_graphs import GraphCapturer
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.interface import StagedModel

@@ -60,9 +60,9 @@ def timed(device: torch.device, act: Callable[[], T]) -> tuple[float, T]:
     """Seconds of an act by the host's clock, the device idle at both ends, and what it returned."""
     synchronize(device)
     started = time.perf_counter()
-    found = act()
+    returned = act()
     synchronize(device)
-    return time.perf_counter() - started, found
+    return time.perf_counter() - started, returned
 
 
 def median_seconds(act: Callable[[], object], repeats: int, device: torch.device | None = None) -> float:
@@ -74,18 +74,18 @@ def best_of_rounds(
     device: torch.device, ways: Mapping[Name, Callable[[], T]], rounds: int
 ) -> dict[Name, tuple[float, T]]:
     """The least seconds of each way over the rounds, in which they take turns, and what it then returned."""
-    found = [{name: timed(device, way) for name, way in ways.items()} for _ in tqdm(range(rounds), leave=False)]
-    return {name: min((each[name] for each in found), key=lambda one: one[0]) for name in ways}
+    turns = [{name: timed(device, way) for name, way in ways.items()} for _ in tqdm(range(rounds), leave=False)]
+    return {name: min((each[name] for each in turns), key=lambda one: one[0]) for name in ways}
 
 
 def paired_ratios(one: Callable[[], float], other: Callable[[], float], pairs: int) -> list[float]:
     """Seconds of `one` over those of `other` in each pair; which of the two goes first alternates."""
-    found = []
+    ratios = []
     for pair in tqdm(range(pairs), desc="pairs", leave=False):
         first = one() if pair % 2 else other()
         second = other() if pair % 2 else one()
-        found.append(first / second if pair % 2 else second / first)
-    return found
+        ratios.append(first / second if pair % 2 else second / first)
+    return ratios
 
 
 def quartiles(values: Sequence[float], digits: int = 4) -> str:

@@ -13,10 +13,10 @@ from tqdm import tqdm
 
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
-from experiment_core_utils.models.common.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import SampleError, library_faults_named
+from experiment_core_utils.primitives.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.tasks.interface import Sample
 from experiments.block_importance.answers import DrawnTask
 from experiments.block_importance.importance import Measured, TaskValues, watched_blocks

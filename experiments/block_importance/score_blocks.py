@@ -32,7 +32,6 @@ from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.meters.host_facts import command_line, package_version
-from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.source import CheckpointSource
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
@@ -335,7 +334,7 @@ def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate
         return leave_one_out(scorers.scored, job.model.num_total_blocks)
     if job.own.method == "gradient":
         # A checkout has it alone.
-        from experiments.block_importance.from_checkout.gradients import gradient_importances
+        from experiments.block_importance.from_checkout.picture_scorers import gradient_importances
 
         measured = gradient_importances(job.model, scorers.drawn, job.setting)
     else:
@@ -411,7 +410,7 @@ def provenance_of(job: Job, scorers: Scorers) -> dict[str, Any]:
         "model": {
             "name": job.source.name,
             "revision": job.source.revision,
-            "weights_sha256": weights_digest(job.source.folder),
+            "weights_sha256": job.source.weights_sha256,
             **job.model.describe(),
         },
         "versions": {package: package_version(package) for package in RECORDED_PACKAGES},

@@ -10,7 +10,6 @@ from typing import Any
 
 from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
 from experiment_core_utils.config.parts import ModelConfig
-from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.models.source import CheckpointSource
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.interface import Task
@@ -102,7 +101,7 @@ def refuse_other_controller(path: Path, config: ModelConfig, source: CheckpointS
     made_with = model_of(stored_environment(path))
     if config.random_weights or "weights_sha256" not in made_with:
         return
-    if weights_digest(source.folder) != made_with["weights_sha256"]:
+    if source.weights_sha256 != made_with["weights_sha256"]:
         raise ConfigurationError(
             f"{path} was trained with other weights, those of {made_with['name']}, than {source.name} has; give that "
             "model as --model_path, or train anew"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiment_core_utils.models.common.private_apis import scale_and_add
+from experiment_core_utils.primitives.private_apis import scale_and_add
 
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _NEWTON_SCHULZ_STEPS = 5

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from experiment_core_utils.engines.cuda_graphs import CudaGraphPool
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.prefill import GraphedPausedPrefill
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.paused_runner import EnginePausedPrefill, PausedPrefillShape, PausedPrefillStages
 from experiment_core_utils.engines.reference.decoder import ReferencePausedPrefill, ReferencePrefill
 from experiment_core_utils.engines.runner import EngineStages
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.eager.paused_stages import EagerPausedPrefill
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages

@@ -8,7 +8,7 @@ from accelerate import dispatch_model
 from torch import nn
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.private_apis import arguments_left_in_place
+from experiment_core_utils.primitives.private_apis import arguments_left_in_place
 
 
 def dispatched(model: PreTrainedModel, folder: Path, from_disk: Collection[str]) -> Any:

@@ -236,7 +236,7 @@ def test_no_kernel_is_fetched_for_an_attention(llama: Path, tmp_path: Path) -> N
         "from experiment_core_utils.config.text import validated\n"
         "from experiment_core_utils.b_model_loader import validate_loadable\n"
         "from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code\n"
-        "from experiment_core_utils.models.common.private_apis import compatible_attentions\n"
+        "from experiment_core_utils.primitives.private_apis import compatible_attentions\n"
         "from experiment_core_utils.primitives.errors import ConfigurationError\n"
         "def load(name):\n"
         f"    validate_loadable(validated(dict(model_name={str(llama)!r}, device='cpu', attn_implementation=name)))\n"

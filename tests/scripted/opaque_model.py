@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from experiment_core_utils.config.parts import ModelConfig
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.common.preferences import Preferences
 from experiment_core_utils.models.request_work import PlannedRequests, UncountedRequests
 from experiment_core_utils.models.source import ModelSource, RequestedModel

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.engines.answer_ends import AnswerEnds
+from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.active_blocks import blocks_of, num_blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
-from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.primitives.device import Marks

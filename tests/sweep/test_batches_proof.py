@@ -12,13 +12,13 @@ import torch
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.engines.greedy import MOST_POSITIONS, BatchFollower
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.models.common.finite_logits import NOT_FINITE, usable_token
-from experiment_core_utils.models.common.greedy import MOST_POSITIONS, BatchFollower
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import GenerationFailed
+from experiment_core_utils.primitives.finite_logits import NOT_FINITE, usable_token
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
     FollowedAnswer,

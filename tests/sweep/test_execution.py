@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from accelerate import Accelerator
 
+from experiment_core_utils.engines.cuda_graphs import ADVICE
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.models.common.cuda_graphs import ADVICE
 from experiment_core_utils.primitives.errors import EngineRefused, OutOfMemory, SettingError
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.sweep.execution import settle_execution

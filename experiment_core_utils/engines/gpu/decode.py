@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from experiment_core_utils.engines.api import DecodeEngine
+from experiment_core_utils.engines.cuda_graphs import WARM_UPS, CudaGraphPool
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.triton.tuning import (
     FEWEST_ROWS,
@@ -22,9 +23,8 @@ from experiment_core_utils.engines.gpu.triton.tuning import (
 )
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights
-from experiment_core_utils.models.common.cuda_graphs import WARM_UPS, CudaGraphPool
-from experiment_core_utils.models.common.triton_build import are_interpreted, built, vendor_unsupported_reason
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.triton_build import are_interpreted, built, vendor_unsupported_reason
 
 # What one program keeps in registers: experts to rank, and one row of a weight.
 MOST_EXPERTS, MOST_WIDTH = 128, 4096
@@ -111,7 +111,7 @@ class GraphedDecode(DecodeEngine):
 
     @torch.inference_mode()
     def step(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
-        """See `DecodeEngine.step`; captures first where `warm_up` did not."""
+        """The step is captured first where `warm_up` did not."""
         name = self._capture_graphs(knobs, kv_cache)
         self._stepped = kv_cache.batch, kv_cache.max_seq_len
         return self._graphs.replay(name)
@@ -123,7 +123,6 @@ class GraphedDecode(DecodeEngine):
 
     @property
     def topk_expert_ids(self) -> Mapping[int, torch.Tensor]:
-        """See `ExpertTrace.topk_expert_ids`; on the host."""
         if self._stepped is None:
             return {}
         found: Mapping[int, torch.Tensor] = self._buffers[self._stepped].used.of_tokens(self._stepped[0])

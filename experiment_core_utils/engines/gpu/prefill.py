@@ -16,13 +16,13 @@ from experiment_core_utils.engines.api import (
     PrefillEngine,
     refuse_without_free_rows,
 )
+from experiment_core_utils.engines.cuda_graphs import CudaGraphPool
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.expert_trace import ExpertRecord
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights, RotaryTable
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
-from experiment_core_utils.models.common.triton_build import built, kernels_unsupported_reason
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.triton_build import built, kernels_unsupported_reason
 
 # Prompt lengths are rounded up to a multiple of this.
 BUCKET = 64
@@ -195,14 +195,14 @@ class GraphedPrefill(_PaddedPrefill, PrefillEngine):
         self._turned: set[int] = set()
 
     def warm_up(self, knobs: EngineKnobs, kv_cache: KVCache, tokens: int) -> None:
-        """See `PrefillEngine.warm_up`; captures for request 0."""
+        """Request 0 is what is captured."""
         self._capture_graphs(knobs, kv_cache, tokens, 0)
 
     @torch.inference_mode()
     def prefill(
         self, embeddings: torch.Tensor, knobs: EngineKnobs, kv_cache: KVCache, request: int = 0
     ) -> torch.Tensor:
-        """See `PrefillEngine.prefill`; `kv_cache.next_tokens` of the request is the likeliest token afterwards."""
+        """Afterwards `kv_cache.next_tokens` of the request is the likeliest token."""
         name = self._capture_graphs(knobs, kv_cache, len(embeddings), request)
         return self._replay(name, embeddings, knobs, kv_cache, None)
 
@@ -215,7 +215,7 @@ class GraphedPrefill(_PaddedPrefill, PrefillEngine):
         rotary: RotaryTable | None = None,
         added: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
-        """See `PrefillEngine.last_state`; captures first where none was captured."""
+        """It is captured first where none was."""
         padded = _refuse_too_long(len(embeddings), kv_cache)
         prompt, record = self._prompts.of(padded), self._record_for(knobs, kv_cache)
         given = prompt.load_added(added)
@@ -326,7 +326,7 @@ class GraphedPausedPrefill(_PaddedPrefill, PausedPrefillEngine):
 
     @torch.inference_mode()
     def finish(self, knobs: EngineKnobs, kv_cache: KVCache) -> torch.Tensor:
-        """See `PausedPrefillEngine.finish`; `kv_cache.next_tokens` is the likeliest token afterwards."""
+        """Afterwards `kv_cache.next_tokens` is the likeliest token."""
         padded, pause = self._began
         return self._graphs.replay(self._second_part(padded, pause, knobs, kv_cache))
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from experiment_core_utils.engines.api import VisionEngine
+from experiment_core_utils.engines.cuda_graphs import CudaGraphPool
 from experiment_core_utils.engines.weights import VisionWeights
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
-from experiment_core_utils.models.common.triton_build import built, kernels_unsupported_reason
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.triton_build import built, kernels_unsupported_reason
 
 # Graphs kept: more than there are tiers of crops, few enough for requests of any size.
 MOST_GRAPHS = 64
@@ -79,7 +79,7 @@ class GraphedVision(VisionEngine):
 
     @torch.inference_mode()
     def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
-        """See `VisionEngine.encode`; requests of several pictures may be placed one after the other."""
+        """Requests of several pictures may be placed one after the other."""
         crops = pixel_values.shape[0]
         self.warm_up(crops)
         static = self._crops[crops]

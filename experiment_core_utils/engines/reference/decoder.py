@@ -186,7 +186,6 @@ class ReferencePrefill(_Reference, PrefillEngine):
         rotary: RotaryTable | None = None,
         added: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
-        """See `PrefillEngine.last_state`."""
         states = self.through(embeddings, knobs, kv_cache, last_alone=True, rotary=rotary, added=added)
         return self._normed(states, self._decoder.final_norm)
 

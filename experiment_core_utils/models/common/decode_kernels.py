@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.private_apis import (
+from experiment_core_utils.primitives.private_apis import (
     computes_experts,
     decode_kernels_switch,
     experts_implementation,

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, experts_in_force
-from experiment_core_utils.models.common.private_apis import attention_implementation
 from experiment_core_utils.models.common.quantisation import own_method
+from experiment_core_utils.primitives.private_apis import attention_implementation
 from experiment_core_utils.records.requests import ArchitectureSizes
 
 MIB = 2**20

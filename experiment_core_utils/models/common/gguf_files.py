@@ -14,10 +14,10 @@ from torch import nn
 from transformers import AutoConfig, AutoTokenizer, GgufConfig, PreTrainedConfig
 from transformers.utils.import_utils import is_gguf_available
 
-from experiment_core_utils.models.common.private_apis import gguf_architectures, gguf_header
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, first_line
 from experiment_core_utils.primitives.files import is_gguf, refuse_unreadable
+from experiment_core_utils.primitives.private_apis import gguf_architectures, gguf_header
 from experiment_core_utils.primitives.texts import shown
 
 _AGAIN = "copy or download it again"

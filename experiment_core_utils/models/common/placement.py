@@ -11,8 +11,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.private_apis import arguments_left_in_place, undivided_classes
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, OutOfMemory
+from experiment_core_utils.primitives.private_apis import arguments_left_in_place, undivided_classes
 from experiment_core_utils.records.caveats import Caveat, caveat
 
 #: where accelerate leaves parts that no device has room for

@@ -28,7 +28,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from experiment_core_utils.models.common.answer_ends import AnswerEnds, EosSources, split_stops
+from experiment_core_utils.engines.answer_ends import AnswerEnds, EosSources, split_stops
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.caveats import Caveat, caveat

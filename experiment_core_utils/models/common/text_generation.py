@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria, StoppingCriteriaList
 
 from experiment_core_utils.config.text import Batching, DecoderConfig, TextConfig
-from experiment_core_utils.models.common.answer_ends import (
+from experiment_core_utils.engines.answer_ends import (
     AnswerEnds,
     EosSources,
     eos_sources,
@@ -21,7 +21,6 @@ from experiment_core_utils.models.common.answer_ends import (
     text_reader,
     with_stops,
 )
-from experiment_core_utils.models.common.finite_logits import logits_watched
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import Marks, new_marks, out_of_memory_named, synchronize
@@ -32,6 +31,7 @@ from experiment_core_utils.primitives.errors import (
     described,
     raise_if_device_is_lost,
 )
+from experiment_core_utils.primitives.finite_logits import logits_watched
 from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord

@@ -44,7 +44,6 @@ class RequestKnob:
     value: Any = None  #: see `KnobAdapter.value`
 
     def put(self, value: Any) -> None:
-        """See `KnobAdapter.put`."""
         self.value = value
 
 

@@ -16,10 +16,10 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.models.common.block_modules import BlockModules, ModulePlaces, block_stack
-from experiment_core_utils.models.common.private_apis import PARTS
 from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture, architecture_of
 from experiment_core_utils.models.costs.counted import counted_flops
 from experiment_core_utils.models.costs.decoder import BlockShape, DecoderShape, MlpShape
+from experiment_core_utils.primitives.private_apis import PARTS
 from experiment_core_utils.records.compute import GenerationFlops
 from experiment_core_utils.records.requests import FlopsFigure, RequestSize
 from experiment_core_utils.records.text import InferenceResults, QueryRecord

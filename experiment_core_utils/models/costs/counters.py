@@ -19,9 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.private_apis import without_weights
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
+from experiment_core_utils.primitives.private_apis import without_weights
 
 # Counting pictures of these operators, which torch's counter does not know; rows are routed token-expert pairs.
 _GROUPED_GEMMS = ("aten::_grouped_mm", "transformers::grouped_mm_fallback")

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.private_apis import computes_experts
 from experiment_core_utils.models.common.quantisation import (
     DEFAULT_4BIT_TYPE,
     bitsandbytes_unsupported_reason,
@@ -25,6 +24,7 @@ from experiment_core_utils.models.costs.architecture import Architecture, archit
 from experiment_core_utils.models.costs.memory import cache_elements
 from experiment_core_utils.primitives.device import free_memory_bytes, most_memory_bytes
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.private_apis import computes_experts
 
 LOGGER = logging.getLogger(__name__)
 MARGIN = 0.1

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 import torch
 
 from experiment_core_utils.config.served import ServedModel
+from experiment_core_utils.engines.answer_ends import AnswerEnds
+from experiment_core_utils.engines.api import SERVER
 from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT, answer_limit_at
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.picture_side import PICTURE_SIDE
@@ -22,7 +24,6 @@ from experiment_core_utils.knobs.registry import knob_named
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.variant import VARIANT
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.endpoint.address import listening_pids
 from experiment_core_utils.models.endpoint.caches import CacheFinding, new_salt, warm_ratio
 from experiment_core_utils.models.endpoint.chunks import first_bytes, read_chunk, reason_in
@@ -39,7 +40,6 @@ from experiment_core_utils.models.endpoint.client import (
 from experiment_core_utils.models.endpoint.pictures import data_url, png_tensor
 from experiment_core_utils.models.endpoint.stream import ArrivingAnswer, PieceIds, ServedEnds
 from experiment_core_utils.models.hf.several_pictures import placed
-from experiment_core_utils.models.interface import SERVER
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import HostMarks, Marks, NoMarks
 from experiment_core_utils.primitives.errors import (
@@ -356,11 +356,10 @@ class EndpointModel:
 
     @property
     def server_pids(self) -> tuple[int, ...]:
-        """See `Served`."""
         return tuple(sorted(set(chain(*listening_pids([each.served for each in self.connections.values()])))))
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
-        """See `Runnable.prepare`; pictures are PNG files, and what they become in the prompt the server alone knows."""
+        """Pictures are PNG files, and what they become in the prompt the server alone knows."""
         clock = HostClock()
         started_s = clock.now_s()
         pictures = {f"picture_{number}": png_tensor(each) for number, each in enumerate(sample.images)}
@@ -369,11 +368,10 @@ class EndpointModel:
         return PreparedRequest({"prompt": prompt, **pictures}, shape, prompt)
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Runnable.to_device`."""
         return inputs
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
-        """See `Runnable.apply`; a knob acts by the request alone, so one of which that has nothing is refused."""
+        """A knob acts by the request alone, so one of which that has nothing is refused."""
         for name, value in setting.values.items():
             knob = knob_named(name)
             if name not in _CARRIED and value != knob.own(_NOTHING_SEEN) and not knob.request_fields(value):
@@ -388,7 +386,7 @@ class EndpointModel:
         """See `Runnable.warm_up`."""
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
-        """See `Runnable.generate_timed`; raises SampleError or SampleTimedOut for what goes wrong at the server."""
+        """What goes wrong at the server raises SampleError or SampleTimedOut."""
         return self._answer(inputs, max_new_tokens, marks, new_salt() if self.is_salted else "")
 
     def _answer(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks, salt: str = "") -> TimedTokens:
@@ -400,17 +398,14 @@ class EndpointModel:
 
     @property
     def is_salted(self) -> bool:
-        """See `Concurrent.is_salted`."""
         found = self._caches.get(self._connection.served.name)
         return found is not None and found.is_there
 
     @property
     def caveats(self) -> list[Caveat]:
-        """See `Concurrent.caveats`; of each server's cache."""
         return [caveat for found in self._caches.values() for caveat in found.caveats]
 
     def find_caches(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> Sequence[str]:
-        """See `Concurrent.find_caches`."""
         lines = list[str]()
         for name in self.connections:
             # Of several servers each is a variant; one alone has no name.
@@ -470,27 +465,24 @@ class EndpointModel:
             pool.shutdown(wait=is_waiting, cancel_futures=True)
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
-        """See `Runnable.decode_text`; the pieces, joined."""
         return self.ends.text(token_ids)
 
     def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `Runnable.prove`; nothing inside the server is counted."""
+        """Nothing inside the server is counted."""
         return KnobProof(None, None, None, None)
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """See `Runnable.count_flops`; None."""
         return None
 
     def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
-        """See `Runnable.end_answers_at`; requests carry both."""
+        """Requests carry both."""
         self.ends = replace(self.ends, stop=tuple(stop), are_ignored=ignore_eos)
 
     def while_waiting(self, look: Callable[[float, str], None]) -> None:
-        """See `Concurrent.while_waiting`."""
         self.patience.look = look
 
     def describe(self) -> Mapping[str, Any]:
-        """See `Runnable.describe`; `endpoints` has the servers, and everything about weights is None."""
+        """The key `endpoints` has the servers, and everything about weights is None."""
         unseen = dict.fromkeys(name for name in Model.model_fields if name not in ("name", "revision"))
         return {
             **unseen,

@@ -50,27 +50,22 @@ class EndpointSource(ModelSource):
 
     @property
     def score_folder(self) -> Path | None:
-        """See `ModelSource.score_folder`."""
         return None
 
     @property
     def weight_files(self) -> Sequence[tuple[str, int, int]]:
-        """See `ModelSource.weight_files`."""
         return ()
 
     @property
     def prompt_family(self) -> PromptFamily:
-        """See `ModelSource.prompt_family`."""
         return "chat"
 
     @property
     def place(self) -> str:
-        """See `ModelSource.place`."""
         return ", ".join(f"{each.host}:{each.port}" for each in self.served)
 
     @property
     def no_energy_reason(self) -> str | None:
-        """See `ModelSource.no_energy_reason`."""
         elsewhere = [each.host for each in self.served if not is_loopback(each.host)]
         if elsewhere:
             return f"the server at {elsewhere[0]} is on another machine, whose energy is out of reach"
@@ -78,7 +73,6 @@ class EndpointSource(ModelSource):
 
     @property
     def server_pids(self) -> Sequence[Sequence[int]]:
-        """See `ModelSource.server_pids`."""
         return listening_pids(self.served)
 
     def digest(self) -> str:
@@ -88,15 +82,15 @@ class EndpointSource(ModelSource):
         return short_digest(repr([(each.name, each.url, each.model) for each in self.served]))
 
     def decoding_preferences(self) -> Preferences:
-        """See `ModelSource.decoding_preferences`; the server keeps its own."""
+        """The server keeps its own."""
         return Preferences()
 
     def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
-        """See `ModelSource.planned_requests`; the chat template around a prompt is the server's."""
+        """The chat template around a prompt is the server's."""
         return UncountedRequests(task, sample_ids, self.prompt_family, "a server shows no architecture")
 
     def refuse_settings(self, settings: Sequence[Setting], task: Task, sample_ids: Sequence[int], limit: int) -> None:
-        """See `ModelSource.refuse_settings`: each setting has to change the request of a sample."""
+        """Each setting has to change the request of a sample."""
         model = EndpointModel.unasked(self.name, self.served, self.system_prompt)
         equal = [[each for each in settings if PLACEBO.name not in each.values]]
         for sample_id in sample_ids:
@@ -121,7 +115,7 @@ class EndpointSource(ModelSource):
             )
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> EndpointModel:
-        """See `ModelSource.load`; raises ConfigurationError as `EndpointModel.connected`."""
+        """It raises ConfigurationError as `EndpointModel.connected` does."""
         at_a_time = config.concurrency, config.request_rate
         print(floor_line(), file=sys.stderr, flush=True)
         return EndpointModel.connected(self.name, self.served, self.system_prompt, *at_a_time, self.limit_s)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.models.endpoint.chunks import Chunk, FinishReason, count_in, finish_reason_of
 from experiment_core_utils.models.endpoint.client import Bounds
 from experiment_core_utils.primitives.device import Marks

@@ -15,15 +15,27 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.engines.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
+from experiment_core_utils.engines.api import MODULES
+from experiment_core_utils.engines.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
+from experiment_core_utils.engines.engine_proof import (
+    Computed,
+    EngineErrors,
+    EngineRun,
+    RouterTrace,
+    TracedPasses,
+    judged_by_modules,
+    refuse_other_tokens,
+)
+from experiment_core_utils.engines.greedy import generate_async, generate_greedily
+from experiment_core_utils.engines.request_slot import PrefilledRequest
 from experiment_core_utils.engines.runner import reasons_named
 from experiment_core_utils.engines.select import OWN_KERNELS
 from experiment_core_utils.knobs.interface import unsupported_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange
-from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.models.common.block_modules import decoder_components
-from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
 from experiment_core_utils.models.common.decode_kernels import ExecutedExperts
 from experiment_core_utils.models.common.describe import (
     computing_dtype,
@@ -33,22 +45,10 @@ from experiment_core_utils.models.common.describe import (
     quantisation_in_force,
     stored_bytes,
 )
-from experiment_core_utils.models.common.engine_proof import (
-    Computed,
-    EngineErrors,
-    EngineRun,
-    RouterTrace,
-    TracedPasses,
-    judged_by_modules,
-    judging,
-    refuse_other_tokens,
-)
-from experiment_core_utils.models.common.finite_logits import refuse_not_finite
 from experiment_core_utils.models.common.gguf_files import quantised_file_of
-from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
+from experiment_core_utils.models.common.judging import judging
 from experiment_core_utils.models.common.placement import computing_devices
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, decoding_in_force, preferences_of, values_of
-from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
@@ -69,7 +69,7 @@ from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.hf.slow_functions import slow_functions_of
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
-from experiment_core_utils.models.interface import MODULES, Component
+from experiment_core_utils.models.interface import Component
 from experiment_core_utils.primitives.device import Marks, NoMarks, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
@@ -78,6 +78,7 @@ from experiment_core_utils.primitives.errors import (
     KnobDidNotAct,
     OutOfMemory,
 )
+from experiment_core_utils.primitives.finite_logits import refuse_not_finite
 from experiment_core_utils.records.requests import (
     FollowedAnswer,
     KnobProof,
@@ -223,7 +224,6 @@ class TransformersModel(HasEnds):
 
     @property
     def active_setting(self) -> tuple[int | None, tuple[int, ...]]:
-        """See `StagedModel.active_setting`."""
         return self.knobs.in_force
 
     @property
@@ -238,20 +238,16 @@ class TransformersModel(HasEnds):
 
     @property
     def decoder_blocks(self) -> Sequence[nn.Module]:
-        """See `StagedModel.decoder_blocks`."""
         return self._blocks
 
     @property
     def prompt_family(self) -> PromptFamily:
-        """See `StagedModel.prompt_family`."""
         return self.requests.prompt_family
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
-        """See `StagedModel.prepare`."""
         return self.requests.make(sample, prompt, crops)
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `StagedModel.to_device`; pictures are sent in the model's dtype."""
         sent = {
             name: tensor.to(self.device, self.model.dtype if tensor.is_floating_point() else None)
             for name, tensor in inputs.items()
@@ -261,15 +257,12 @@ class TransformersModel(HasEnds):
         return sent
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
-        """See `StagedModel.apply`."""
         return self.turned_knobs.apply(setting)
 
     def restored_afterwards(self) -> AbstractContextManager[object]:
-        """See `StagedModel.restored_afterwards`."""
         return self.turned_knobs.restored_afterwards()
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
-        """See `StagedModel.components`."""
         decoder = self.model.get_decoder()
         blocks, norm = (
             [self._blocks[index] for index in self.active_setting[1]],
@@ -278,13 +271,12 @@ class TransformersModel(HasEnds):
         return decoder_components(blocks, norm, self.model.get_output_embeddings())
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """See `StagedModel.warm_up`; in eager runs `generate()` prepares by itself, inside what is measured."""
+        """In eager runs `generate()` prepares by itself, inside what is measured."""
         if self._graphed is not None:
             self.refuse_setting()
             self._graphed.warm_up(self._graph_key, inputs, max_new_tokens)
 
     def refuse_setting(self) -> None:
-        """See `StagedModel.refuse_setting`."""
         if self._graphed is None:
             return
         reason, on_modules = self.turned_knobs.engines_unsupported_reason, self.turned_knobs.on_modules
@@ -295,11 +287,10 @@ class TransformersModel(HasEnds):
 
     @property
     def has_next_way(self) -> bool:
-        """See `StagedModel.has_next_way`."""
         return self._requested == "auto" and self._graphed is not None
 
     def run_next_way(self, reason: str) -> None:
-        """See `StagedModel.run_next_way`: graphs of the modules in place of a GPU's own kernels, else the modules."""
+        """Graphs of the modules take the place of a GPU's own kernels; else the modules run."""
         had_kernels = self._graphed is not None and self._has_engines and self._graphed.parts.is_captured
         self._graphed = None
         release_cached_memory(self.device)
@@ -309,28 +300,25 @@ class TransformersModel(HasEnds):
             self._note_no_graphs(reason)
 
     def fix_execution(self) -> None:
-        """See `StagedModel.fix_execution`; until then a prefill that cannot be graphed decides for all settings."""
+        """Until then a prefill that cannot be graphed decides for all settings."""
         if self._graphed is not None:
             self._graphed.is_fixed = True
 
     def samples_per_round(self, num_settings: int) -> int:
-        """See `StagedModel.samples_per_round`."""
         return 1 if self._graphed is None else self._graphed.samples_per_round(num_settings)
 
     def release_prepared(self) -> None:
-        """See `Switchable.release_prepared`."""
         if self._graphed is not None:
             self._graphed.release_prepared()
         release_cached_memory(self.device)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """See `StagedModel.encode_image`; also None where pictures are encoded inside the prefill."""
+        """It is None, too, where pictures are encoded inside the prefill."""
         return (self._stages if self._graphed is None else self._graphed).encode_image(inputs)
 
     def prefill(
         self, inputs: Mapping[str, Any], features: Any
     ) -> tuple[torch.Tensor, GenerationState | PrefilledRequest[Any]]:
-        """See `StagedModel.prefill`."""
         if self._graphed is None:
             return self._stages.prefill(inputs, features)
         if not self._graphed.is_ready(self._graph_key, inputs, inputs["input_ids"].shape[1] + 1):
@@ -338,15 +326,14 @@ class TransformersModel(HasEnds):
         return self._graphed.prefill(self._graph_key, inputs, features)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`; graphs contain their kernels already."""
+        """Graphs contain their kernels already."""
         return self._stages.decoding() if self._graphed is None else nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: GenerationState | PrefilledRequest[Any]) -> torch.Tensor:
-        """See `StagedModel.decode_step`."""
         return self._stages_of(state).decode_step(token, state)
 
     def rewind(self, state: GenerationState | PrefilledRequest[Any], steps: int) -> None:
-        """See `StagedModel.rewind`; raises SettingError for a cache that cannot be shortened."""
+        """A cache that cannot be shortened raises SettingError."""
         self._stages_of(state).rewind(state, steps)
 
     def _stages_of(self, state: GenerationState | PrefilledRequest[Any]) -> Any:
@@ -363,7 +350,6 @@ class TransformersModel(HasEnds):
             self._stages.preferences = before
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
-        """See `StagedModel.generate_timed`."""
         if self._graphed is None:
             with self._visual_tokens.shortening(inputs["input_ids"]):
                 return generate_timed(self.model, inputs, max_new_tokens, marks, self.preferences, self.ends)
@@ -374,33 +360,28 @@ class TransformersModel(HasEnds):
         return generate_async(requests, inputs, max_new_tokens, self.ends, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
-        """See `StagedModel.answer_batch`."""
         around = self._visual_tokens.shortening
         return answer_together(self.model, inputs_list, self.ends, max_new_tokens, self.preferences, around)
 
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
     ) -> list[FollowedAnswer]:
-        """See `StagedModel.follow_batch`."""
         return follow_together(self.model, inputs_list, answers, self._visual_tokens.shortening)
 
     def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
-        """See `StagedModel.follow_exactly`."""
         with judging(self.model, self.model.dtype):
             return self.follow_batch([inputs], [answer])[0]
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
-        """See `StagedModel.decode_text`."""
         return self.ends.text(token_ids)
 
     def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
-        """See `StagedModel.end_answers_at`."""
         self.ends, self._eos = with_stops(self.ends, self._eos, stop, ignore_eos, self.requests.tokenizer)
         self.model.generation_config.eos_token_id = None if ignore_eos else self._eos.eos_token_id
         self._stages.end_tokens = self.ends
 
     def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
-        """See `StagedModel.expected_experts`; the first block with experts keeps the model's own number."""
+        """The first block with experts keeps the model's own number."""
         return tuple(self.knobs.experts_at(setting).values())
 
     @torch.inference_mode()
@@ -565,7 +546,8 @@ class TransformersModel(HasEnds):
         prompt_tokens = graphed.decode_at(setting).length - PROOF_STEPS
         run = EngineRun(computed, prompt_tokens, experts if any(experts) else ())
         try:
-            return judged_by_modules(graphed.parts.names, run, self.model, repeat, self.num_experts, found[0].dtype)
+            exact = judging(self.model, dtype := found[0].dtype)
+            return judged_by_modules(graphed.parts.names, run, exact, repeat, self.num_experts, dtype)
         except EngineRefused as error:
             raise engine_refused(str(error)) from error
 
@@ -580,14 +562,13 @@ class TransformersModel(HasEnds):
         return "; ".join(filter(None, [*self._refused, of_stages])) or None
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """See `StagedModel.count_flops`; by formula, None for a family without known formulas."""
+        """A family without known formulas has None."""
         if not isinstance(self._architecture, Architecture):
             return None
         architecture, size = self._architecture, shape.size(output_tokens)
         return self.turned_knobs.flops(setting, lambda at: architecture.at(at).request_flops(size).stages)
 
     def count_bytes(self, setting: Setting) -> ModelBytes | None:
-        """See `StagedModel.count_bytes`."""
         if not isinstance(self._architecture, Architecture):
             return None
         step_bytes = self.turned_knobs.step_bytes(setting, self._step_bytes)
@@ -612,7 +593,7 @@ class TransformersModel(HasEnds):
         return step_weights(kept, self.model.get_output_embeddings(), experts).read(rows=1)
 
     def describe(self) -> Mapping[str, Any]:
-        """See `StagedModel.describe`; the values in force, whatever was requested."""
+        """Values are those in force, whatever was requested."""
         first_routed = self.knobs.routed_blocks[0] if self.knobs.routed_blocks else None
         return {
             "model_class": type(self.model).__name__,

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from experiment_core_utils.models.common.answer_ends import AnswerEnds, stopping_criteria
-from experiment_core_utils.models.common.finite_logits import logits_watched
-from experiment_core_utils.models.common.greedy import BatchFollower
+from experiment_core_utils.engines.answer_ends import AnswerEnds, stopping_criteria
+from experiment_core_utils.engines.greedy import BatchFollower
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.models.hf.generate import processors_for
 from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT
+from experiment_core_utils.primitives.finite_logits import logits_watched
 from experiment_core_utils.records.requests import FollowedAnswer
 
 Around = Callable[[torch.Tensor], AbstractContextManager[object]]

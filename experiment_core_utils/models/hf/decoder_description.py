@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from transformers import DynamicCache, PreTrainedModel
 
 from experiment_core_utils.engines.description import DecoderDescription, EngineKnobs
+from experiment_core_utils.engines.engine_proof import relative_distance
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferencePrefill
 from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights, fused_rows, fusing_unsupported_reason
 from experiment_core_utils.models.common.block_modules import block_stack
-from experiment_core_utils.models.common.engine_proof import relative_distance
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.hf.known_parts import (
     numbers_unsupported_reason,

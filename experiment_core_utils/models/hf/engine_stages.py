@@ -14,18 +14,18 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
+from experiment_core_utils.engines.api import CPU_BLOCKS, KERNEL_GRAPH, MODULES, PLAIN, REFERENCE
+from experiment_core_utils.engines.cuda_graphs import NO_GRAPHS, GraphCapturer
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.triton.tuning import untuned_reason
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.select import Engines, decoder_engines
 from experiment_core_utils.engines.weights import DecoderWeights, RotaryTable
-from experiment_core_utils.models.common.cuda_graphs import NO_GRAPHS, GraphCapturer
 from experiment_core_utils.models.hf.decoder_description import fused_decoder
 from experiment_core_utils.models.hf.engine_tower import EngineTower
 from experiment_core_utils.models.hf.generate import GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_stages import StageParts
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
-from experiment_core_utils.models.interface import CPU_BLOCKS, KERNEL_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import StageName
@@ -106,7 +106,7 @@ class EngineParts(StageParts):
 
     @property
     def graphs_of(self) -> tuple[Hashable, ...]:  # type: ignore[override]
-        """See `StageParts.graphs_of`: the KV cache's size. () without graphs."""
+        """The KV cache's size decides; without graphs it is ()."""
         return () if self._new_capturer is None else (self.kv_cache.max_seq_len,)
 
     def _new_engines(self) -> Engines:

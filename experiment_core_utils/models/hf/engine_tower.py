@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.cuda_graphs import engine_refused
-from experiment_core_utils.models.common.engine_proof import judging, refuse_other_features
+from experiment_core_utils.engines.cuda_graphs import engine_refused
+from experiment_core_utils.engines.engine_proof import refuse_other_features
+from experiment_core_utils.models.common.judging import judging
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
 from experiment_core_utils.models.hf.tower_description import described_tower
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused

@@ -20,15 +20,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation import BaseStreamer
 
-from experiment_core_utils.models.common.answer_ends import NO_ENDS, AnswerEnds, EosSources, stopping_criteria
+from experiment_core_utils.engines.answer_ends import NO_ENDS, AnswerEnds, EosSources, stopping_criteria
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels
-from experiment_core_utils.models.common.finite_logits import logits_watched
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
-from experiment_core_utils.models.common.private_apis import carried_kwargs, position_ids
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed, replaced_method
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import SettingError
+from experiment_core_utils.primitives.finite_logits import logits_watched
+from experiment_core_utils.primitives.private_apis import carried_kwargs, position_ids
 from experiment_core_utils.records.requests import StageName, TimedTokens
 
 
@@ -294,7 +294,6 @@ class GenerateStages:
         return kwargs
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`."""
         return self._kernels.switched()
 
     def decode_step(self, token: torch.Tensor, state: GenerationState) -> torch.Tensor:

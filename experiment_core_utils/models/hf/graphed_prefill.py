@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from experiment_core_utils.models.common.cuda_graphs import GraphCapturer
-from experiment_core_utils.models.common.engine_proof import RouterTrace
-from experiment_core_utils.models.common.private_apis import flattened, unflattened
+from experiment_core_utils.engines.cuda_graphs import GraphCapturer
+from experiment_core_utils.engines.engine_proof import RouterTrace
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
+from experiment_core_utils.primitives.private_apis import flattened, unflattened
 
 _CACHE = "past_key_values"
 

@@ -13,16 +13,16 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, engine_refused, refused_without_memory
-from experiment_core_utils.models.common.greedy import AsyncStages
+from experiment_core_utils.engines.api import CUDA_GRAPH, INDUCTOR_GRAPH, MODULES
+from experiment_core_utils.engines.cuda_graphs import GraphCapturer, engine_refused, refused_without_memory
+from experiment_core_utils.engines.greedy import AsyncStages
+from experiment_core_utils.engines.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.common.placement import spread_reason
 from experiment_core_utils.models.common.preferences import KEPT
-from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.hf.engine_tower import EngineTower
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode, cache_unsupported_reason
-from experiment_core_utils.models.interface import CUDA_GRAPH, INDUCTOR_GRAPH, MODULES
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 from experiment_core_utils.records.requests import StageName
@@ -250,13 +250,12 @@ class GraphedGeneration:
             release_cached_memory(self.device)
 
     def samples_per_round(self, num_settings: int) -> int:
-        """See `StagedModel.samples_per_round`; graphs of so many settings are kept from now on, if memory allows it."""
+        """Graphs of so many settings are kept from now on, if memory allows it."""
         if self._had_memory:
             self._most_settings = max(self._most_settings, num_settings)
         return 1 if num_settings <= self._most_settings else SAMPLES_WITHOUT_MEMORY
 
     def release_prepared(self) -> None:
-        """See `Switchable.release_prepared`."""
         self._slot.release()
         self._graphed_settings.clear()
 

@@ -39,7 +39,6 @@ from experiment_core_utils.models.common.placement import (
     refuse_offload,
     spread_over,
 )
-from experiment_core_utils.models.common.private_apis import owns_experts
 from experiment_core_utils.models.common.quantisation import (
     QuantisationOptions,
     own_method,
@@ -64,6 +63,7 @@ from experiment_core_utils.primitives.device import visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import is_gguf
 from experiment_core_utils.primitives.in_step import as_launched
+from experiment_core_utils.primitives.private_apis import owns_experts
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import torch
 from transformers import PreTrainedModel
 
-from experiment_core_utils.models.common.engine_proof import relative_distance
+from experiment_core_utils.engines.engine_proof import relative_distance
 from experiment_core_utils.models.common.placement import device_of
-from experiment_core_utils.models.common.private_apis import takes_dynamic_cache
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState
+from experiment_core_utils.primitives.private_apis import takes_dynamic_cache
 
 # Tokens of the prompts, of which the longer one comes between the steps of the shorter one.
 SHORT, LONG = 7, 35

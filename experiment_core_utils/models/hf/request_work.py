@@ -43,11 +43,10 @@ class TransformersWork:
         self.weight_elements = self.elements_of_each(1)
 
     def elements_of_each(self, num_sharing: int) -> int:
-        """See `PlannedRequests.elements_of_each`."""
         return elements_of_each(skeleton_of(self._source), num_sharing)
 
     def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:
-        """See `PlannedRequests.memory_lines`; raises ConfigurationError as `refuse_uneven_heads`, too."""
+        """It raises ConfigurationError as `refuse_uneven_heads` does, too."""
         dtype = choose_dtype(config.precision, device)
         refuse_device_map(config.device_map, device, "--device_map auto")
         flags = FLAGS_OF_RANDOM if config.random_weights else FLAGS

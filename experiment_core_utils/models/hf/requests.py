@@ -16,9 +16,9 @@ from jinja2 import TemplateError
 from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
+from experiment_core_utils.engines.answer_ends import TextOf, text_reader, without_appended_eos
 from experiment_core_utils.knobs.token_units import MOLMOE_TOKENS, TokenUnit
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.common.answer_ends import TextOf, text_reader, without_appended_eos
 from experiment_core_utils.models.common.text_generation import context_fault, context_length, is_surely_longer
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.several_pictures import joined, options_of_all, placed
@@ -377,7 +377,6 @@ class HFRequests:
 
     @property
     def prompt_date(self) -> str | None:
-        """See `PromptLayout.date`."""
         return self._layout.date
 
     def config_for(self, crops: CropRange | None) -> Mapping[str, Any]:
@@ -426,7 +425,6 @@ class HFRequests:
 
     @cached_property
     def text_of(self) -> TextOf:
-        """See `text_reader`."""
         return text_reader(self._tokenizer)
 
     @cached_property

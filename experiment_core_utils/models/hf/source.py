@@ -9,7 +9,6 @@ from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.text import Quantisation
 from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
 from experiment_core_utils.models.common.preferences import Preferences, preferences_in
-from experiment_core_utils.models.common.private_apis import compatible_attentions
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import (
     HFSource,
@@ -24,6 +23,7 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.request_work import PlannedRequests
 from experiment_core_utils.models.source import CheckpointSource, RequestedModel, eager_reason
 from experiment_core_utils.primitives.device import choose_dtype
+from experiment_core_utils.primitives.private_apis import compatible_attentions
 from experiment_core_utils.tasks.interface import PromptFamily, Task
 
 
@@ -53,39 +53,32 @@ class TransformersCheckpoint(CheckpointSource):
 
     @property
     def takes_pictures(self) -> bool:
-        """See `ModelSource.takes_pictures`."""
         return self.hf.takes_pictures
 
     @property
     def has_chat_template(self) -> bool:
-        """See `ModelSource.has_chat_template`."""
         return self.hf.requests.chat_template is not None
 
     @property
     def prompt_family(self) -> PromptFamily:
-        """See `ModelSource.prompt_family`."""
         return self.hf.requests.prompt_family
 
     @property
     def chat_template_use(self) -> str:
-        """See `ModelSource.chat_template_use`."""
         return self.hf.requests.chat_template_use
 
     @property
     def prompt_date(self) -> str | None:
-        """See `ModelSource.prompt_date`."""
         return self.hf.requests.prompt_date
 
     def decoding_preferences(self) -> Preferences:
-        """See `ModelSource.decoding_preferences`."""
         return preferences_in(self.folder, self.hf.requests.tokenizer, self.name)
 
     def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
-        """See `ModelSource.planned_requests`."""
         return TransformersWork(self.hf, task, sample_ids, limit)
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> StagedModel:
-        """See `CheckpointSource.load`; raises ConfigurationError as `load_hf_model` and `refuse_as_loaded` do."""
+        """It raises ConfigurationError as `load_hf_model` and `refuse_as_loaded` do."""
         compatible = compatible_attentions(self.hf.auto_class, self.hf.config)
         refuse_hub_code(config.attn_implementation, "--attn_implementation", compatible)
         dtype = choose_dtype(config.precision, device)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.primitives.device import Marks, NoMarks
@@ -55,83 +55,70 @@ class LeadingModel:
 
     @property
     def ends(self) -> AnswerEnds:
-        """See `Runnable.ends`."""
         return self._model.ends
 
     @property
     def server_pids(self) -> Sequence[int]:
-        """See `Served.server_pids`; the other processes."""
+        """They are the other processes."""
         return self._crew.pids
 
     @property
     def prompt_family(self) -> PromptFamily:
-        """See `Runnable.prompt_family`."""
         return self._model.prompt_family
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
-        """See `Runnable.prepare`."""
         return self._model.prepare(sample, prompt, crops)
 
     def to_device(self, inputs: Inputs) -> Inputs:
-        """See `Runnable.to_device`; the others get a request with the call that needs it."""
+        """The other processes get a request with the call that needs it."""
         return self._model.to_device(inputs)
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
-        """See `Runnable.apply`."""
         return self._model.apply(setting)
 
     def warm_up(self, inputs: Inputs, max_new_tokens: int) -> None:
-        """See `Runnable.warm_up`; the modules prepare nothing."""
+        """The modules prepare nothing."""
 
     def generate_timed(self, inputs: Inputs, max_new_tokens: int, marks: Marks) -> TimedTokens:
-        """See `Runnable.generate_timed`."""
         self._in_step("generate_timed", _on_host(inputs), max_new_tokens)
         return self._model.generate_timed(inputs, max_new_tokens, marks)
 
     def answer_batch(self, inputs_list: Sequence[Inputs], max_new_tokens: int) -> list[tuple[int, ...]]:
-        """See `Runnable.answer_batch`."""
         self._in_step("answer_batch", [*map(_on_host, inputs_list)], max_new_tokens)
         return self._model.answer_batch(inputs_list, max_new_tokens)
 
     def follow_batch(
         self, inputs_list: Sequence[Inputs], answers: Sequence[tuple[int, ...]]
     ) -> list[FollowedAnswer]:
-        """See `Inspectable.follow_batch`."""
         self._in_step("follow_batch", [*map(_on_host, inputs_list)], answers)
         return self._model.follow_batch(inputs_list, answers)
 
     def follow_exactly(self, inputs: Inputs, answer: tuple[int, ...]) -> FollowedAnswer:
-        """See `Inspectable.follow_exactly`; raises EngineRefused."""
         raise EngineRefused("whether it is right cannot be judged: weights that processes share stay as they are")
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
-        """See `Runnable.decode_text`."""
         return self._model.decode_text(token_ids)
 
     def prove(self, setting: Setting, inputs: Inputs) -> KnobProof:
-        """See `Runnable.prove`."""
         self._in_step("prove", setting, _on_host(inputs))
         return self._model.prove(setting, inputs)
 
     def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
-        """See `Runnable.end_answers_at`."""
         self._in_step("end_answers_at", stop, ignore_eos)
         self._model.end_answers_at(stop, ignore_eos)
 
     def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
-        """See `Inspectable.expected_experts`."""
         return self._model.expected_experts(setting)
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """See `Runnable.count_flops`; of all processes together."""
+        """The figure is of all processes together."""
         return self._model.count_flops(setting, shape, output_tokens)
 
     def count_bytes(self, setting: Setting) -> ModelBytes | None:
-        """See `Inspectable.count_bytes`; of all processes together."""
+        """The figure is of all processes together."""
         return self._model.count_bytes(setting)
 
     def describe(self) -> Mapping[str, Any]:
-        """See `Runnable.describe`, with the number of processes."""
         return {**self._model.describe(), "tensor_parallel": self._crew.size}
 
 

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from experiment_core_utils.engines.cpu.vision import CpuVisionBlocks
+from experiment_core_utils.engines.engine_proof import relative_distance
 from experiment_core_utils.engines.weights import (
     VisionActivation,
     VisionBlockWeights,
     fusing_unsupported_reason,
 )
-from experiment_core_utils.models.common.engine_proof import relative_distance
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.hf.known_parts import (
     parts_unsupported_reason,

@@ -58,7 +58,6 @@ class VisualTokens:
 
     @property
     def unsupported_reason(self) -> str | None:
-        """See `KnobAdapter.unsupported_reason`."""
         if not self._requests.has_vision:
             return f"{self._requests.name} is a text model: it has no image tokens"
         if self._family not in FAMILIES:
@@ -69,7 +68,6 @@ class VisualTokens:
         return None
 
     def put(self, value: KeptTokens) -> None:
-        """See `KnobAdapter.put`."""
         self.value = value
 
     def note(self, host_ids: torch.Tensor, ids: torch.Tensor) -> None:

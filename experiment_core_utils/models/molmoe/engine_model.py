@@ -1,6 +1,7 @@
 """MolmoE as its engines see it; see `EngineModel`."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -8,8 +9,9 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.engine_proof import Computed, TracedPasses
 from experiment_core_utils.engines.weights import DecoderWeights, VisionModules, VisionWeights
-from experiment_core_utils.models.common.engine_proof import Computed, TracedPasses
+from experiment_core_utils.models.common.judging import judging
 from experiment_core_utils.models.molmoe.fused_weights import (
     fuse_decoder_weights,
     fuse_vision_weights,
@@ -62,7 +64,7 @@ class MolmoeEngineModel:
     def embedded(
         self, prompt: torch.Tensor, features: MolmoeImageFeatures | None, embedding: torch.Tensor
     ) -> torch.Tensor:
-        """See `EngineModel.embedded`; features are added to the embeddings at their places."""
+        """Features are added to the embeddings at their places."""
         tokens = prompt.shape[1]
         embeddings = F.embedding(prompt[0], embedding)
         if features is None:
@@ -72,6 +74,9 @@ class MolmoeEngineModel:
         roomy = F.pad(embeddings, (0, 0, 0, 1))
         roomy.index_add_(0, torch.where(places < 0, tokens, places), features.pooler_output[0].to(roomy.dtype))
         return roomy[:tokens]
+
+    def judging(self, dtype: torch.dtype) -> AbstractContextManager[None]:
+        return judging(self._model, dtype)
 
     def run_modules(
         self,

@@ -21,11 +21,10 @@ class ExpertsPerToken:
 
     @property
     def value(self) -> int:
-        """See `KnobAdapter.value`."""
         return self._model.active_setting.top_k
 
     def put(self, value: int | None) -> None:
-        """See `KnobAdapter.put`; None for the model's own number."""
+        """None stands for the model's own number."""
         self._model.set_knobs(value, self._model.active_setting.blocks)
 
 
@@ -39,11 +38,10 @@ class BlocksOfDecoder:
 
     @property
     def value(self) -> RunningBlocks:
-        """See `KnobAdapter.value`."""
         return RunningBlocks.of(self._model.active_setting.blocks)
 
     def put(self, value: RunningBlocks | None) -> None:
-        """See `KnobAdapter.put`; None for all blocks."""
+        """None stands for all blocks."""
         self._model.set_knobs(self._model.active_setting.top_k, None if value is None else value.indices)
 
 

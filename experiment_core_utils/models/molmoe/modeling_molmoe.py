@@ -19,8 +19,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast, ModelOutput, M
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer, CLIPVisionEmbeddings
 
 from experiment_core_utils.engines.description import EngineKnobs
-from experiment_core_utils.models.common.private_apis import share_attention_implementation
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
+from experiment_core_utils.primitives.private_apis import share_attention_implementation
 
 PAD_VALUE = -1.0
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import torch
 
+from experiment_core_utils.engines.cuda_graphs import refused_without_memory
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.paused_runner import TracedPrefill
 from experiment_core_utils.engines.reference.decoder import ReferencePrefill
 from experiment_core_utils.engines.runner import EngineStages
-from experiment_core_utils.models.common.cuda_graphs import refused_without_memory
 from experiment_core_utils.models.molmoe.eager.paused_prefill import trace_prompts
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration, MolmoeImageFeatures
 from experiment_core_utils.primitives.device import release_cached_memory

@@ -59,11 +59,10 @@ class MolmoeWork:
         self._first = of_first_samples(task, sample_ids, lambda sample: (sample, task.prompt(sample)), 1)[0]
 
     def elements_of_each(self, num_sharing: int) -> int:
-        """See `PlannedRequests.elements_of_each`; no processes share them."""
+        """No processes share them."""
         return self.weight_elements
 
     def memory_lines(self, config: ModelConfig, device: torch.device) -> list[str]:
-        """See `PlannedRequests.memory_lines`."""
         refuse_several_devices(config)
         return memory_lines(*memory_of(self._source, choose_dtype(config.precision, device), device), FLAGS)
 

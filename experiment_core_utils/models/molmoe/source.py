@@ -35,19 +35,17 @@ class MolmoeCheckpoint(CheckpointSource):
 
     @property
     def prompt_family(self) -> PromptFamily:
-        """See `ModelSource.prompt_family`."""
         return "molmo"
 
     def decoding_preferences(self) -> Preferences:
-        """See `ModelSource.decoding_preferences`; none of them is kept."""
+        """None of them is kept."""
         return preferences_in(self.folder, None, self.name).nothing_kept()
 
     def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
-        """See `ModelSource.planned_requests`."""
         return MolmoeWork(self, task, sample_ids, limit)
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> PausableModel:
-        """See `CheckpointSource.load`; raises ConfigurationError where it is to be quantised, or as `load_molmoe`."""
+        """It raises ConfigurationError where it is to be quantised, or as `load_molmoe` does."""
         refuse_hub_code(config.attn_implementation, "--attn_implementation")
         if config.quantization != "none":
             raise ConfigurationError(

@@ -11,26 +11,26 @@ import torch
 from torch import nn
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.engines.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.engines.batch_runner import BatchedExecution
+from experiment_core_utils.engines.cuda_graphs import engine_refused, refusal_of
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.greedy import generate_async, generate_greedily
 from experiment_core_utils.engines.paused_runner import (
     EnginePausedPrefill,
     PausedPrefillShape,
 )
+from experiment_core_utils.engines.request_slot import PrefilledRequest
 from experiment_core_utils.engines.runner import EngineStages, engine_stages, modules_run
 from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.token_units import tokens_of_crops
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.common.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
 from experiment_core_utils.models.common.block_modules import decoder_components
-from experiment_core_utils.models.common.cuda_graphs import engine_refused, refusal_of
 from experiment_core_utils.models.common.describe import implementations, stored_bytes
-from experiment_core_utils.models.common.engine_proof import judging
-from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
+from experiment_core_utils.models.common.judging import judging
 from experiment_core_utils.models.common.preferences import decoding_in_force, preferences_of, values_of
-from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
@@ -123,21 +123,17 @@ class MolmoeStagedModel(HasEnds):
 
     @property
     def active_setting(self) -> EngineKnobs:
-        """See `StagedModel.active_setting`."""
         return self.model.active_setting
 
     @property
     def decoder_blocks(self) -> tuple[nn.Module, ...]:
-        """See `StagedModel.decoder_blocks`."""
         return self.model.all_blocks
 
     @property
     def prompt_family(self) -> PromptFamily:
-        """See `StagedModel.prompt_family`."""
         return "molmo"
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
-        """See `StagedModel.prepare`."""
         refuse_several_pictures(sample)
         clock = HostClock()
         started_s = clock.now_s()
@@ -187,7 +183,6 @@ class MolmoeStagedModel(HasEnds):
         return self._geometry(tiling, inputs["pixel_values"].shape[1] - 1)
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `StagedModel.to_device`; pictures are sent in the model's dtype."""
         sent = {
             name: tensor.to(self.device, self.model.dtype if tensor.is_floating_point() else None)
             for name, tensor in inputs.items()
@@ -196,15 +191,13 @@ class MolmoeStagedModel(HasEnds):
         return sent
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
-        """See `StagedModel.apply`."""
         return self.turned_knobs.apply(setting)
 
     def restored_afterwards(self) -> AbstractContextManager[object]:
-        """See `StagedModel.restored_afterwards`."""
         return self.turned_knobs.restored_afterwards()
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
-        """See `StagedModel.components`; engines call no modules."""
+        """Engines call no modules."""
         if isinstance(self._stages, EngineStages):
             return {}
         decoder = self.model.get_decoder()
@@ -220,7 +213,6 @@ class MolmoeStagedModel(HasEnds):
         return self._eager if self._engine_stages is None else self._engine_stages
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """See `StagedModel.warm_up`."""
         stages, knobs = self._engine_stages, self._knobs
         if stages is None:
             return
@@ -232,7 +224,6 @@ class MolmoeStagedModel(HasEnds):
             raise engine_refused(reason)
 
     def refuse_setting(self) -> None:
-        """See `StagedModel.refuse_setting`."""
         reason, on_modules = self.turned_knobs.engines_unsupported_reason, self.turned_knobs.on_modules
         if on_modules:
             reason = f"{', '.join(on_modules)} acts on modules, and engines call none"
@@ -241,11 +232,9 @@ class MolmoeStagedModel(HasEnds):
 
     @property
     def has_next_way(self) -> bool:
-        """See `StagedModel.has_next_way`."""
         return self._requested == "auto" and self._engine_stages is not None
 
     def run_next_way(self, reason: str) -> None:
-        """See `StagedModel.run_next_way`."""
         self._engine_stages, self._executed = None, modules_run(reason)
         self._batched, self.split = None, EagerPausedPrefill(self.model, self._eager)
         # Traces of before are by the engines.
@@ -253,7 +242,7 @@ class MolmoeStagedModel(HasEnds):
         release_cached_memory(self.device)
 
     def fix_execution(self) -> None:
-        """See `StagedModel.fix_execution`; engines are chosen when the model is loaded."""
+        """Engines are chosen when the model is loaded."""
 
     @cached_property
     def host_embeddings(self) -> np.ndarray:
@@ -262,15 +251,12 @@ class MolmoeStagedModel(HasEnds):
 
     @property
     def input_embeddings(self) -> torch.Tensor:
-        """See `PausableModel.input_embeddings`."""
         return self.model.get_input_embeddings().weight.detach()
 
     def prompt_ids(self, prompt: str) -> torch.Tensor:
-        """See `PausableModel.prompt_ids`."""
         return torch.tensor(self.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"], dtype=torch.long)
 
     def check_prompt(self, prompt: str) -> None:
-        """See `PausableModel.check_prompt`."""
         check_prompt(prompt, self.processor.tokenizer, self.model.config)
 
     def warm_up_paused_prefill(self, shapes: Sequence[PausedPrefillShape]) -> None:
@@ -295,35 +281,30 @@ class MolmoeStagedModel(HasEnds):
         return PromptTraces(self.model, self._engine_stages)
 
     def samples_per_round(self, num_settings: int) -> int:
-        """See `StagedModel.samples_per_round`; all settings share one cache, and their graphs are small."""
+        """All settings share one cache, and their graphs are small."""
         return 1
 
     def release_prepared(self) -> None:
-        """See `Switchable.release_prepared`."""
         if self._engine_stages is not None:
             self._engine_stages.release_prepared()
         release_cached_memory(self.device)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
-        """See `StagedModel.encode_image`."""
         return self._stages.encode_image(inputs)
 
     def prefill(
         self, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
     ) -> tuple[torch.Tensor, DecodeState | PrefilledRequest[EngineKnobs]]:
-        """See `StagedModel.prefill`."""
         return self._stages.prefill(self._knobs, inputs, features)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`; engines switch nothing."""
+        """Engines switch nothing."""
         return self._eager.decoding() if self._stages is self._eager else nullcontext()
 
     def decode_step(self, token: torch.Tensor, state: DecodeState | PrefilledRequest[EngineKnobs]) -> torch.Tensor:
-        """See `StagedModel.decode_step`."""
         return self._stages_of(state).decode_step(token, state)
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
-        """See `StagedModel.generate_timed`."""
         stages = self._stages
         if isinstance(stages, EngineStages) and stages.is_graphed:
             self.warm_up(inputs, max_new_tokens)
@@ -331,26 +312,22 @@ class MolmoeStagedModel(HasEnds):
         return generate_greedily(self, inputs, max_new_tokens, marks)
 
     def rewind(self, state: DecodeState | PrefilledRequest[EngineKnobs], steps: int) -> None:
-        """See `StagedModel.rewind`."""
         self._stages_of(state).rewind(state, steps)
 
     def _stages_of(self, state: DecodeState | PrefilledRequest[EngineKnobs]) -> Any:
         return self._engine_stages if isinstance(state, PrefilledRequest) else self._eager
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
-        """See `StagedModel.answer_batch`."""
         knobs, ends = self._knobs, self.ends
         return self._together(lambda stages: stages.answer_batch(knobs, inputs_list, max_new_tokens, ends))
 
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
     ) -> list[FollowedAnswer]:
-        """See `StagedModel.follow_batch`."""
         knobs = self._knobs
         return self._together(lambda stages: stages.follow_batch(knobs, inputs_list, answers))
 
     def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
-        """See `StagedModel.follow_exactly`."""
         with judging(self.model, self.model.dtype):
             return self._eager.follow_batch(self._knobs, [inputs], [answer])[0]
 
@@ -364,15 +341,13 @@ class MolmoeStagedModel(HasEnds):
             raise engine_refused(f"answers in batches: {error}") from error
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
-        """See `StagedModel.decode_text`."""
         return self.ends.text(token_ids)
 
     def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
-        """See `StagedModel.end_answers_at`."""
         self.ends, self._eos = with_stops(self.ends, self._eos, stop, ignore_eos, self.processor.tokenizer)
 
     def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
-        """See `StagedModel.expected_experts`; block 0 keeps the model's own number."""
+        """Block 0 keeps the model's own number."""
         return tuple(self.default_top_k if block == 0 else experts_of(setting) for block in blocks_of(setting))
 
     def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
@@ -397,13 +372,11 @@ class MolmoeStagedModel(HasEnds):
         )
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """See `StagedModel.count_flops`."""
         crops = 0 if shape.actual is None else shape.actual.num_crops + 1
         size = RequestSize(shape.prompt_tokens, output_tokens, crops=crops)
         return self.turned_knobs.flops(setting, lambda at: self._architecture.at(at).request_flops(size).stages)
 
     def count_bytes(self, setting: Setting) -> ModelBytes | None:
-        """See `StagedModel.count_bytes`."""
         step_bytes = self.turned_knobs.step_bytes(setting, self._step_bytes)
         if step_bytes is None:
             return None
@@ -427,7 +400,6 @@ class MolmoeStagedModel(HasEnds):
         return step_weights(blocks, self.model.lm_head, [(self.num_experts, top_k) for top_k in chosen]).read(rows=1)
 
     def describe(self) -> Mapping[str, Any]:
-        """See `StagedModel.describe`."""
         return {
             "model_class": type(self.model).__name__,
             "total_parameters": sum(parameter.numel() for parameter in self.model.parameters()),

@@ -25,11 +25,11 @@ class PublishedMolmoe(LanguageModelSource):
     """A MolmoE in its published layout; `config` is the native one."""
 
     def read_tokenizer(self, trust_remote_code: bool) -> Any:
-        """See `LanguageModelSource.read_tokenizer`; none of the checkpoint's own code is run."""
+        """None of the checkpoint's own code is run."""
         return load_published_tokenizer(self.folder)
 
     def read_model(self, folder: Path, config: TextConfig, **options: Any) -> PreTrainedModel:
-        """See `LanguageModelSource.read_model`; tensors of the vision part are not read."""
+        """Tensors of the vision part are not read."""
         model: PreTrainedModel = loaded_weights(folder, partial(self._assembled, folder), **options)
         model.name_or_path = str(folder)
         return model

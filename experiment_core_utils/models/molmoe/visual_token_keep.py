@@ -33,7 +33,6 @@ class PlacedTokens:
         self.value = VISUAL_TOKEN_KEEP.neutral
 
     def put(self, value: KeptTokens) -> None:
-        """See `KnobAdapter.put`."""
         self.value = value
 
     def note(self, host: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:

@@ -45,11 +45,10 @@ class _CocoVQA(PublishedTask):
     kept_columns = ("answer_type", "question_type", "multiple_choice_answer")
 
     def answers_of(self, row: Row) -> tuple[str, ...]:
-        """See `PublishedTask`."""
         return () if row["answers"] is None else answer_texts(row["answers"])
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
-        """See `PublishedTask`: the questions in their file's order, each with its annotation."""
+        """The questions are in their file's order, each with its annotation."""
         question_file, annotation_file = files
         answers = {
             entry["question_id"]: entry for entry in annotation_file.entries("annotations", ("question_id", "answers"))
@@ -117,7 +116,7 @@ class CocoCaption(PublishedTask):
     required_fields = ()
 
     def question_of(self, row: Row, place: Place) -> QuestionRow:
-        """See `PublishedTask`. A row's id is its file's name; the picture's number follows the last underscore."""
+        """A row's id is its file's name; the picture's number follows the last underscore."""
         number = Path(row["question_id"]).stem.rpartition("_")[2]
         if not number.isdecimal():
             raise SampleError(f"question_id {row['question_id']!r} is not the name of a COCO file")
@@ -130,11 +129,10 @@ class CocoCaption(PublishedTask):
         )
 
     def type_of(self, row: Row, place: Place) -> str:
-        """See `PublishedTask`."""
         return "caption"
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
-        """See `PublishedTask`: the pictures in their file's order, each with its captions in the order of their ids."""
+        """The pictures are in their file's order, each with its captions in the order of their ids."""
         captions = defaultdict(list)
         for entry in files[0].entries("annotations", ("image_id", "id", "caption")):
             captions[entry["image_id"]].append((entry["id"], entry["caption"]))

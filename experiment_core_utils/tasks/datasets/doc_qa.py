@@ -33,18 +33,16 @@ class DocVQA(PublishedTask):
     type_columns = ("question_types",)
 
     def image_id_of(self, row: Row) -> str:
-        """See `PublishedTask`. A document has several pages, so its id alone does not name the picture."""
+        """A document has several pages, so its id alone does not name the picture."""
         page = "_".join(str(row[name]) for name in _PAGE) if all(name in row for name in _PAGE) else None
         return page or file_stem(row["image"]) or f"document-{row['docId']}"
 
     def type_of(self, row: Row, place: Place) -> str:
-        """See `PublishedTask`."""
         if "question_types" not in row or not row["question_types"]:
             return UNTYPED
         return "+".join(sorted(listed(row["question_types"], "question types")))
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
-        """See `PublishedTask`."""
         entries = files[0].entries("data", ("questionId", "question", "image", "docId", "answers"))
         kept = ("questionId", "question", "docId", "answers", "question_types", *_PAGE)
         return [{**present(entry, kept), "image": picture_file(entry["image"])} for entry in entries]

@@ -56,17 +56,14 @@ class HubTable:
         return len(self._rows)
 
     def row(self, index: int) -> Row:
-        """See `OfficialTable`."""
         row: dict[str, Any] = self._rows[index].to_pylist()[0]
         return row
 
     def select(self, columns: Sequence[str]) -> list[Row]:
-        """See `OfficialTable`."""
         rows: list[Row] = self._rows.select_columns(list(columns))[:].to_pylist()
         return rows
 
     def has_picture(self, column: str) -> list[bool]:
-        """See `OfficialTable`."""
         # The struct's parts, bytes and path; a missing struct has neither.
         parts = [part.is_valid().to_pylist() for part in self._rows.data.column(column).flatten()]
         return [any(has) for has in zip(*parts, strict=True)]

@@ -175,11 +175,10 @@ class LmmsEvalTask:
         )
 
     def question_type(self, index: int) -> str:
-        """See `Task`: lmms-eval has no types."""
+        """In lmms-eval there are no types."""
         return UNTYPED
 
     def prompt(self, sample: Sample) -> str:
-        """See `Task`."""
         return fill(self._template, "", sample.question, ())
 
     def aggregation(self) -> Mapping[str, Callable[..., Any]]:

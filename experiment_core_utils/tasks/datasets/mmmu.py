@@ -52,7 +52,6 @@ class MMMU(PublishedTask):
     required_fields = ("question", "options")
 
     def question_of(self, row: Row, place: Place) -> QuestionRow:
-        """See `PublishedTask`."""
         filled = [name for name in _PICTURES if row[name] is not None]
         if not filled or (len(filled) > 1 and filled != list(_PICTURES[: len(filled)])):
             raise SampleError(f"question {row['id']} has {', '.join(filled) or 'no'} pictures, not those from 1 on")
@@ -82,9 +81,8 @@ class MMMU(PublishedTask):
         return QuestionRow(**fields, answers=(options[index],), metadata=metadata, options=options, answer_index=index)
 
     def type_of(self, row: Row, place: Place) -> str:
-        """See `PublishedTask`."""
         return subject_of(row["id"])
 
     def style_of(self, sample: Sample) -> str:
-        """See `PublishedTask`: Molmo's style for multiple choice, and its short answers for open questions."""
+        """Molmo's style is for multiple choice, and its short answers are for open questions."""
         return self.style if sample.options else _OPEN_STYLE

@@ -184,7 +184,7 @@ class PublishedTask(RowTask):
         return len(self._places)
 
     def __getitem__(self, index: int) -> Sample:
-        """See `Task`; the picture is read and decoded here and not before."""
+        """The picture is read and decoded here and not before."""
         question_row = self.row_at(index)
         where = f"{self.name} {self.split} question {shown(question_row.question_id)}"
         if not question_row.answers:
@@ -199,7 +199,6 @@ class PublishedTask(RowTask):
         return named.sample(index, (first, *further), self.question_type(index))
 
     def row_at(self, index: int) -> QuestionRow:
-        """See `RowTask`."""
         place = self._places[self._checked(index)]
         try:
             return self.question_of(self._table.row(place.row), place)
@@ -210,7 +209,7 @@ class PublishedTask(RowTask):
             raise SampleError(f"{self.name} {self.split} sample {index}: {self._other_layout(error)}") from error
 
     def question_type(self, index: int) -> str:
-        """See `Task`; the first call reads the types of the whole split."""
+        """The first call reads the types of the whole split."""
         self._checked(index)
         if self._types is None:
             columns = [name for name in self.type_columns if name in self._table.columns]

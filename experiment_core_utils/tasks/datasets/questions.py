@@ -218,7 +218,6 @@ class RowTask:
         raise NotImplementedError
 
     def data_sha256(self, index: int) -> str | None:
-        """See `Task`."""
         try:
             row = self.row_at(index)
             digest = joined_digests(self._pictures.digest(picture, row.image_id) for picture in row.pictures)
@@ -227,7 +226,6 @@ class RowTask:
         return sample_digest(row, digest)
 
     def file_of(self, index: int) -> str | None:
-        """See `Task`."""
         try:
             pictures = self.row_at(index).pictures
         except SampleError:  # not counted: it is a failed sample where it is requested
@@ -254,7 +252,6 @@ class RowTask:
         }
 
     def prompt(self, sample: Sample) -> str:
-        """See `Task`."""
         template = self.prompt_form["choice" if sample.options else "open"]
         return fill(template, self.style_of(sample), sample.question, sample.options)
 

@@ -76,7 +76,6 @@ class ReferenceKnowledge(GeneratedTask):
 
     @classmethod
     def references(cls, pair: QuestionAnswer, rng: random.Random) -> tuple[str, ...]:
-        """See `annotate`; written as labels are."""
         return annotate(pair.answer, "reading", rng)
 
     def extra_metadata(self, pair: QuestionAnswer) -> Mapping[str, Any]:

@@ -86,14 +86,12 @@ class ReferenceMixed:
         return len(self._parts) * min(map(len, self._parts))
 
     def __getitem__(self, index: int) -> Sample:
-        """See `Task`."""
         part, place = self._part_of(index)
         sample = part[place]
         metadata = {**sample.metadata, "type_in_task": sample.question_type}
         return replace(sample, sample_id=index, question_type=part.name, metadata=metadata)
 
     def question_type(self, index: int) -> str:
-        """See `Task`."""
         return self._part_of(index)[0].name
 
     @property
@@ -102,7 +100,7 @@ class ReferenceMixed:
         return self._parts[0].prompt_form
 
     def prompt(self, sample: Sample) -> str:
-        """See `Task`; all parts ask alike."""
+        """All parts ask alike."""
         return self._parts[0].prompt(sample)
 
     def _part_of(self, index: int) -> tuple[GeneratedTask, int]:

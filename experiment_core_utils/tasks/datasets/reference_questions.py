@@ -54,16 +54,13 @@ class ReferenceQuestions(RowTask):
         return len(_questions())
 
     def __getitem__(self, index: int) -> Sample:
-        """See `Task`."""
         return self.row_at(index).sample(index, (), self.question_type(index))
 
     def row_at(self, index: int) -> QuestionRow:
-        """See `RowTask`."""
         row = _questions()[self._checked(index)]
         return QuestionRow(str(index), f"question {index}", row["question"], tuple(row["answers"]), None)
 
     def question_type(self, index: int) -> str:
-        """See `Task`."""
         return str(_questions()[self._checked(index)]["type"])
 
 
@@ -76,7 +73,6 @@ class ReferenceQuestionsChoice(ReferenceQuestions):
     _fields = ("question", "options")
 
     def row_at(self, index: int) -> QuestionRow:
-        """See `RowTask`."""
         row = _questions()[self._checked(index)]
         options, right = tuple(row["options"]), row["answer_index"]
         name = f"question {index}"

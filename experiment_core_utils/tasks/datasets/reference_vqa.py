@@ -239,12 +239,10 @@ class ReferenceVQA(GeneratedTask):
 
     @classmethod
     def draw_questions(cls, scene: SceneContent, rng: random.Random, count: int) -> list[QuestionAnswer]:
-        """See `choose_questions`."""
         return choose_questions(scene, rng, count)
 
     @classmethod
     def references(cls, pair: QuestionAnswer, rng: random.Random) -> tuple[str, ...]:
-        """See `annotate`."""
         return annotate(pair.answer, pair.question_type, rng)
 
     def extra_metadata(self, pair: QuestionAnswer) -> Mapping[str, Any]:

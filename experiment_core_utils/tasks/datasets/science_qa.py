@@ -34,11 +34,11 @@ class ScienceQAImages(PublishedTask):
     required_fields = ("question", "options")
 
     def places_of(self, table: Table) -> Sequence[Place]:
-        """See `PublishedTask`: only the rows with a picture."""
+        """Only rows with a picture have a place."""
         return [Place(row) for row, has in enumerate(table.has_picture("image")) if has]
 
     def question_of(self, row: Row, place: Place) -> QuestionRow:
-        """See `PublishedTask`. The hub's rows have no ids: their number in the split is used instead."""
+        """The hub's rows have no ids: their number in the split is used instead."""
         options = listed(row["choices"], "options")
         # Joined below, where anything would become a text.
         if not is_text(row["question"]) or not (row["hint"] is None or is_text(row["hint"])):
@@ -60,7 +60,7 @@ class ScienceQAImages(PublishedTask):
         )
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
-        """See `PublishedTask`: the problems of the split, in the order of pid_splits.json."""
+        """The problems of the split are in the order of pid_splits.json."""
         problems, by_split = files
         key = self.split.replace("validation", "val")
         if not isinstance(by_split.content, dict) or key not in by_split.content:

@@ -34,7 +34,6 @@ class SceneTextQA(PublishedTask):
     kept_columns = ("dataset",)
 
     def places_of(self, table: Table) -> Sequence[Place]:
-        """See `PublishedTask`."""
         ids = [row["question_id"] for row in table.select(("question_id",))]
         order = sorted(range(len(ids)), key=ids.__getitem__)
         np.random.RandomState(SHUFFLE_SEED).shuffle(order)
@@ -42,7 +41,6 @@ class SceneTextQA(PublishedTask):
         return [Place(row) for row in chosen]
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
-        """See `PublishedTask`."""
         needed = ("question_id", "file_path", "question", "answers")
         entries = files[0].entries("data", needed)
         return [

@@ -36,7 +36,6 @@ class TallyQA(PublishedTask):
     type_columns = ("qa",)
 
     def places_of(self, table: Table) -> Sequence[Place]:
-        """See `PublishedTask`."""
         return [
             Place(number, item)
             for number, row in enumerate(table.select(("qa",)))
@@ -44,7 +43,7 @@ class TallyQA(PublishedTask):
         ]
 
     def question_of(self, row: Row, place: Place) -> QuestionRow:
-        """See `PublishedTask`. The hub's rows have no ids: row and place are used instead."""
+        """The hub's rows have no ids: row and place are used instead."""
         pair = list_of_records(row["qa"])[place.item]
         question_id = str(pair["question_id"]) if "question_id" in pair else f"{place.row}-{place.item}"
         if not isinstance(pair["answer"], str | int | None):
@@ -60,14 +59,13 @@ class TallyQA(PublishedTask):
         )
 
     def type_of(self, row: Row, place: Place) -> str:
-        """See `PublishedTask`."""
         simple = list_of_records(row["qa"])[place.item]["is_simple"]
         if simple is None:
             return UNTYPED
         return "simple" if simple else "complex"
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
-        """See `PublishedTask`: one row for each question, in the file's order."""
+        """There is one row for each question, in the file's order."""
         rows: list[Row] = []
         for entry in files[0].entries(None, ("question_id", "image", "question", "answer")):
             pair = {

@@ -31,7 +31,6 @@ class TextVQA(PublishedTask):
     kept_columns = ("ocr_tokens", "image_classes")
 
     def official_rows(self, files: Sequence[OfficialFile]) -> list[Row]:
-        """See `PublishedTask`."""
         needed = ("question_id", "image_id", "question", "answers")
         entries, kept = files[0].entries("data", needed), (*needed, "image_classes")
         return [{**present(entry, kept), "image": picture_file(f"{entry['image_id']}.jpg")} for entry in entries]

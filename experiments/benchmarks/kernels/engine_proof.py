@@ -21,16 +21,17 @@ import torch
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.engines.api import PLAIN
+from experiment_core_utils.engines.cuda_graphs import CudaGraphs, GraphCapturer, Reruns
 from experiment_core_utils.engines.runner import EngineStages
 from experiment_core_utils.engines.select import decoder_engines
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphs, GraphCapturer, Reruns
-from experiment_core_utils.models.common.private_apis import computes_experts
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed
-from experiment_core_utils.models.interface import PLAIN, StagedModel
+from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import EngineRefused
+from experiment_core_utils.primitives.private_apis import computes_experts
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.sweep.plan import plan_for
 from experiments.benchmarks.controller_overhead import shaped_model

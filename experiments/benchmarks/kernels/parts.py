@@ -17,7 +17,7 @@ import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
+from experiment_core_utils.engines.cuda_graphs import CudaGraphPool
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, first_line
 from experiments.benchmarks.execution_table import Rates, Work
 from experiments.benchmarks.kernels.launches import KernelWork, built, filled_kv_cache, microseconds, over_blocks
@@ -57,8 +57,7 @@ def main() -> None:
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise ConfigurationError("kernels are measured on a GPU, and torch sees none; run this where one is")
-    from experiments.benchmarks.kernels.decode_parts import decode_parts, print_steps
-    from experiments.benchmarks.kernels.prefill_parts import decoder_parts, vision_parts
+    from experiments.benchmarks.kernels.stage_parts import decode_parts, decoder_parts, print_steps, vision_parts
 
     model = built(16)
     device, decoder = model.modules.device, model.fused_decoder()

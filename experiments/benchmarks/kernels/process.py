@@ -11,10 +11,10 @@ import torch
 
 from experiment_core_utils.e_inference import staged_run
 from experiment_core_utils.meters.host_facts import cpu_name, package_version
-from experiment_core_utils.models.common.engine_proof import modules_in
-from experiment_core_utils.models.common.finite_logits import refuse_not_finite
+from experiment_core_utils.models.common.judging import modules_in
 from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
+from experiment_core_utils.primitives.finite_logits import refuse_not_finite
 from experiments.benchmarks.execution_table import Rates, Shape, work_of
 from experiments.benchmarks.kernels.protocol import Measured, bound_of, divergences
 from experiments.benchmarks.kernels.shapes import config_of, random_weights

@@ -18,6 +18,7 @@ import torch
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
+from experiment_core_utils.engines.cuda_graphs import CudaGraphPool
 from experiment_core_utils.engines.gpu.triton.tuning import (
     Card,
     ProductTile,
@@ -27,7 +28,6 @@ from experiment_core_utils.engines.gpu.triton.tuning import (
 )
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.benchmarks.kernels.launches import TOP_K, KernelWork, built, filled_kv_cache, microseconds, over_blocks
 
@@ -89,8 +89,7 @@ def timed(candidates: Sequence[T], run_with: Callable[[T], Run], kv_cache: KVCac
 
 def tuned(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tuning:
     """The row with the fastest tile of each kernel of a decode step, and of the grouped GEMMs of a prefill."""
-    from experiments.benchmarks.kernels.decode_parts import decode_parts
-    from experiments.benchmarks.kernels.prefill_parts import decoder_parts
+    from experiments.benchmarks.kernels.stage_parts import decode_parts, decoder_parts
 
     def on_every_block(parts: Iterable[KernelWork], name: str) -> Run:
         part = next(each for each in parts if each.name == name)

@@ -36,7 +36,7 @@ class PerSampleOracle:
     name: str = "oracle"
 
     def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
-        """See `Policy.choose`; raises ConfigurationError for a request that is not in the grid."""
+        """A request that is not in the grid raises ConfigurationError."""
         check_budget(budget_s)
         place = self._places.get((request.task, request.sample_id))
         if place is None:

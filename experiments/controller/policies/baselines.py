@@ -38,7 +38,6 @@ class Renamed:
     policy: Policy
 
     def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
-        """See `Policy.choose`."""
         return self.policy.choose(request, budget_s)
 
 
@@ -62,7 +61,6 @@ class InTimeRegression:
         self._fitted = cache(self._fit)
 
     def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
-        """See `Policy.choose`."""
         check_budget(budget_s)
         return self._grid.choices[int(np.argmax(self._predicted(request.prompt or "", budget_s)))]
 

@@ -47,7 +47,6 @@ class FeedbackPolicy:
         return math.exp(round(self._log_ratio, 2))
 
     def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
-        """See `Policy.choose`."""
         check_budget(budget_s)
         return self._policy.choose(request, budget_s / self.ratio)
 

@@ -65,11 +65,9 @@ class StaticPolicy:
 
     @property
     def name(self) -> str:
-        """See `Policy.name`."""
         return f"static_{self.choice.key}"
 
     def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
-        """See `Policy.choose`."""
         check_budget(budget_s)
         return self.choice
 
@@ -83,7 +81,6 @@ class RandomPolicy:
     name: str = "random"
 
     def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
-        """See `Policy.choose`."""
         check_budget(budget_s)
         return self.choices[draw_of(request, budget_s, self.seed) % len(self.choices)]
 

@@ -51,7 +51,7 @@ class RecordedTwoStage:
         self._states = states
 
     def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
-        """See `Policy.choose`; raises ConfigurationError also for a request without recorded states."""
+        """A request without recorded states raises ConfigurationError, too."""
         check_budget(budget_s)
         place = self._places.get((request.task, request.sample_id))
         if place is None:
@@ -91,7 +91,7 @@ class TwoStageController:
         self._answering.warm_up([request_of(request, self._limit) for request in requests])
 
     def answer(self, request: LiveRequest, budget_s: float) -> AdaptiveAnswer:
-        """See `Controller.answer`; the setting in force before is restored."""
+        """The setting in force before is restored."""
         run = self._answering.adaptive_generate(request_of(request, self._limit), budget_s)
         total_s = run.times.total_s
         return AdaptiveAnswer(run.choice, run.token_ids, total_s, run.times.controller_s, total_s)

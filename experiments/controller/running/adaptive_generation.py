@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.greedy import generate_async, generate_greedily
 from experiment_core_utils.engines.paused_runner import EnginePausedPrefill, PausedPrefillShape, PausedPrefillStages
+from experiment_core_utils.engines.request_slot import PrefilledRequest
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of, num_blocks_of
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
-from experiment_core_utils.models.common.finite_logits import failure_named
-from experiment_core_utils.models.common.greedy import generate_async, generate_greedily
-from experiment_core_utils.models.common.request_slot import PrefilledRequest
 from experiment_core_utils.models.interface import Component
 from experiment_core_utils.models.pausable import PausableModel
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
 from experiment_core_utils.primitives.errors import SettingError
+from experiment_core_utils.primitives.finite_logits import failure_named
 from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.knob_choices import chosen_experts
@@ -73,25 +73,21 @@ class PausedStages:
         return self._chosen
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
-        """See `Stages.components`; not known before the choice."""
+        """They are not known before the choice."""
         return {}
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        """See `Stages.encode_image`."""
         return self._split.encode_image(inputs)
 
     def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
-        """See `Stages.prefill`."""
         states = self._split.begin(inputs, features, *self._requested)
         self._chosen = self._choose(states)
         return self._split.finish(self._chosen)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`."""
         return self._split.decoding()
 
     def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
-        """See `Stages.decode_step`."""
         return self._split.decode_step(token, state)
 
 
@@ -105,16 +101,13 @@ class AsyncPausedStages(PausedStages):
 
     @property
     def last_token(self) -> torch.Tensor:
-        """See `AsyncStages`."""
         return self._engine_stages.last_token
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
-        """See `AsyncStages`."""
         logits, self._state = self.prefill(inputs, features)
         self._engine_stages.first_token(logits)
 
     def advance(self) -> None:
-        """See `AsyncStages`."""
         assert self._state is not None
         self._engine_stages.advance(self._state)
 

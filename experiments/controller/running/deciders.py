@@ -74,7 +74,6 @@ class NetworkDecider:
         return (*self._logits.seen(), tuple(self._actions))
 
     def possible(self) -> Sequence[Decisions]:
-        """See `Decider.possible`."""
         space, knobs = self._space, self._space.knobs
         return [
             (FirstDecision(tier, pause), second)
@@ -84,17 +83,14 @@ class NetworkDecider:
         ]
 
     def first(self, ids: torch.Tensor, budget_s: float) -> tuple[FirstDecision, torch.Tensor]:
-        """See `Decider.first`."""
         tier, pause = (self._pick(each) for each in self._logits.first(ids, budget_s))
         self._actions = [tier, pause]
         return FirstDecision(self._space.knobs.tiers[tier], self._space.pauses[pause]), self._logits.token()
 
     def rehearse(self) -> None:
-        """See `Decider.rehearse`."""
         self._logits.rehearse()
 
     def second(self, states: torch.Tensor) -> Setting:
-        """See `Decider.second`."""
         tier, pause = self._actions[:2]
         places = tuple(self._pick(each) for each in self._logits.second(states, tier, pause))
         self._actions = [tier, pause, *places]

@@ -7,7 +7,6 @@ from pathlib import Path
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.knobs.block_choice import BlockChoice
-from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.models.pausable import PausableModel, can_pause
 from experiment_core_utils.models.source import CheckpointSource
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
@@ -33,7 +32,7 @@ class LoadedModel:
         """Name and digest of the weights; random ones have none."""
         if self.config.model.random_weights:
             return {"name": self.source.name}
-        return {"name": self.source.name, "weights_sha256": weights_digest(self.source.folder)}
+        return {"name": self.source.name, "weights_sha256": self.source.weights_sha256}
 
     def networks(self, knobs: KnobSpace, seed: int, init_from: Path | None) -> TwoStageNetworks:
         """New networks for these knobs, or those of a checkpoint; on the model's device.

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from experiment_core_utils.models.common.triton_build import built
+from experiment_core_utils.primitives.triton_build import built
 from experiments.performance_prediction.algorithms.convolution import AlgorithmRefused, ConvShape
 
 # Elements of a tensor that 32-bit offsets reach, and programs along the second and third axis of a launch.

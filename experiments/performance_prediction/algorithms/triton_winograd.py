@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from experiment_core_utils.models.common.triton_build import built
+from experiment_core_utils.primitives.triton_build import built
 from experiments.performance_prediction.algorithms.convolution import AlgorithmRefused, ConvShape
 from experiments.performance_prediction.algorithms.on_cpu import FUSED_OUTPUTS, supports
 from experiments.performance_prediction.algorithms.triton_direct import too_large

@@ -7,12 +7,8 @@ import torch
 from torch import nn
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.performance_prediction.networks.densenet import DenseNet121
-from experiments.performance_prediction.networks.googlenet import GoogLeNet
-from experiments.performance_prediction.networks.mobilenet_unet import MobileNetV2, UNet
-from experiments.performance_prediction.networks.resnet import ResNet
+from experiments.performance_prediction.networks import cnns
 from experiments.performance_prediction.networks.sampled_layers import SampledLayers
-from experiments.performance_prediction.networks.vgg_alexnet import AlexNet, Vgg16
 
 
 @dataclass(frozen=True)
@@ -24,14 +20,14 @@ class CnnModel:
 
 
 MODELS: Mapping[str, CnnModel] = {
-    "vgg16": CnnModel(Vgg16, 32),
-    "densenet121": CnnModel(DenseNet121, 29),
-    "resnet152": CnnModel(lambda: ResNet((3, 8, 36, 3)), 1),
-    "googlenet": CnnModel(GoogLeNet, 15),
-    "alexnet": CnnModel(AlexNet, 63),
-    "resnet50": CnnModel(lambda: ResNet((3, 4, 6, 3)), 1),
-    "mobilenet_v2": CnnModel(MobileNetV2, 1),
-    "unet": CnnModel(UNet, 16),
+    "vgg16": CnnModel(cnns.Vgg16, 32),
+    "densenet121": CnnModel(cnns.DenseNet121, 29),
+    "resnet152": CnnModel(lambda: cnns.ResNet((3, 8, 36, 3)), 1),
+    "googlenet": CnnModel(cnns.GoogLeNet, 15),
+    "alexnet": CnnModel(cnns.AlexNet, 63),
+    "resnet50": CnnModel(lambda: cnns.ResNet((3, 4, 6, 3)), 1),
+    "mobilenet_v2": CnnModel(cnns.MobileNetV2, 1),
+    "unet": CnnModel(cnns.UNet, 16),
 }
 # Layers for training a predictor; `--model all` leaves them out, and no fold is judged on them.
 LAYER_SETS: Mapping[str, CnnModel] = {"sampled_layers": CnnModel(SampledLayers, 1)}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from experiment_core_utils.models.common.private_apis import flattened
+from experiment_core_utils.primitives.private_apis import flattened
 from experiments.performance_prediction.algorithms.convolution import ConvShape
 from experiments.performance_prediction.algorithms.support import conv_shapes
 from experiments.performance_prediction.networks.registry import model_named

@@ -11,8 +11,8 @@ from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.device import gpu_uuid
 from experiment_core_utils.primitives.errors import MeterUnavailable
+from experiment_core_utils.primitives.units import MemoryReading
 from experiment_core_utils.records.energy import PowerTrace
-from experiment_core_utils.records.requests import MemoryReading
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName
 from experiments.performance_prediction.algorithms.engines import Placement
 from experiments.performance_prediction.algorithms.support import CombinationReport, OnUnsupported

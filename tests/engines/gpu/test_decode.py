@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from experiment_core_utils.engines.cuda_graphs import CudaGraphPool
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.expert_trace import count_experts
 from experiment_core_utils.engines.gpu.decode import (
@@ -18,7 +19,6 @@ from experiment_core_utils.engines.gpu.triton.tuning import TUNINGS
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferenceDecode
 from experiment_core_utils.engines.weights import DecoderWeights
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights
 from experiment_core_utils.primitives.errors import ConfigurationError

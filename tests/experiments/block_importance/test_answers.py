@@ -18,10 +18,14 @@ from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiments.block_importance.answers import AnswerScorer, DrawnTask, draw_task
-from experiments.block_importance.from_checkout.gradients import answer_tokens, expected_answer, gradient_importances
+from experiments.block_importance.from_checkout.picture_scorers import (
+    answer_tokens,
+    expected_answer,
+    gradient_importances,
+)
 from experiments.block_importance.importance import leave_one_out
 from experiments.block_importance.proxies import activation_changes
-from tests.models.common.test_answer_ends import CHATML
+from tests.engines.test_answer_ends import CHATML
 from tests.models.tiny_checkpoints import write_checkpoint
 
 ONE_TILE = VisionTarget("tokens288", None, 288, CropRange(1, 1))

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from experiment_core_utils.engines.answer_ends import NO_ENDS
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.meters.stages import StagedRequest
-from experiment_core_utils.models.common.answer_ends import NO_ENDS
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts, experts_in_force
-from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
 from experiment_core_utils.primitives.device import NoMarks

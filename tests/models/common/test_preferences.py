@@ -12,8 +12,8 @@ from transformers import GenerationConfig
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.config.text import validated
-from experiment_core_utils.models.common.cuda_graphs import Reruns
-from experiment_core_utils.models.common.greedy import generate_greedily
+from experiment_core_utils.engines.cuda_graphs import Reruns
+from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.models.common.preferences import (
     NO_PREFERENCES,
     Preferences,

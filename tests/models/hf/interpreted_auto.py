@@ -17,12 +17,12 @@ from accelerate import Accelerator
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from experiment_core_utils.engines.cuda_graphs import Reruns
 from experiment_core_utils.engines.gpu.triton import prefill_forward
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.registry import load_knob_module
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.models.common.cuda_graphs import Reruns
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
 from experiment_core_utils.primitives.errors import ConfigurationError

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
+from experiment_core_utils.engines.cuda_graphs import Reruns
 from experiment_core_utils.engines.gpu.triton import tuning
 from experiment_core_utils.engines.gpu.triton.tuning import ReadTile
-from experiment_core_utils.models.common.cuda_graphs import Reruns
 from tests.models.hf.test_engine_stages import Beside, prompt_of
 from tests.models.knob_families import VISION_FAMILIES, enlarge_norms
 from tests.models.tiny_families import IMAGE_TOKEN, VOCABULARY, build, config_class

@@ -10,12 +10,12 @@ from PIL import Image
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.engines.answer_ends import AnswerEnds
+from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
-from experiment_core_utils.models.common.greedy import generate_greedily
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.batch import answer_together
 from experiment_core_utils.primitives.device import NoMarks

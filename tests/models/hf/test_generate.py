@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.models.common.answer_ends import NO_ENDS
-from experiment_core_utils.models.common.greedy import generate_greedily
+from experiment_core_utils.engines.answer_ends import NO_ENDS
+from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.models.hf.generate import GenerateStages, generate_timed, greedy_config
 from experiment_core_utils.primitives.device import HostMarks, NoMarks
 from tests.models.knob_families import TEXT_FAMILIES, VISION_FAMILIES

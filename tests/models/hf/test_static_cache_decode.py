@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.models.common.cuda_graphs import Reruns
+from experiment_core_utils.engines.cuda_graphs import Reruns
 from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode

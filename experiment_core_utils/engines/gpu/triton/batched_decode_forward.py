@@ -76,7 +76,6 @@ class BatchedStep:
     use_pdl: bool  #: whether a kernel may start while the one before it ends; needs Hopper or newer
 
     def launch(self, knobs: EngineKnobs) -> torch.Tensor:
-        """See `DecodeEngine.step`."""
         decoder, buffers = self.decoder, self.buffers
         norms = [decoder.blocks[index].input_norm for index in knobs.blocks] + [decoder.final_norm]
         summed_norm(decoder.embedding, self.kv_cache.next_tokens, None, norms[0], *self._normed)

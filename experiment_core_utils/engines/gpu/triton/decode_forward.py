@@ -90,7 +90,6 @@ class DecodeStep:
     use_pdl: bool
 
     def launch(self, knobs: EngineKnobs) -> torch.Tensor:
-        """See `DecodeEngine.step`."""
         decoder, buffers = self.decoder, self.buffers
         for row, index in enumerate(knobs.blocks):
             block = decoder.blocks[index]

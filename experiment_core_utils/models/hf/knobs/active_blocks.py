@@ -72,7 +72,7 @@ class ActiveBlocks:
         self.unsupported_reason = self._refuse(model)
 
     def put(self, value: RunningBlocks | None) -> None:
-        """See `KnobAdapter.put`; None for all blocks."""
+        """None stands for all blocks."""
         blocks = value or self._all
         self.validate(blocks.indices)
         # Lists by block are known by their length, which is that of the full model only.

@@ -24,11 +24,10 @@ class VisionFields:
 
     @property
     def unsupported_reason(self) -> str | None:
-        """See `KnobAdapter.unsupported_reason`."""
         return self._requests.vision_knob_unsupported_reason
 
     def put(self, value: VisionTarget | None) -> None:
-        """See `KnobAdapter.put`; None for the fields of the checkpoint."""
+        """None stands for the fields of the checkpoint."""
         fields = self._requests.config_for(None if value is None else value.bounds)
         self._fields.put_back()
         self.value = None

@@ -19,11 +19,11 @@ from torch import nn
 
 from experiment_core_utils.knobs.expert_mass import EXPERT_MASS, mass_of
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.models.common.private_apis import SKIPS_SLOTS, computes_experts, experts_implementation
 from experiment_core_utils.models.common.turned_knobs import CountingAdapter
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges, hooks_removed
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.private_apis import SKIPS_SLOTS, computes_experts, experts_implementation
 from experiment_core_utils.records.requests import StageFlops
 
 # Routers that give (logits, weights, experts) of a softmax over all experts, whose experts skip slots. Where they do
@@ -97,11 +97,9 @@ class ExpertMassAdapter(CountingAdapter):
 
     @property
     def engines_unsupported_reason(self) -> str | None:
-        """See `CountingAdapter.engines_unsupported_reason`."""
         return None if self.value == EXPERT_MASS.neutral else f"expert mass {self.value} is set in the modules only"
 
     def put(self, value: float) -> None:
-        """See `CountingAdapter.put`."""
         self._in_force.close()
         self.value = EXPERT_MASS.neutral
         if value == EXPERT_MASS.neutral:
@@ -173,7 +171,6 @@ class ExpertMassAdapter(CountingAdapter):
         return replace(one, prefill_flops=round(prefill), decode_flops_per_token=decode)
 
     def step_bytes(self, setting: Setting, bytes_at: Callable[[Setting], float | None]) -> float | None:
-        """See `CountingAdapter.step_bytes`; as `flops`."""
         if mass_of(setting) == EXPERT_MASS.neutral or self._computed.get(setting) == {}:
             return bytes_at(setting)
         one, two = (bytes_at(setting.replaced(top_k=top_k)) for top_k in (1, 2))

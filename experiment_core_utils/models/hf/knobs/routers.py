@@ -162,7 +162,7 @@ class Routers:
             raise ConfigurationError(f"top-k {top_k} is not possible: {self.limit[1]}; give 1 to {self.limit[0]}")
 
     def put(self, value: int | None) -> None:
-        """See `KnobAdapter.put`; None for the model's own number."""
+        """None stands for the model's own number."""
         self.validate(value)
         self._changes.put_back()
         self.value = None

@@ -17,12 +17,12 @@ from transformers.masking_utils import create_causal_mask
 from experiment_core_utils.engines.description import check_pause, check_rest
 from experiment_core_utils.engines.kv_cache import suffix_mask, suffix_positions
 from experiment_core_utils.engines.paused_runner import TracedPrefill
-from experiment_core_utils.models.common.private_apis import attention_implementation
 from experiment_core_utils.models.molmoe.modeling_molmoe import (
     DecodeState,
     MolmoeForConditionalGeneration,
     MolmoeImageFeatures,
 )
+from experiment_core_utils.primitives.private_apis import attention_implementation
 
 
 @dataclass

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.description import EngineKnobs
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
+from experiment_core_utils.engines.greedy import BatchAnswers, BatchFollower
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels, ExecutedExperts
-from experiment_core_utils.models.common.finite_logits import checked_tokens, refuse_not_finite
-from experiment_core_utils.models.common.greedy import BatchAnswers, BatchFollower
 from experiment_core_utils.models.hf.batch import merge_requests
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed
 from experiment_core_utils.models.hf.knobs.routers import Counted
@@ -20,6 +19,7 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeImageFeatures,
 )
 from experiment_core_utils.models.molmoe.visual_token_keep import PlacedTokens
+from experiment_core_utils.primitives.finite_logits import checked_tokens, refuse_not_finite
 from experiment_core_utils.records.requests import FollowedAnswer, KnobProof
 
 DROPPED = -100
@@ -59,7 +59,6 @@ class EagerStages:
         self._kernels = DecodeKernels(model)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
-        """See `StagedModel.encode_image`."""
         if "pixel_values" not in inputs:
             return None
         return self._model.encode_image(inputs["pixel_values"], inputs["image_masks"], inputs["image_input_idx"])
@@ -67,23 +66,20 @@ class EagerStages:
     def prefill(
         self, knobs: EngineKnobs, inputs: Mapping[str, Any], features: MolmoeImageFeatures | None
     ) -> tuple[torch.Tensor, DecodeState]:
-        """See `StagedModel.prefill`."""
         ids, features = self._placed_tokens.shortened(inputs, features)
         return self._model.prefill(ids, features, **knobs.arguments)
 
     def decoding(self) -> AbstractContextManager[None]:
-        """See `Stages.decoding`."""
         return self._kernels.switched()
 
     def decode_step(self, token: torch.Tensor, state: DecodeState) -> torch.Tensor:
-        """See `StagedModel.decode_step`."""
         if self._kernels.needs_switch:
             with self.decoding():
                 return self._model.decode_step(token, state)
         return self._model.decode_step(token, state)
 
     def rewind(self, state: DecodeState, steps: int) -> None:
-        """See `StagedModel.rewind`; a negative argument of `crop` means this in every version of transformers."""
+        """A negative argument of `crop` means this in every version of transformers."""
         state.past_key_values.crop(-steps)
 
     @torch.inference_mode()
@@ -94,7 +90,6 @@ class EagerStages:
         max_new_tokens: int,
         ends: AnswerEnds,
     ) -> list[tuple[int, ...]]:
-        """See `StagedModel.answer_batch`."""
         answers: BatchAnswers | None = None
 
         def choose(logits: torch.Tensor) -> torch.Tensor | None:
@@ -115,7 +110,6 @@ class EagerStages:
     def follow_batch(
         self, knobs: EngineKnobs, requests: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
     ) -> list[FollowedAnswer]:
-        """See `StagedModel.follow_batch`."""
         follower = BatchFollower(answers, requests[0]["input_ids"].device)
         self._run_together(knobs, requests, follower.num_positions, follower.follow)
         return follower.followed
@@ -151,7 +145,7 @@ class EagerStages:
 
     @torch.inference_mode()
     def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `StagedModel.prove`; hooks on every router and block of the *full* model count what really runs."""
+        """Hooks on every router and block of the *full* model count what really runs."""
         features = self.encode_image(inputs)
         ran, ran_decode = ExecutedExperts(self._model), ExecutedExperts(self._model)
         with self._counted() as counted:

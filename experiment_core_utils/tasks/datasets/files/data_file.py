@@ -125,7 +125,7 @@ class DataFileTask(RowTask):
         return len(self._questions)
 
     def __getitem__(self, index: int) -> Sample:
-        """See `Task`; the pictures are read and decoded here and not before."""
+        """The pictures are read and decoded here and not before."""
         try:
             question = self.row_at(index)
             opened = [self._pictures.opened(picture, question.image_id) for picture in question.pictures]
@@ -148,7 +148,6 @@ class DataFileTask(RowTask):
                 yield f"{where}: it cannot be read ({type(error).__name__}: {shown(first_line(error))})"
 
     def row_at(self, index: int) -> QuestionRow:
-        """See `RowTask`."""
         question = self._questions[self._checked(index)]
         if isinstance(question, str):
             raise SampleError(question)
@@ -165,12 +164,11 @@ class DataFileTask(RowTask):
         )
 
     def question_type(self, index: int) -> str:
-        """See `Task`; a row that cannot be read or has no type is of type `all`."""
+        """A row that cannot be read or has no type is of type `all`."""
         found = text_of(self._types[self._checked(index)])
         return found if is_text(found) and found else UNTYPED
 
     def style_of(self, sample: Sample) -> str:
-        """See `RowTask`."""
         return CHOICE_STYLE if sample.options else OPEN_STYLE
 
     def check_scorable(self, metric: Metric, known: Sequence[Metric]) -> None:

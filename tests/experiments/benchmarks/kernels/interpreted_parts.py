@@ -10,9 +10,9 @@ import torch
 from experiment_core_utils.engines.gpu.triton.tuning import ProductTile
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights, fuse_vision_weights
-from experiments.benchmarks.kernels import prefill_parts
-from experiments.benchmarks.kernels.decode_parts import decode_parts
+from experiments.benchmarks.kernels import stage_parts
 from experiments.benchmarks.kernels.launches import KernelWork, filled_kv_cache
+from experiments.benchmarks.kernels.stage_parts import decode_parts
 from tests.conftest import tiny_config
 
 
@@ -29,13 +29,13 @@ def run(parts: list[KernelWork], blocks: int) -> list[str]:
 def main() -> None:
     model = MolmoeForConditionalGeneration(tiny_config(num_hidden_layers=2)).eval()
     # The kernels are what is tested, not the size of a prompt.
-    prefill_parts.ROWS, prefill_parts.POSITIONS = 40, 37
+    stage_parts.ROWS, stage_parts.POSITIONS = 40, 37
     decoder, vision = fuse_decoder_weights(model), fuse_vision_weights(model)
     found = {
         "decode": run(decode_parts(decoder, 3, filled_kv_cache(decoder, 1)), 2),
-        "prefill": run(list(prefill_parts.decoder_parts(decoder)), 2),
-        "other tiles": run(list(prefill_parts.decoder_parts(decoder, ProductTile(16, 16, 32, 16, 4, 2)))[-3:-1], 1),
-        "vision": run(list(prefill_parts.vision_parts(vision, 1)), 2),
+        "prefill": run(list(stage_parts.decoder_parts(decoder)), 2),
+        "other tiles": run(list(stage_parts.decoder_parts(decoder, ProductTile(16, 16, 32, 16, 4, 2)))[-3:-1], 1),
+        "vision": run(list(stage_parts.vision_parts(vision, 1)), 2),
     }
     print(json.dumps(found))
 

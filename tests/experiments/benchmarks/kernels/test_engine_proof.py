@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from experiment_core_utils.engines.cuda_graphs import Reruns
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.models.common.cuda_graphs import Reruns
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.interface import StagedModel
 from experiments.benchmarks.kernels.engine_proof import found, planted, proved

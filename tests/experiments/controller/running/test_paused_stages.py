@@ -10,13 +10,13 @@ from PIL import Image
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.engines.answer_ends import NO_ENDS, AnswerEnds
 from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.greedy import generate_async
 from experiment_core_utils.engines.paused_runner import EnginePausedPrefill
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.models.common.answer_ends import NO_ENDS, AnswerEnds
-from experiment_core_utils.models.common.greedy import generate_async
 from experiment_core_utils.models.molmoe.eager.paused_stages import EagerPausedPrefill
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import HostMarks

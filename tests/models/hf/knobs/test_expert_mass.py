@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.models.common.private_apis import SKIPS_SLOTS
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.knobs.expert_mass import ExpertMassAdapter
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.private_apis import SKIPS_SLOTS
 from tests.models.hf.knobs.test_controller import ONE, PADDED, answer, blocks_of, reference
 from tests.models.knob_families import ALL_BLOCKS, TEXT_FAMILIES, VISION_FAMILIES, KnobFamily, _text
 from tests.models.mixtures import Mixture

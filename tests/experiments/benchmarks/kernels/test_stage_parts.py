@@ -7,7 +7,7 @@ from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
 
 # The benchmark imports the kernels.
 pytest.importorskip("triton")
-from experiments.benchmarks.kernels.decode_parts import kernel_bytes, step_bytes
+from experiments.benchmarks.kernels.stage_parts import kernel_bytes, step_bytes
 
 
 def molmoe_1b() -> DecoderWeights:

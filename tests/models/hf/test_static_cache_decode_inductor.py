@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.models.common.inductor import CACHE, InductorFunction
+from experiment_core_utils.models.hf.static_cache_decode import CACHE, InductorFunction
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.engines.cpu_compiler import needs_compiler
 

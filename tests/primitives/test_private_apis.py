@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM, GenerationMixin, PreTrainedConfig
 from transformers.cache_utils import StaticLayer
 from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 
-from experiment_core_utils.models.common.private_apis import TRIED_WITH
+from experiment_core_utils.primitives.private_apis import TRIED_WITH
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PRIVATE = re.compile(
     r"torch\._C\b|_optimize_model_for_decode|_can_set_experts_implementation|\._experts_implementation"
     r"|_prepare_position_ids_for|_update_model_kwargs_for|_supports_default_dynamic_cache|_apply_gate|\._from_config"

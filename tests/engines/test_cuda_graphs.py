@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphs, Reruns
+from experiment_core_utils.engines.cuda_graphs import CudaGraphs, Reruns
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")

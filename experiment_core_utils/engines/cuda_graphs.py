@@ -12,9 +12,9 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from experiment_core_utils.models.common.private_apis import end_allocation_to_pool, release_pool
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused, OutOfMemory, first_line
+from experiment_core_utils.primitives.private_apis import end_allocation_to_pool, release_pool
 
 NO_GRAPHS = "there are no CUDA graphs on the CPU"
 ADVICE = "; run all settings with --execution eager"

@@ -9,7 +9,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig
 
-from experiment_core_utils.models.common.answer_ends import (
+from experiment_core_utils.engines.answer_ends import (
     NO_ENDS,
     AnswerEnds,
     eos_sources,

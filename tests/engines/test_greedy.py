@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
-from experiment_core_utils.models.common.finite_logits import NOT_FINITE
-from experiment_core_utils.models.common.greedy import BatchAnswers
+from experiment_core_utils.engines.answer_ends import AnswerEnds
+from experiment_core_utils.engines.greedy import BatchAnswers
 from experiment_core_utils.primitives.errors import GenerationFailed
+from experiment_core_utils.primitives.finite_logits import NOT_FINITE
 
 
 def test_each_answer_ends_at_its_own_end_of_sequence() -> None:

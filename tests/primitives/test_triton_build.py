@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from experiment_core_utils.models.common.triton_build import built
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, SettingError
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.primitives.triton_build import built
 
 
 @pytest.mark.parametrize("refused", [ConfigurationError, SettingError])
@@ -31,5 +31,5 @@ def test_other_errors_are_not() -> None:
 
 
 def test_importing_it_needs_no_triton() -> None:
-    code = "import sys; import experiment_core_utils.models.common.triton_build; sys.exit(int('triton' in sys.modules))"
+    code = "import sys; import experiment_core_utils.primitives.triton_build; sys.exit(int('triton' in sys.modules))"
     subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True)

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from experiment_core_utils.models.common.finite_logits import (
+from experiment_core_utils.primitives.errors import GenerationFailed
+from experiment_core_utils.primitives.finite_logits import (
     NOT_FINITE,
     checked_tokens,
     failure_named,
@@ -13,7 +14,6 @@ from experiment_core_utils.models.common.finite_logits import (
     refuse_not_finite,
     usable_token,
 )
-from experiment_core_utils.primitives.errors import GenerationFailed
 
 NAN, INF = float("nan"), float("inf")
 # Usable: the second and the last, in which single tokens are ruled out.

@@ -5,19 +5,42 @@ that choose the next token on the device, as CUDA graphs do.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
-from experiment_core_utils.models.common.answer_ends import AnswerEnds
-from experiment_core_utils.models.common.finite_logits import checked_tokens, usable_token
-from experiment_core_utils.models.interface import Stages
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.primitives.device import Marks, TokenCopies
+from experiment_core_utils.primitives.finite_logits import checked_tokens, usable_token
 from experiment_core_utils.records.requests import FollowedAnswer, StageName, TimedTokens
 
 
+class GreedyStages(Protocol):
+    """The three stages of a model, which are all that a greedy generation needs of it."""
+
+    @property
+    def ends(self) -> AnswerEnds:
+        """What ends an answer."""
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
+        """The vision stage; None for a request without a picture."""
+
+    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
+        """The prefill stage: logits [1, V] of the last position, and the state for `decode_step`."""
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """A context of consecutive decode steps, in which the model is switched once and not in each step.
+
+        No prefill runs inside.
+        """
+
+    def decode_step(self, token: torch.Tensor, state: Any) -> torch.Tensor:
+        """The decode stage: token [1, 1] -> logits [1, V]."""
+
+
 @torch.inference_mode()
-def generate_greedily(model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
+def generate_greedily(model: GreedyStages, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
     """The greedy answer of at most `max_new_tokens` tokens, by the stages one after the other.
 
     The choice of a token and its copy to the host belong to the interval that it ends.

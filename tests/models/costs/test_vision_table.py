@@ -2,7 +2,12 @@
 
 import pytest
 
-from experiment_core_utils.models.costs.vision import ProjectorShape, QueryProjectorShape, VisionShape, WindowShape
+from experiment_core_utils.models.costs.vision_table import (
+    ProjectorShape,
+    QueryProjectorShape,
+    VisionShape,
+    WindowShape,
+)
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 

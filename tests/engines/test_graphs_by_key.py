@@ -6,7 +6,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from experiment_core_utils.models.common.cuda_graphs import CudaGraphPool, Reruns
+from experiment_core_utils.engines.cuda_graphs import CudaGraphPool, Reruns
 from experiment_core_utils.primitives.errors import OutOfMemory
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from experiment_core_utils.models.common.request_slot import PrefilledRequest, RequestSlot
+from experiment_core_utils.engines.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.primitives.errors import SettingError
 
 PROMPT = torch.tensor([[4, 5, 6]])
