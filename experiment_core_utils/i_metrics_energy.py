@@ -54,7 +54,7 @@ from experiment_core_utils.records.energy import (
     StageEnergies,
     StageFigure,
 )
-from experiment_core_utils.records.sample_result import SampleEnergy
+from experiment_core_utils.records.quantities.energy import SampleEnergy
 from experiment_core_utils.records.setting_result import AccuracyPart
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import (
@@ -266,10 +266,9 @@ def sample_energy(sample: MeasuredSample) -> SampleEnergy:
     """The energy of a sample's request; all None where none was requested, or nothing ran."""
     energy = sample.energy
     if energy is None:
-        return SampleEnergy.model_construct(**dict.fromkeys(SampleEnergy.model_fields))
+        return SampleEnergy.model_construct(**dict.fromkeys(SampleEnergy.model_fields.keys() - {"energy_j"}))
     has_figure = energy.joules is not None and energy.origin is not None
     return SampleEnergy.model_construct(
-        energy_j=energy.joules,
         energy_bound_j=energy.bound_j,
         energy_method=energy.method,
         energy_source=f"{energy.origin.source} ({energy.origin.basis})" if has_figure and energy.origin else None,

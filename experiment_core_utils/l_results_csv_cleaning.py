@@ -95,7 +95,12 @@ def sample_columns(results: Iterable[tuple[SettingResult, str]]) -> dict[str, li
         setting = setting_of(result) if further else Setting({})
         for name, column in of_knobs.items():
             column += [setting.level(name)] * len(own)
-    of_samples = {each.name: _values(samples, each.source) for each in SAMPLE_COLUMNS if each.name not in of_setting}
+    of_samples = {
+        each.name: _values(samples, each.source)
+        for each in SAMPLE_COLUMNS
+        if each.name not in of_setting
+        and (each.is_everywhere or any(each.source in sample.model_fields_set for sample in samples))
+    }
     return of_setting | of_samples | of_knobs
 
 

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+from experiment_core_utils.records.json_record import Record
+from experiment_core_utils.records.quantities import compute, energy, latency
+from experiment_core_utils.records.quantities.quantity import quantities_of
+
 # Columns of the knobs that have names of their own, in both tables.
 KNOB_COLUMNS = ("tier", "vision_tokens_target", "top_k", "num_active_blocks")
 
@@ -14,6 +18,22 @@ class SampleColumn:
     source: str  #: key of `per_sample_results`; dotted for one inside an object; in brackets what is not a key of it
     kind: type[str] | type[int] | type[float] | type[bool]  #: of the values
     meaning: str = ""  #: the content of a cell; "" where `source` says all
+    is_everywhere: bool = True  #: whether it is in every table; otherwise where a sample has the key
+
+
+# Times that people read first, in both tables.
+_FIRST_TIMES = ("T_total", "T_vision_total", "T_LLM_prefill", "T_LLM_decode", "T_first_token", "T_decode_per_token")
+
+
+def _columns_of(*records: type[Record]) -> list[SampleColumn]:
+    """The columns of the quantities of these records, those that people read first before the others."""
+    tabulated = [quantity for quantity in quantities_of(*records).values() if quantity.in_table]
+    return [
+        SampleColumn(
+            quantity.column, quantity.key, int if quantity.is_whole else float, is_everywhere=quantity.is_everywhere
+        )
+        for quantity in sorted(tabulated, key=lambda quantity: [*_FIRST_TIMES, quantity.key].index(quantity.key))
+    ]
 
 
 SAMPLE_COLUMNS = (
@@ -28,30 +48,16 @@ SAMPLE_COLUMNS = (
     SampleColumn("answers", "metadata.answers", str, "`metadata.answers`, the reference answers, as a JSON list"),
     SampleColumn("accuracy", "accuracy", float),
     SampleColumn("parse_status", "parse_status", str),
-    SampleColumn("T_total_ms", "T_total", float),
-    SampleColumn("T_vision_total_ms", "T_vision_total", float),
-    SampleColumn("T_LLM_prefill_ms", "T_LLM_prefill", float),
-    SampleColumn("T_LLM_decode_ms", "T_LLM_decode", float),
-    SampleColumn("T_first_token_ms", "T_first_token", float),
-    SampleColumn("T_decode_per_token_ms", "T_decode_per_token", float),
-    SampleColumn("T_preprocess_ms", "T_preprocess", float),
-    SampleColumn("T_transfer_ms", "T_transfer", float),
+    *_columns_of(latency.StageTimes, latency.SampleTimes),
     SampleColumn("num_runs", "runs", int, "how many there are in `runs`"),
     SampleColumn("num_outlier_runs", "outlier_runs", int, "how many there are in `outlier_runs`"),
-    SampleColumn("energy_j", "energy_j", float),
+    *_columns_of(energy.SampleEnergy),
     SampleColumn("energy_source", "energy_source", str),
     SampleColumn("target_crops", "target_crops", int),
     SampleColumn("actual_num_crops", "actual_num_crops", int),
-    SampleColumn("pooled_image_features", "pooled_image_features", int),
-    SampleColumn("actual_vision_tokens", "actual_vision_tokens", int),
-    SampleColumn("image_marker_tokens", "image_marker_tokens", int),
-    SampleColumn("input_text_tokens", "input_text_tokens", int),
-    SampleColumn("prompt_tokens", "prompt_tokens", int),
-    SampleColumn("output_tokens", "output_tokens", int),
+    *_columns_of(latency.RequestTokens, latency.AnswerTokens),
     SampleColumn("output_ended", "output_ended", bool),
-    SampleColumn("vision_flops", "vision_flops", float),
-    SampleColumn("prefill_flops", "prefill_flops", float),
-    SampleColumn("decode_flops_per_token", "decode_flops_per_token", float),
+    *_columns_of(compute.SampleFlops),
     SampleColumn("accuracy_batch_size", "accuracy_batch_size", int),
     SampleColumn("prompt", "metadata.prompt", str),
 )
@@ -65,28 +71,20 @@ SETTING_COLUMNS = (
     "selected_crops_mean",
     "actual_vision_tokens_mean",
 )
-STAT_COLUMNS = (
-    "T_vision_total_mean",
-    "T_LLM_prefill_mean",
-    "T_LLM_decode_mean",
-    "T_total_mean",
-    "T_total_std",
-    "T_total_p50",
-    "T_total_p95",
-    "T_total_p99",
-    "T_decode_per_token_mean",
-    "T_first_token_mean",
-    "T_preprocess_mean",
-    "output_tokens_mean",
-    "prompt_tokens_mean",
-    "vision_flops_mean",
-    "prefill_flops_mean",
-    "decode_flops_per_token_mean",
-    "thinking_tokens_mean",
-    "T_thinking_mean",
-)
+_SUMMARISED = quantities_of(
+    latency.StageTimes,
+    latency.SampleTimes,
+    latency.AnswerTokens,
+    latency.RequestTokens,
+    compute.SampleFlops,
+    latency.ThinkingPart,
+).values()
+# Keys of `aggregate_stats`.
+STAT_COLUMNS = tuple(f"{quantity.spread}_{figure}" for quantity in _SUMMARISED for figure in quantity.figures or ())
 # Of the samples' median runs, beside those of all runs.
-TYPICAL_COLUMNS = ("T_total_mean_typical", "T_total_p95_typical", "T_total_p99_typical")
+TYPICAL_COLUMNS = tuple(
+    f"{quantity.spread}_{figure}_typical" for quantity in _SUMMARISED for figure in quantity.typical
+)
 # At the end of a row, so that the columns before them keep their places.
 SCORING_COLUMNS = ("metric", "metric_best", "num_unparsed", "share_unparsed", "share_truncated", "share_failed")
 ANSWER_COLUMNS = ("share_empty", "share_one_token")
@@ -182,11 +180,7 @@ READ_FIRST = (
     "metric",
     "T_total_mean_ms",
     "T_total_p95_ms",
-    "T_vision_total_mean_ms",
-    "T_LLM_prefill_mean_ms",
-    "T_LLM_decode_mean_ms",
-    "T_first_token_mean_ms",
-    "T_decode_per_token_mean_ms",
+    *(f"{key}_mean_ms" for key in _FIRST_TIMES[1:]),
     *RATE_COLUMNS,
     "energy_passes_j_per_request",
     "energy_end_to_end_j",

@@ -95,7 +95,7 @@ def documented(page: str) -> str:
 
 
 def table_of(name: str) -> str:
-    """The table of a record, or of `flags`, `text_config`, `journal` or a CSV file; raises ResultsError otherwise."""
+    """The table of a record, or of `flags`, `journal`, a CSV file …; raises ResultsError otherwise."""
     if name == "flags":
         return _flag_tables()
     if name == "text_config":
@@ -109,6 +109,9 @@ def table_of(name: str) -> str:
             ("column", "kind", "from"),
             [(each.name, _KINDS[each.kind], _source(each)) for each in columns.SAMPLE_COLUMNS],
         )
+    if name == "aggregate_stats":
+        summarised = [each for each in sample_result.QUANTITIES.values() if each.figures is not None]
+        return _table(("name", "unit"), [(each.spread, each.unit) for each in summarised])
     if name not in RECORDS:
         raise ResultsError(f"the page asks for a table from {name!r}, which is the name of no record; give a record's")
     return _table(("key", "meaning", "null when"), record_rows(RECORDS[name]))

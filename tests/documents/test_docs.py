@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from experiment_core_utils.config.profiling import build_parser, parse_config, parts_of_flags
 from experiment_core_utils.config.text import TextConfig
-from experiment_core_utils.g_metrics_inference import RUN_QUANTITIES, SAMPLE_QUANTITIES
 from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
 from experiment_core_utils.meters.energy_files import ENERGY_VERSION
 from experiment_core_utils.pipeline import run_profiling
@@ -33,11 +32,10 @@ from experiment_core_utils.records.energy import (
     WindowFigure,
 )
 from experiment_core_utils.records.ledger import Ledger, RunPlan
-from experiment_core_utils.records.sample_result import FailedSample
+from experiment_core_utils.records.sample_result import QUANTITIES, FailedSample
 from experiment_core_utils.records.setting_result import (
     PROTOCOL_VERSION,
     SCHEMA_VERSION,
-    TIME_NAMES,
     AccuracyPart,
     CommonFactor,
     OpenLoop,
@@ -174,7 +172,7 @@ def test_every_key_of_the_metrics_of_a_text_experiment_is_documented_and_no_othe
 
 
 def test_every_aggregate_is_documented(run: tuple[dict[str, Any], pd.DataFrame, Ledger]) -> None:
-    names = {TIME_NAMES.get(quantity, quantity) for quantity in (*RUN_QUANTITIES, *SAMPLE_QUANTITIES)}
+    names = {each.spread for each in QUANTITIES.values() if each.figures is not None}
     section = SCHEMA.partition("## Aggregate stats\n")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
     assert names == {name for cell in cells for name in re.findall("`([^`]+)`", cell) if not name.startswith("_")}
