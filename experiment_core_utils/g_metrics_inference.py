@@ -81,7 +81,7 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_fai
     """
     outliers = find_outliers([[run.total_s for run in sample.runs] for sample in samples])
     num_discarded = sum(sample.num_discarded_runs for sample in samples)
-    counts = CountsPart.model_construct(
+    counts = CountsPart.of(
         num_samples=len(samples),
         num_failed_samples=num_failed,
         num_latency_samples=sum(bool(sample.runs) for sample in samples),
@@ -212,7 +212,7 @@ def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metr
     spread = describe(values)
     interval = bounded_mean_interval(values, [image for _, image in scored], metric.best)
     unparsed = sum(not score.parsed for score in scoring.scores)
-    return AccuracyPart.model_construct(
+    return AccuracyPart.of(
         metric=metric.name,
         metric_best=metric.best,
         metric_details=dict(scoring.details),

@@ -150,7 +150,7 @@ def _geometries(samples: Sequence[MeasuredSample]) -> list[VisionGeometry]:
 
 def theoretical_part(geometry: VisionGeometry | None) -> TheoreticalGeometry:
     """What the rule gives for a picture; all None without one."""
-    return TheoreticalGeometry.model_construct(
+    return TheoreticalGeometry.of(
         theoretical_num_crops=geometry.crops_if_cut if geometry else None,
         theoretical_tiling=listed(geometry.tiling) if geometry else None,
         theoretical_image_size=listed(geometry.image_size) if geometry else None,
@@ -161,7 +161,7 @@ def theoretical_part(geometry: VisionGeometry | None) -> TheoreticalGeometry:
 def decoder_knobs(setting: Setting) -> DecoderKnobValues:
     """The published knobs of the decoder."""
     fields = setting.published_fields
-    return DecoderKnobValues.model_construct(**{name: fields[name] for name in DecoderKnobValues.model_fields})
+    return DecoderKnobValues.of(**{name: fields[name] for name in DecoderKnobValues.model_fields})
 
 
 def request_part(sample: MeasuredSample, setting: Setting) -> SampleRequest:
@@ -180,7 +180,7 @@ def request_part(sample: MeasuredSample, setting: Setting) -> SampleRequest:
 
 def score_part(score: Score) -> SampleScore:
     """What depends on how a sample's answer is scored."""
-    return SampleScore.model_construct(
+    return SampleScore.of(
         accuracy=score.value, parse_status=score.parse_status, score_details=dict(score.details)
     )
 
@@ -242,7 +242,7 @@ def sample_metadata(sample: MeasuredSample) -> Metadata:
     }
     if sample.options:
         validated |= {"options": list(sample.options), "answer_index": sample.answer_index}
-    return Metadata.model_construct(**(validated | sample.metadata | validated))
+    return Metadata.of(**(validated | sample.metadata | validated))
 
 
 def setting_result(
