@@ -433,7 +433,7 @@ def sample_record(
         shape=shape,
         runs=runs,
         outputs_identical=len({_output_of(model, run) for run in runs}) == 1 if runs else None,
-        transfer_s=transfer_s,
+        host_s={} if transfer_s is None else {"transfer_s": transfer_s},
         prediction=prediction,
         flops=model.count_flops(setting, shape, len(first.token_ids)),
         question_type=sample.question_type,

@@ -74,7 +74,7 @@ def gather_experiment_info(experiment_config: Any, accelerator: Accelerator, exp
     info = {
         "experiment_id": experiment_id,
         "cycle_id": config.cycle_id,
-        **run_facts(TEXT_PACKAGES).content(),
+        **run_facts(TEXT_PACKAGES),
         "distributed_config": {
             "num_processes": accelerator.num_processes,
             "local_process_index": accelerator.local_process_index,
@@ -163,7 +163,7 @@ def gather_provenance(accelerator: Accelerator, device: torch.device, experiment
     optional = [name for name in OPTIONAL_PACKAGES if package_version(name) is not None]
     return {
         "experiment_id": experiment_id,
-        **run_facts((*RECORDED_PACKAGES, *optional)).content(),
+        **run_facts((*RECORDED_PACKAGES, *optional)),
         "num_processes": accelerator.num_processes,
         "hardware": describe_hardware(device).content(),
     }
@@ -172,7 +172,7 @@ def gather_provenance(accelerator: Accelerator, device: torch.device, experiment
 def describe_hardware(device: torch.device) -> Hardware:
     """The device and the host, as found; None for what cannot be read."""
     is_cuda = device.type == "cuda"
-    return Hardware.model_construct(
+    return Hardware.of(
         device=str(device),
         gpu_name=torch.cuda.get_device_name(device) if is_cuda else None,
         gpu_memory_bytes=torch.cuda.get_device_properties(device).total_memory if is_cuda else None,
@@ -184,7 +184,7 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoi
     """The experimental parameters as requested; `max_new_tokens` and the choice of blocks as they came out."""
     parts = (config.task, config.model, config.knobs, config.measuring, config.machine)
     found = {name: value for part in parts for name, value in part if name in Variables.model_fields}
-    return Variables.model_construct(
+    return Variables.of(
         **found
         | {
             "endpoint": shown_endpoints(config.model.endpoint),

@@ -20,8 +20,8 @@ from experiment_core_utils.primitives.statistics import (
 )
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import ServedNotes
-from experiment_core_utils.records.sample_result import with_absent_parts
-from experiment_core_utils.records.setting_result import TIME_NAMES, AccuracyPart, CountsPart, TypeScores
+from experiment_core_utils.records.sample_result import QUANTITIES
+from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, TypeScores
 from experiment_core_utils.records.settings import MeasuredSample, SettingSummary
 from experiment_core_utils.records.text import InferenceMetrics, InferenceResults
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
@@ -30,23 +30,19 @@ from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
 MOST_UNREADABLE = 0.05
 
 
-# Of each run of a sample.
-RUN_QUANTITIES: Mapping[str, Callable[[MeasuredSample, int], float | None]] = {
-    "vision_s": lambda sample, place: sample.runs[place].vision_s,
-    "prefill_s": lambda sample, place: sample.runs[place].prefill_s,
-    "decode_s": lambda sample, place: sample.runs[place].decode_s,
+# How a quantity is read of a run, where no attribute of it has the quantity's name.
+_OF_RUN: Mapping[str, Callable[[MeasuredSample, int], float | None]] = {
     "e2e_s": lambda sample, place: sample.runs[place].total_s,
-    "tpot_s": lambda sample, place: sample.runs[place].tpot_s,
-    "ttft_s": lambda sample, place: sample.runs[place].ttft_s,
     "thinking_s": MeasuredSample.thinking_s_of,
 }
-# Of a sample, whatever its runs.
-SAMPLE_QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
+# How it is read of a sample, where it is not among the sample's host times.
+_OF_SAMPLE: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "preprocess_s": lambda sample: sample.shape.preprocess_s,
-    "transfer_s": lambda sample: sample.transfer_s,
     "vision_tokens": lambda sample: sample.shape.vision_tokens,
     "vision_tokens_diff": lambda sample: sample.shape.vision_tokens_difference,
     "pooled_image_features": lambda sample: sample.shape.actual.pooled_features if sample.shape.actual else None,
+    "image_marker_tokens": lambda sample: sample.shape.image_marker_tokens,
+    "text_tokens": lambda sample: sample.shape.text_tokens,
     "prompt_tokens": lambda sample: sample.shape.known_prompt_tokens,
     "output_tokens": lambda sample: sample.output_tokens,
     "thinking_tokens": lambda sample: sample.thinking_tokens,
@@ -57,6 +53,26 @@ SAMPLE_QUANTITIES: Mapping[str, Callable[[MeasuredSample], float | None]] = {
 }
 
 
+def value_of_run(sample: MeasuredSample, place: int, name: str) -> float | None:
+    """The quantity of this name of the run at `place`; None where it is absent."""
+    read = _OF_RUN.get(name)
+    found: float | None = getattr(sample.runs[place], name) if read is None else read(sample, place)
+    return found
+
+
+def value_of_sample(sample: MeasuredSample, name: str) -> float | None:
+    """The quantity of this name of a sample, whatever its runs; None where it is absent."""
+    read = _OF_SAMPLE.get(name)
+    return sample.host_s.get(name) if read is None else read(sample)
+
+
+def published_figures(sample: MeasuredSample) -> dict[str, float | None]:
+    """The quantities of a sample, whatever its runs, by key; without those of some samples that it does not have."""
+    quantities = [quantity for quantity in QUANTITIES.values() if quantity.of == "sample"]
+    values = {quantity: quantity.published(value_of_sample(sample, quantity.name)) for quantity in quantities}
+    return {quantity.key: value for quantity, value in values.items() if quantity.is_everywhere or value is not None}
+
+
 def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_failed: int) -> SettingSummary:
     """Accuracy and distributions over samples; a sample without a quantity does not enter that one.
 
@@ -65,7 +81,7 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_fai
     """
     outliers = find_outliers([[run.total_s for run in sample.runs] for sample in samples])
     num_discarded = sum(sample.num_discarded_runs for sample in samples)
-    counts = CountsPart.model_construct(
+    counts = CountsPart.of(
         num_samples=len(samples),
         num_failed_samples=num_failed,
         num_latency_samples=sum(bool(sample.runs) for sample in samples),
@@ -196,7 +212,7 @@ def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metr
     spread = describe(values)
     interval = bounded_mean_interval(values, [image for _, image in scored], metric.best)
     unparsed = sum(not score.parsed for score in scoring.scores)
-    return AccuracyPart.model_construct(
+    return AccuracyPart.of(
         metric=metric.name,
         metric_best=metric.best,
         metric_details=dict(scoring.details),
@@ -235,12 +251,16 @@ def answer_caveats(accuracy: AccuracyPart, num_answers: int, share_one_token: fl
 def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
     """The spread of every quantity that at least one sample has; intervals of means are over pictures.
 
-    Those of `RUN_QUANTITIES` are over all measured runs; a sample's runs together count as one sample. A run without
+    Those of runs are over all measured runs; a sample's runs together count as one sample. A run without
     a stage that others have spent no time on it, so that the means of the stages add up to that of the total.
     """
     of_samples = {
-        name: [[value] for value in with_absent_parts(name, [quantity(each) for each in samples])]
-        for name, quantity in SAMPLE_QUANTITIES.items()
+        quantity.name: [
+            [value]
+            for value in quantity.with_absent_parts([value_of_sample(sample, quantity.name) for sample in samples])
+        ]
+        for quantity in QUANTITIES.values()
+        if quantity.of == "sample" and quantity.figures is not None
     }
     found = _spreads(samples, _of_runs(samples, [range(len(each.runs)) for each in samples]) | of_samples)
     # Of a model that does not think it would say nothing.
@@ -250,19 +270,23 @@ def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
 
 
 def typical_distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
-    """The spread of `RUN_QUANTITIES` over the median run of each sample, so without its slow runs; of an even number of
+    """The spread of quantities of runs over each sample's median run, so without its slow runs; of an even number of
     runs the mean of the two in the middle."""
     found = _of_runs(samples, [each.median_places for each in samples])
     return _spreads(samples, {name: [[mean_of(own)] for own in values] for name, values in found.items()})
 
 
 def _of_runs(samples: Sequence[MeasuredSample], places: Sequence[Sequence[int]]) -> dict[str, list[list[float | None]]]:
-    """`RUN_QUANTITIES` of the runs at these places of each sample."""
+    """The quantities of the runs at these places of each sample."""
     found = {}
-    for name, quantity in RUN_QUANTITIES.items():
-        own = [[quantity(each, place) for place in at] for each, at in zip(samples, places, strict=True)]
-        values = iter(with_absent_parts(TIME_NAMES[name], list(chain(*own))))
-        found[name] = [[next(values) for _ in each] for each in own]
+    for quantity in QUANTITIES.values():
+        if quantity.of == "run":
+            own = [
+                [value_of_run(sample, place, quantity.name) for place in at]
+                for sample, at in zip(samples, places, strict=True)
+            ]
+            values = iter(quantity.with_absent_parts(list(chain(*own))))
+            found[quantity.name] = [[next(values) for _ in each] for each in own]
     return found
 
 

@@ -63,7 +63,7 @@ from experiment_core_utils.records.text import (
 def loads_of(loads: Sequence[SettingLoad]) -> list[ProcessLoad]:
     """`compute_utilisation`: one entry for each window."""
     return [
-        ProcessLoad.model_construct(
+        ProcessLoad.of(
             rank=each.rank,
             experiment_id=each.experiment_id,
             window_s=each.trace.samples[-1].at_s,
@@ -112,7 +112,7 @@ def text_utilisation(
     decode_s = sum(sum(batch["inter_token_s"]) for batch in results["batches"]) * num_gpus
     silent = [] if prefill_s is not None else ["the model's own generate() does not report single tokens"]
     missing = [each for each in (peaks.reason, flops["generation_flops_reason"], *silent, *reasons) if each is not None]
-    return HardwareUtilisation.model_construct(
+    return HardwareUtilisation.of(
         mfu_vision=None,
         mfu_prefill=fraction_of_peak(flops["prefill_flops"], prefill_s, peaks.flops_per_s),
         mfu_decode=fraction_of_peak(flops["decode_flops"], decode_s, peaks.flops_per_s),
@@ -176,7 +176,7 @@ def setting_utilisation(
     def step_bytes(sample: MeasuredSample) -> float | None:
         return None if model is None else model.step_bytes(sample.shape.prompt_tokens, _decode_steps(sample))
 
-    return HardwareUtilisation.model_construct(
+    return HardwareUtilisation.of(
         mfu_vision=mean_mfu("vision_s", lambda flops, _: flops.vision_flops),
         mfu_prefill=mean_mfu("prefill_s", lambda flops, _: flops.prefill_flops),
         mfu_decode=mean_mfu("decode_s", decode_flops),
@@ -480,8 +480,8 @@ def setting_compute(setting: Setting, merged: MeasuredSetting, model: Runnable, 
         peaks = Peaks(None, dtype, None, None, "another process has the model: its device is not seen")
         if memory is not None:
             memory = dict.fromkeys(memory) | {"reason": _OF_A_SERVER, "parts_reason": _OF_A_SERVER}
-    return ComputePart.model_construct(
-        memory=None if memory is None else Memory.model_construct(**memory),
+    return ComputePart.of(
+        memory=None if memory is None else Memory.of(**memory),
         compute_utilisation=loads_of(merged.loads),
         memory_timeline=timelines_of(merged.loads),
         hardware_utilisation=setting_utilisation(merged.samples, counted, peaks),

@@ -54,7 +54,7 @@ from experiment_core_utils.records.energy import (
     StageEnergies,
     StageFigure,
 )
-from experiment_core_utils.records.sample_result import SampleEnergy
+from experiment_core_utils.records.quantities.energy import SampleEnergy
 from experiment_core_utils.records.setting_result import AccuracyPart
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import (
@@ -266,10 +266,9 @@ def sample_energy(sample: MeasuredSample) -> SampleEnergy:
     """The energy of a sample's request; all None where none was requested, or nothing ran."""
     energy = sample.energy
     if energy is None:
-        return SampleEnergy.model_construct(**dict.fromkeys(SampleEnergy.model_fields))
+        return SampleEnergy.of(**dict.fromkeys(SampleEnergy.model_fields.keys() - {"energy_j"}))
     has_figure = energy.joules is not None and energy.origin is not None
-    return SampleEnergy.model_construct(
-        energy_j=energy.joules,
+    return SampleEnergy.of(
         energy_bound_j=energy.bound_j,
         energy_method=energy.method,
         energy_source=f"{energy.origin.source} ({energy.origin.basis})" if has_figure and energy.origin else None,
@@ -291,7 +290,7 @@ def energy_of(
         return None
     stages = energy.stages if energy else None
     reasons = dict.fromkeys(each.reason for each in (energy, end) if each is not None and each.reason is not None)
-    return Energy.model_construct(
+    return Energy.of(
         experiment_id=measured_by.experiment_id,
         rank=measured_by.rank,
         passes=passes_energy(passes, end) if passes else None,
@@ -332,9 +331,9 @@ def passes_energy(passes: Sequence[EnergyPass], end: EnergyPassesEnd | None) -> 
         known |= {name: getattr(end, name) for name in ("num_settings", "ended_by", "error_goal", "limit_s")}
     whole = _chosen(figures)
     if whole is None or whole.gross_j is None:
-        return PassesEnergy.model_construct(**known)
+        return PassesEnergy.of(**known)
     gross = whole.gross_j
-    return PassesEnergy.model_construct(
+    return PassesEnergy.of(
         **asdict(whole.origin),
         **known,
         num_passes=whole.num_windows,
@@ -396,17 +395,17 @@ def _figure(figure: EnergyFigure) -> StageFigure:
         "gross_j_ci95_low": gross.ci_low if gross else None,
         "gross_j_ci95_high": gross.ci_high if gross else None,
     }
-    return StageFigure.model_construct(**values.pop("origin"), num_acts=values.pop("count"), **(values | mean))
+    return StageFigure.of(**values.pop("origin"), num_acts=values.pop("count"), **(values | mean))
 
 
 def _closure(closure: Closure) -> EnergyClosure:
     values = asdict(closure)
-    return EnergyClosure.model_construct(**values.pop("origin"), **values)
+    return EnergyClosure.of(**values.pop("origin"), **values)
 
 
 def _idle(before: IdlePower, after: IdlePower) -> EnergyIdle:
     reasons = dict.fromkeys(each.reason for each in (before, after) if each.reason is not None)
-    return EnergyIdle.model_construct(
+    return EnergyIdle.of(
         **asdict(before.origin),
         before_w=before.watts,
         after_w=after.watts,
@@ -424,7 +423,7 @@ def summary_of(stages: StageEnergies) -> EnergySummary | None:
     joules = {name: each.gross_j.mean for name, each in own if each.gross_j is not None}
     closure = next((each for each in stages.closures if each.origin == whole.origin), None)
     decode_j = joules.get("decode")
-    return EnergySummary.model_construct(
+    return EnergySummary.of(
         **asdict(whole.origin),
         vision_j=joules.get("vision"),
         prefill_j=joules.get("prefill"),

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import Any
 
+from experiment_core_utils.g_metrics_inference import published_figures, value_of_run
 from experiment_core_utils.i_metrics_energy import sample_energy
 from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
@@ -26,7 +27,8 @@ from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.provenance import Provenance
-from experiment_core_utils.records.requests import KnobProof, StagedRun, VisionGeometry
+from experiment_core_utils.records.quantities.latency import StageTimes
+from experiment_core_utils.records.requests import KnobProof, VisionGeometry
 from experiment_core_utils.records.result_files import (
     LOCAL_ENERGY,
     aggregated_path,
@@ -36,6 +38,8 @@ from experiment_core_utils.records.result_files import (
     read_experiments,
 )
 from experiment_core_utils.records.sample_result import (
+    QUANTITIES,
+    QUANTITIES_BY_NAME,
     DecoderKnobValues,
     Metadata,
     RunTimes,
@@ -48,7 +52,6 @@ from experiment_core_utils.records.sample_result import (
 from experiment_core_utils.records.setting_result import (
     PROTOCOL_VERSION,
     SCHEMA_VERSION,
-    TIME_NAMES,
     DecoderPart,
     FixedLengthTime,
     SettingResult,
@@ -147,7 +150,7 @@ def _geometries(samples: Sequence[MeasuredSample]) -> list[VisionGeometry]:
 
 def theoretical_part(geometry: VisionGeometry | None) -> TheoreticalGeometry:
     """What the rule gives for a picture; all None without one."""
-    return TheoreticalGeometry.model_construct(
+    return TheoreticalGeometry.of(
         theoretical_num_crops=geometry.crops_if_cut if geometry else None,
         theoretical_tiling=listed(geometry.tiling) if geometry else None,
         theoretical_image_size=listed(geometry.image_size) if geometry else None,
@@ -158,23 +161,17 @@ def theoretical_part(geometry: VisionGeometry | None) -> TheoreticalGeometry:
 def decoder_knobs(setting: Setting) -> DecoderKnobValues:
     """The published knobs of the decoder."""
     fields = setting.published_fields
-    return DecoderKnobValues.model_construct(**{name: fields[name] for name in DecoderKnobValues.model_fields})
+    return DecoderKnobValues.of(**{name: fields[name] for name in DecoderKnobValues.model_fields})
 
 
 def request_part(sample: MeasuredSample, setting: Setting) -> SampleRequest:
-    """A sample's tokens and crops, requested and actual."""
-    shape, theoretical, actual = sample.shape, sample.shape.theoretical, sample.shape.actual
+    """A sample's knobs and crops, requested and actual."""
+    theoretical, actual = sample.shape.theoretical, sample.shape.actual
     return SampleRequest.of(
         decoder_knobs(setting),
         sample_id=sample.sample_id,
         target_vision_tokens=vision_of(setting).tokens or (theoretical.pooled_features if theoretical else None),
         target_crops=theoretical.crops_if_cut if theoretical else None,
-        actual_vision_tokens=shape.vision_tokens,
-        vision_tokens_diff=shape.vision_tokens_difference,
-        pooled_image_features=actual.pooled_features if actual else None,
-        input_text_tokens=shape.text_tokens,
-        image_marker_tokens=shape.image_marker_tokens,
-        prompt_tokens=shape.known_prompt_tokens,
         actual_num_crops=actual.crops_if_cut if actual else None,
         actual_tiling=listed(actual.tiling) if actual else None,
         actual_image_size=listed(actual.image_size) if actual else None,
@@ -183,7 +180,7 @@ def request_part(sample: MeasuredSample, setting: Setting) -> SampleRequest:
 
 def score_part(score: Score) -> SampleScore:
     """What depends on how a sample's answer is scored."""
-    return SampleScore.model_construct(
+    return SampleScore.of(
         accuracy=score.value, parse_status=score.parse_status, score_details=dict(score.details)
     )
 
@@ -196,29 +193,23 @@ def sample_result(
     Args:
         outlier_runs: indices of runs that stand out; None where they were not checked.
     """
-    answer, flops = sample.answer, sample.flops
+    answer = sample.answer
     places = sample.round_places or (None,) * len(sample.runs)
-    runs = [_run_times(each, place) for each, place in zip(sample.runs, places, strict=True)]
+    runs = [_run_times(sample, number, place) for number, place in enumerate(places)]
     return SampleResult.of(
         request_part(sample, setting),
         theoretical_part(sample.shape.theoretical),
         score_part(score),
         sample_energy(sample),
         **times_over_runs(runs, sample.thinking_tokens),
-        output_tokens=sample.output_tokens,
+        **published_figures(sample),
         output_ended=sample.ended,
         pred=sample.prediction,
         answer=sample.scored_answer,
-        thinking_tokens=sample.thinking_tokens,
         question_type=sample.question_type,
         metadata=sample_metadata(sample),
         data_sha256=sample.data_sha256,
         picture_sha256=sample.picture_sha256,
-        T_preprocess=milliseconds(sample.shape.preprocess_s),
-        T_transfer=milliseconds(sample.transfer_s),
-        vision_flops=flops.vision_flops if flops else None,
-        prefill_flops=flops.prefill_flops if flops else None,
-        decode_flops_per_token=flops.decode_flops_per_token if flops else None,
         outputs_identical=sample.outputs_identical,
         outlier_runs=list(outlier_runs) if outlier_runs is not None else None,
         accuracy_batch_size=answer.batch_size if answer else None,
@@ -229,15 +220,12 @@ def sample_result(
     )
 
 
-def _run_times(run: StagedRun, place: int | None) -> RunTimes:
-    """The published times of one run, in milliseconds."""
-    return RunTimes.model_construct(
-        T_vision_total=milliseconds(run.vision_s),
-        T_LLM_prefill=milliseconds(run.prefill_s),
-        T_LLM_decode=milliseconds(run.decode_s),
-        T_total=milliseconds(run.total_s),
-        T_decode_per_token=milliseconds(run.tpot_s),
-        T_inter_token=[milliseconds(gap) for gap in run.inter_token_s],
+def _run_times(sample: MeasuredSample, number: int, place: int | None) -> RunTimes:
+    """The published times of a sample's run, in milliseconds."""
+    stages = [QUANTITIES[key] for key in StageTimes.model_fields]
+    return RunTimes.of(
+        **{each.key: each.published(value_of_run(sample, number, each.name)) for each in stages},
+        T_inter_token=[milliseconds(gap) for gap in sample.runs[number].inter_token_s],
         place_in_round=place,
     )
 
@@ -254,7 +242,7 @@ def sample_metadata(sample: MeasuredSample) -> Metadata:
     }
     if sample.options:
         validated |= {"options": list(sample.options), "answer_index": sample.answer_index}
-    return Metadata.model_construct(**(validated | sample.metadata | validated))
+    return Metadata.of(**(validated | sample.metadata | validated))
 
 
 def setting_result(
@@ -362,10 +350,9 @@ def aggregate_stats(distributions: Mapping[str, Distribution]) -> dict[str, floa
     Times in milliseconds under their published names.
     """
     return {
-        f"{TIME_NAMES.get(quantity, quantity)}_{figure.replace('ci_', 'ci95_')}": milliseconds(value)
-        if quantity in TIME_NAMES and figure != "n"
-        else value
-        for quantity, spread in distributions.items()
+        f"{quantity.spread}_{figure.replace('ci_', 'ci95_')}": value if figure == "n" else quantity.published(value)
+        for name, spread in distributions.items()
+        for quantity in (QUANTITIES_BY_NAME[name],)
         for figure, value in asdict(spread).items()
     }
 

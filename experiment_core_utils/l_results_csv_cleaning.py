@@ -31,31 +31,12 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
 from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.columns import (
-    ANSWER_COLUMNS,
-    CORRECT_ANSWER_COLUMNS,
-    ENERGY_COLUMNS,
-    ENERGY_SOURCE_COLUMNS,
-    FIXED_LENGTH_COLUMNS,
-    FURTHER_COLUMNS,
     KNOB_COLUMNS,
-    LATENCY_COLUMNS,
-    OPEN_LOOP_COLUMNS,
-    ORIGIN_COLUMNS,
-    PASSES_COLUMNS,
-    PROTOCOL_COLUMNS,
-    RATE_COLUMNS,
-    READ_FIRST,
-    REFERENCE_COLUMNS,
+    LAST_COLUMNS,
     SAMPLE_COLUMNS,
-    SCORING_COLUMNS,
     SETTING_COLUMNS,
     SHARE_OF_REFERENCE,
-    STAT_COLUMNS,
-    STEADINESS_COLUMNS,
-    TEXT_COLUMNS,
-    TYPICAL_COLUMNS,
-    UTILISATION_COLUMNS,
-    WHOLE_COLUMNS,
+    SettingColumn,
 )
 from experiment_core_utils.records.ledger import plan_path
 from experiment_core_utils.records.locks import locked
@@ -95,7 +76,12 @@ def sample_columns(results: Iterable[tuple[SettingResult, str]]) -> dict[str, li
         setting = setting_of(result) if further else Setting({})
         for name, column in of_knobs.items():
             column += [setting.level(name)] * len(own)
-    of_samples = {each.name: _values(samples, each.source) for each in SAMPLE_COLUMNS if each.name not in of_setting}
+    of_samples = {
+        each.name: _values(samples, each.source)
+        for each in SAMPLE_COLUMNS
+        if each.name not in of_setting
+        and (each.is_everywhere or any(each.source in sample.model_fields_set for sample in samples))
+    }
     return of_setting | of_samples | of_knobs
 
 
@@ -143,8 +129,9 @@ def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
     further = further_knobs(results)
     references = {each.provenance.task.name: each for each in results if each.is_reference}
     rows = [_setting_row(each, further, references.get(each.provenance.task.name)) for each in results]
-    frame = pd.DataFrame(rows)
-    return typed(frame[in_reading_order(list(frame.columns))], TEXT_COLUMNS, REFERENCE_COLUMNS)
+    columns = (*SETTING_COLUMNS, *LAST_COLUMNS)
+    texts, flags = ([column.name for column in columns if column.kind is kind] for kind in (str, bool))
+    return typed(pd.DataFrame(rows), texts, flags)
 
 
 def table_of_settings(results: Sequence[SettingResult]) -> pd.DataFrame:
@@ -154,10 +141,13 @@ def table_of_settings(results: Sequence[SettingResult]) -> pd.DataFrame:
     answers where there is such an answer.
     """
     frame = settings_frame(results)
-    always = set(SETTING_COLUMNS) - {"vision_tokens_target"}
-    counted = frame[list(ANSWER_COLUMNS)].fillna(0)
-    has_value = {name: counted[name].any() if name in counted else frame[name].notna().any() for name in frame}
-    return frame[[name for name in frame if name in always or has_value[name]]]
+    left_out = {column.name: column.left_out for column in (*SETTING_COLUMNS, *LAST_COLUMNS)}
+    are_there = {
+        "never": lambda cells: True,
+        "if absent": lambda cells: cells.notna().any(),
+        "if 0": lambda cells: cells.fillna(0).any(),
+    }
+    return frame[[name for name in frame if are_there[left_out.get(str(name), "if absent")](frame[name])]]
 
 
 def typed(frame: pd.DataFrame, texts: Iterable[str], flags: Iterable[str], whole: Iterable[str] = ()) -> pd.DataFrame:
@@ -168,41 +158,16 @@ def typed(frame: pd.DataFrame, texts: Iterable[str], flags: Iterable[str], whole
     """
     kinds = dict.fromkeys(texts, "str")
     kinds |= {name: "bool" if frame[name].notna().all() else "object" for name in flags}
+    whole_numbers = {*whole, *(column.name for column in SETTING_COLUMNS if column.kind is int)}
     levels = {*KNOB_COLUMNS, *(knob.name for knob in all_knobs())}
     for name in map(str, frame.columns):
-        is_whole = name in {*whole, *WHOLE_COLUMNS} or "num_" in name or name.endswith("_bytes")
+        is_whole = name in whole_numbers or "num_" in name or name.endswith("_bytes")
         if name in levels:
             is_whole = all(isinstance(level, int | np.integer) for level in frame[name])
             if any(isinstance(level, str) for level in frame[name]):
                 kinds[name] = "str"
         kinds.setdefault(name, "int64" if is_whole and frame[name].notna().all() else "float64")
     return frame.astype({str(name): kinds[str(name)] for name in frame.columns})
-
-
-def in_reading_order(names: Sequence[str]) -> list[str]:
-    """The columns of a table of settings as people read them."""
-    last = (*FURTHER_COLUMNS, *ORIGIN_COLUMNS)
-    return [*READ_FIRST, *(name for name in names if name not in (*READ_FIRST, *last)), *last]
-
-
-def _identity_and_rates(result: SettingResult) -> dict[str, Any]:
-    made = result.provenance
-    measured = [sample for sample in result.per_sample_results if sample.mean_total is not None]
-    # Of requests that overlap the sum of their times is no time.
-    total_s = 0.0 if result.open_loop else sum(sample.mean_total or 0.0 for sample in measured) / 1000
-    return {
-        "task": made.task.name,
-        "setting": setting_key(result),
-        "model_name": made.model.name,
-        "precision": made.model.dtype,
-        "device": made.hardware.gpu_name or made.hardware.device,
-        "execution": made.model.execution,
-        "experiment_id": made.experiment_id,
-        "file": setting_file_name(result),
-        "tokens_per_second": rate(sum(sample.output_tokens for sample in measured), total_s),
-        "requests_per_second": rate(len(measured), total_s),
-        **{name: getattr(result.memory, name, None) for name in RATE_COLUMNS if name.endswith("_bytes")},
-    }
 
 
 def write_settings_csv(results: Sequence[SettingResult], path: Path) -> None:
@@ -337,29 +302,38 @@ def read_results_csv(csv_file_path: Path | str) -> list[dict[str, Cell]]:
 def _setting_row(
     result: SettingResult, further: Sequence[Knob[Any]], reference: SettingResult | None
 ) -> dict[str, Any]:
-    low, high = result.accuracy_ci95 or (None, None)
-    interval = {"accuracy_ci95_low": low, "accuracy_ci95_high": high}
-    row = _identity_and_rates(result)
-    row |= {name: interval[name] if name in interval else getattr(result, name) for name in SETTING_COLUMNS}
-    stats, summary = result.aggregate_stats, None if result.energy is None else result.energy.summary
-    row |= {f"{name}_ms" if name.startswith("T_") else name: stats.get(name) for name in STAT_COLUMNS}
-    row |= {column: getattr(result.T_fixed_length, key, None) for column, key in FIXED_LENGTH_COLUMNS.items()}
-    row |= {name: getattr(result, name) for name in (*SCORING_COLUMNS, *ANSWER_COLUMNS)}
-    row |= {name: getattr(result, name) for name in (*LATENCY_COLUMNS, *STEADINESS_COLUMNS)}
-    passes = None if result.energy is None else result.energy.passes
-    row |= {column: getattr(summary, key, None) for column, key in ENERGY_COLUMNS.items()}
-    row |= {column: getattr(summary or passes, key, None) for column, key in ENERGY_SOURCE_COLUMNS.items()}
-    row |= {"energy_sample_j_mean": stats.get("energy_j_mean")}
-    row |= {name: getattr(result.hardware_utilisation, name, None) for name in UTILISATION_COLUMNS}
-    row |= {column: getattr(summary, key, None) for column, key in CORRECT_ANSWER_COLUMNS.items()}
-    row |= {column: getattr(passes, key, None) for column, key in PASSES_COLUMNS.items()}
-    row |= {name: getattr(result, name) for name in REFERENCE_COLUMNS}
-    row |= {f"{name}_ms": stats.get(name) for name in TYPICAL_COLUMNS}
-    row |= {name: getattr(result, name) for name in PROTOCOL_COLUMNS}
-    row |= {name: getattr(result.open_loop, name, None) for name in OPEN_LOOP_COLUMNS}
+    """The cells of a setting by column, in the order of the table."""
+    measured = [sample for sample in result.per_sample_results if sample.mean_total is not None]
+    # Of requests that overlap the sum of their times is no time.
+    total_s = 0.0 if result.open_loop else sum(sample.mean_total or 0.0 for sample in measured) / 1000
     setting = setting_of(result)
-    row |= {name: setting.level(name) for name in ("vision", *(knob.name for knob in further))}
-    row |= {name: getattr(result, name) for name in ("num_total_blocks", "target_vision_tokens_mean")}
-    row["pooled_image_features_mean"] = stats.get("pooled_image_features_mean")
-    row[SHARE_OF_REFERENCE] = None if reference is None else share_of_reference(result, reference)
-    return row
+    low, high = result.accuracy_ci95 or (None, None)
+    computed = {
+        "setting": setting.key,
+        "file": setting_file_name(result),
+        "accuracy_ci95_low": low,
+        "accuracy_ci95_high": high,
+        "tokens_per_second": rate(sum(sample.output_tokens for sample in measured), total_s),
+        "requests_per_second": rate(len(measured), total_s),
+        "vision": setting.level("vision"),
+        SHARE_OF_REFERENCE: None if reference is None else share_of_reference(result, reference),
+    }
+
+    def cells(columns: Iterable[SettingColumn]) -> dict[str, Any]:
+        return {
+            column.name: computed[column.name] if column.name in computed else _value_at(result, column.source)
+            for column in columns
+        }
+
+    return cells(SETTING_COLUMNS) | {knob.name: setting.level(knob.name) for knob in further} | cells(LAST_COLUMNS)
+
+
+def _value_at(result: SettingResult, source: str) -> Any:
+    """What a result has at a dotted key, of several the first that is there; None where there is none."""
+    for path in source.split("|"):
+        value: Any = result
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else getattr(value, key, None)
+        if value is not None:
+            return value
+    return None

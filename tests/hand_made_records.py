@@ -76,7 +76,7 @@ def measured_sample(
         shape=shape,
         runs=runs or (staged_run(vision_s=0.5 if has_picture else None),),
         outputs_identical=True,
-        transfer_s=0.001,
+        host_s={"transfer_s": 0.001},
         prediction=prediction,
         flops=flops,
         question_type=question_type,
@@ -94,7 +94,7 @@ def answered_sample(sample_id: int, tokens: int = 4, ended: bool = True, predict
         measured_sample(sample_id, prediction=prediction),
         runs=(),
         outputs_identical=None,
-        transfer_s=None,
+        host_s={},
         answer=BatchedAnswer(tuple(range(tokens)), ended, 3, 8),
     )
 

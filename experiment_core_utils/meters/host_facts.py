@@ -21,21 +21,21 @@ from experiment_core_utils.primitives.device import gpu_uuid, visible_gpus
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.files import IS_CHECKOUT, REPOSITORY
 from experiment_core_utils.primitives.texts import without_secrets
-from experiment_core_utils.records.provenance import Hardware, Provenance
+from experiment_core_utils.records.provenance import Hardware
 from experiment_core_utils.records.text import HardwareInfo
 
 GIB = 2**30
 
 
-def run_facts(packages: Sequence[str]) -> Provenance:
-    """The fields about a run that starts now, with the versions of these packages."""
-    return Provenance.of(
-        timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
-        command=command_line(),
-        git_commit=git_commit(),
-        python=platform.python_version(),
-        versions={name: package_version(name) for name in packages},
-    )
+def run_facts(packages: Sequence[str]) -> dict[str, Any]:
+    """The keys of `Provenance` about a run that starts now, with the versions of these packages."""
+    return {
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command_line(),
+        "git_commit": git_commit(),
+        "python": platform.python_version(),
+        "versions": {name: package_version(name) for name in packages},
+    }
 
 
 def host_hardware() -> Hardware:

@@ -198,7 +198,7 @@ def memory_timeline(trace: LoadTrace) -> MemoryTimeline:
         }
         for sample in trace.samples
     ]
-    return MemoryTimeline.model_construct(interval_s=trace.interval_s, samples=samples)
+    return MemoryTimeline.of(interval_s=trace.interval_s, samples=samples)
 
 
 def _mean(values: Sequence[float | None], spans: Sequence[float]) -> float | None:

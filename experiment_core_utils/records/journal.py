@@ -34,6 +34,7 @@ from experiment_core_utils.primitives.files import (
     shortened,
 )
 from experiment_core_utils.primitives.texts import without_hidden
+from experiment_core_utils.records.at_dfe8f148 import completed_line
 from experiment_core_utils.records.energy import EnergyPass, EnergyPassesEnd, SettingEnergy
 from experiment_core_utils.records.locks import RunLock, is_locked, locked_file, refuse_removed
 from experiment_core_utils.records.result_files import check_schema, field_fault, parsed_json
@@ -388,7 +389,7 @@ def _decode(line: bytes, path: Path, number: int | None) -> Line:
         if kind == "header":
             advice = "resume with the version that wrote it, or delete it"
             check_schema(content["schema_version"], JOURNAL_VERSION, f"{path} is not a journal", advice)
-        decoded: Line = _ADAPTERS[kind].validate_json(to_json(content), strict=True)
+        decoded: Line = _ADAPTERS[kind].validate_json(to_json(completed_line(kind, content)), strict=True)
     except ValidationError as error:
         raise ResultsRefused(
             f"{path}: {where} is not one of this version's journal: {kind} {field_fault(error)}; delete it, or that "

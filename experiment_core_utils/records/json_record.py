@@ -1,5 +1,6 @@
 """The base of what a result's JSON file is made of, and the kinds of its fields."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -13,7 +14,7 @@ from pydantic import (
     WrapValidator,
 )
 
-from experiment_core_utils.primitives.errors import ResultsRefused
+from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import FILE_NAME_PART
 from experiment_core_utils.records.result_files import field_fault
 
@@ -79,18 +80,31 @@ class Record(BaseModel):
 
     @classmethod
     def of(cls, *parts: "Record", **own: Any) -> Self:
-        """The record of these parts and further keys; nothing is checked until it is read again.
+        """The record of these parts and further keys.
 
         Raises:
             TypeError: a key is given twice.
+            ResultsError: a field is missing or cannot be.
         """
         given: dict[str, Any] = {}
         for part in parts:
             if twice := sorted(part.model_fields_set & given.keys()):
                 raise TypeError(f"{cls.__name__} got {', '.join(twice)} from two parts")
-            given |= {name: getattr(part, name) for name in part.model_fields_set}
-        return cls.model_construct(**given, **own)
+            given |= part.set_keys()
+        return cls._checked({**given, **own})
+
+    def set_keys(self) -> dict[str, Any]:
+        """The keys that were read or made, with their records."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
 
     def with_keys(self, **keys: Any) -> Self:
-        """This record with these keys in place of its own."""
-        return self.model_copy(update=keys)
+        """This record with these keys in place of its own; raises ResultsError for one that cannot be."""
+        return self._checked(self.set_keys() | keys)
+
+    @classmethod
+    def _checked(cls, keys: Mapping[str, Any]) -> Self:
+        try:
+            return cls(**keys)
+        except ValidationError as error:
+            advice = "the program made it, so report this as its fault"
+            raise ResultsError(f"{cls.__name__} {field_fault(error)}; {advice}") from error

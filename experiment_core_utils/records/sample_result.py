@@ -10,7 +10,6 @@ from experiment_core_utils.primitives.texts import shown
 from experiment_core_utils.records.json_record import (
     Count,
     Delay,
-    Flops,
     Knob,
     Positive,
     Record,
@@ -18,6 +17,8 @@ from experiment_core_utils.records.json_record import (
     TextOrNumber,
     Time,
 )
+from experiment_core_utils.records.quantities import compute, energy, latency
+from experiment_core_utils.records.quantities.quantity import quantities_of
 from experiment_core_utils.records.result_files import saved_traceback
 
 
@@ -42,23 +43,12 @@ class DecoderKnobValues(Record):
 
 
 class SampleRequest(DecoderKnobValues):
-    """The request of a sample at a setting: its tokens and its picture's crops."""
+    """The request of a sample at a setting: its knobs and its picture's crops."""
 
     sample_id: Count  #: position in the task's split
     #: N of a token target; for a tier `theoretical_vision_tokens`; None if a tier, and no picture
     target_vision_tokens: Count | None = None
     target_crops: Count | None  #: crops that the rule gives; None if no picture, or one that is not cut
-    #: image features that entered the language model, 0 without a picture; None if a server alone knows
-    actual_vision_tokens: Count | None
-    vision_tokens_diff: int | None = None  #: `theoretical_vision_tokens` - `actual_vision_tokens`; None if no picture
-    pooled_image_features: Count | None  #: features that the vision stage computed; None if no picture
-    #: prompt tokens other than image tokens, beginning-of-text included; None if a server alone knows
-    input_text_tokens: Count | None
-    #: start, end and row-end tokens of the image part, 0 without a picture; None if a server alone knows
-    image_marker_tokens: Count | None
-    #: sum of `actual_vision_tokens`, `image_marker_tokens` and `input_text_tokens`, or a server's count; None if it
-    #: gives none
-    prompt_tokens: Count | None
     actual_num_crops: Count | None  #: crops, read off the tensors; None if no picture, or one that is not cut
     actual_tiling: list[Count] | None = None  #: [rows, columns], read off the tensors; None if no picture
     actual_image_size: list[Count] | None = None  #: canvas of that tiling; None if no picture
@@ -87,18 +77,7 @@ class SampleScore(Record):
     score_details: dict[str, Any] | None = None
 
 
-class StageTimes(Record):
-    """The times of a request's stages in milliseconds."""
-
-    T_vision_total: Delay | None  #: vision stage; None if no picture
-    #: prefill up to the first token; None if answered in a batch, or by a server, which does not show it
-    T_LLM_prefill: Time | None
-    T_LLM_decode: Time | None  #: first token to last token; None if fewer than 2 output tokens, or all came at once
-    T_total: Time | None  #: request handed to the model, to last token; None if answered in a batch
-    T_decode_per_token: Time | None  #: `T_LLM_decode` / (output tokens - 1); None if fewer than 2 output tokens
-
-
-class RunTimes(StageTimes):
+class RunTimes(latency.StageTimes):
     """The times of one run in milliseconds."""
 
     T_LLM_prefill: Time | None  #: as above, of this run; None if a server does not show it
@@ -120,10 +99,6 @@ class RunTimes(StageTimes):
         return sum(self.T_inter_token[: tokens - 1]) if tokens > 1 and self.T_inter_token else None
 
 
-# What requests may be without, and then spend nothing on, while it is a part of what others spend.
-OPTIONAL_PARTS = ("T_vision_total", "T_LLM_decode", "T_thinking", "vision_flops")
-
-
 def times_over_runs(runs: Sequence[RunTimes], thinking_tokens: int | None) -> dict[str, float | None]:
     """The times of a sample by key: the mean of its runs, each of which weighs 1/n, so that the stages add up.
 
@@ -134,64 +109,37 @@ def times_over_runs(runs: Sequence[RunTimes], thinking_tokens: int | None) -> di
         thinking_tokens: output tokens up to the end of thinking; None as 0.
     """
     found: dict[str, Sequence[float | None]] = {
-        name: [getattr(run, name) for run in runs] for name in StageTimes.model_fields
+        name: [getattr(run, name) for run in runs] for name in latency.StageTimes.model_fields
     }
     found["T_first_token"] = [run.first_token_ms for run in runs]
     found["T_thinking"] = [run.thinking_ms(thinking_tokens or 0) for run in runs]
-    return {name: mean_of(with_absent_parts(name, values)) for name, values in found.items()}
+    return {name: mean_of(QUANTITIES[name].with_absent_parts(values)) for name, values in found.items()}
 
 
-def with_absent_parts(name: str, values: Sequence[float | None]) -> Sequence[float | None]:
-    """The values of a quantity with 0 for each that is absent, if it is one of `OPTIONAL_PARTS` and others have it."""
-    if name not in OPTIONAL_PARTS or all(value is None for value in values):
-        return values
-    return [value or 0.0 for value in values]
-
-
-class SampleEnergy(Record):
-    """The energy of a sample's request."""
-
-    #: energy of one request, idle power included: its part of windows over many samples, mean over passes; see
-    #: [energy.md](energy.md#windows); None if `--energy off`, only estimated, or not among the samples of the passes
-    energy_j: Positive | None = None
-    #: error bound of that part; None if `energy_j` is, or no power was read
-    energy_bound_j: Positive | None = None
-    #: `apportioned`: in proportion to the power read while it ran; `apportioned by time`: to how long it ran, where no
-    #: power is read; None if `energy_j` is
-    energy_method: str | None = None
-    #: source of the windows and, in brackets, basis, such as `nvml_counter (counter)`; None if `energy_j` is
-    energy_source: str | None = None
-    energy_reason: str | None = None  #: why there is no energy; None if there is, or `--energy off`
-
-
-class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, SampleRequest):
+class SampleResult(
+    energy.SampleEnergy,
+    compute.SampleFlops,
+    latency.ThinkingPart,
+    latency.AnswerTokens,
+    latency.SampleTimes,
+    latency.StageTimes,
+    SampleScore,
+    TheoreticalGeometry,
+    latency.RequestTokens,
+    SampleRequest,
+):
     """One sample at a setting: its question, answer, score and times."""
 
-    output_tokens: Count  #: tokens generated, end-of-sequence included where it came; in a batch without the padding
     #: whether the end (end-of-sequence or a stop text) came in the first run, or in the answer in a batch
     output_ended: bool | None = None
     pred: Text  #: text of the first run, or of the answer in a batch, up to its end, thinking included
     answer: Text | None = None  #: the part of `pred` that is scored, without thinking; None if it is `pred`
-    #: output tokens up to the end of thinking, its tags included; 0 if the model did not think
-    thinking_tokens: Count
-    #: time of the decode steps among them, part of `T_LLM_decode`; None if fewer than 2, or answered in a batch
-    T_thinking: Delay | None = None
     question_type: Text  #: the task's category of the question
     metadata: Metadata  #: what the task says about the sample, below
     data_sha256: str | None = None  #: SHA-256 of the sample's data: question, answers, options and picture
     #: SHA-256 of the picture: of its file, or of the bytes in its row; in a generated task, a module's or one of
     #: lmms-eval of its mode, size and pixels; None if no picture
     picture_sha256: str | None = None
-    #: `T_vision_total` + `T_LLM_prefill`, or request sent to first text received from a server; None if answered in a
-    #: batch
-    T_first_token: Time | None
-    T_preprocess: Delay  #: resizing, cutting and tokenising on the host; not in `T_total`
-    T_transfer: Delay | None  #: host to device; not in `T_total`; None if answered in a batch
-    vision_flops: Flops | None  #: operations of the vision stage; None if no picture, or unknown architecture
-    prefill_flops: Flops | None  #: operations of the prefill; None if unknown architecture
-    #: mean operations of a decode step, for the first run's number of output tokens; None if fewer than 2 output
-    #: tokens, or unknown architecture
-    decode_flops_per_token: Positive | None
     outputs_identical: bool | None = None  #: whether all runs gave the same tokens; None if answered in a batch
     outlier_runs: list[Count] | None = None  #: indices in `runs` of outliers; None if fewer than 3 runs
     #: samples that were answered together with it, itself included; None if measured
@@ -246,6 +194,12 @@ class SampleResult(SampleEnergy, StageTimes, SampleScore, TheoreticalGeometry, S
         """`place_in_round` of every run; None where the sample was measured outside rounds."""
         places = [run.place_in_round for run in self.runs]
         return tuple(place for place in places if place is not None) if places and None not in places else None
+
+
+# Every quantity of a sample by its key.
+QUANTITIES = quantities_of(SampleResult)
+# The same by their names in memory.
+QUANTITIES_BY_NAME = {quantity.name: quantity for quantity in QUANTITIES.values()}
 
 
 def is_same_question(one: SampleResult, other: SampleResult) -> bool:

@@ -19,6 +19,7 @@ from experiment_core_utils.knobs.vision_tokens import TIERS
 from experiment_core_utils.primitives.errors import ConfigurationError, OtherVersion, ResultsRefused
 from experiment_core_utils.primitives.notebook_html import block, field_table, shown
 from experiment_core_utils.primitives.statistics import fraction_of
+from experiment_core_utils.records.at_dfe8f148 import completed_result
 from experiment_core_utils.records.columns import ANALYSIS_KEYS, TABLE_COLUMNS
 from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
@@ -26,34 +27,19 @@ from experiment_core_utils.records.json_record import AS_IT_IS, Amount, Count, K
 from experiment_core_utils.records.provenance import Provenance, Variables
 from experiment_core_utils.records.result_files import content_digest, read_versioned_object
 from experiment_core_utils.records.sample_result import (
-    OPTIONAL_PARTS,
+    QUANTITIES,
     DecoderKnobValues,
     FailedSample,
     SampleResult,
     TheoreticalGeometry,
 )
-from experiment_core_utils.saved_results.at_dfe8f148 import completed_result
 
 SCHEMA_VERSION = 1
 # How settings are measured, and what figures are means of.
 PROTOCOL_VERSION = 2
 ADVICE = "remove it or measure the setting again"
-# Published name of each distribution that is a time; these alone are converted to milliseconds.
-TIME_NAMES = {
-    "vision_s": "T_vision_total",
-    "prefill_s": "T_LLM_prefill",
-    "decode_s": "T_LLM_decode",
-    "e2e_s": "T_total",
-    "tpot_s": "T_decode_per_token",
-    "ttft_s": "T_first_token",
-    "preprocess_s": "T_preprocess",
-    "transfer_s": "T_transfer",
-    "thinking_s": "T_thinking",
-}
-# The work may be none; a request takes time.
-_MAY_BE_ZERO = (*OPTIONAL_PARTS, "T_preprocess", "T_transfer")
 _ABOVE_ZERO = re.compile(
-    rf"(?:{'|'.join(name for name in TIME_NAMES.values() if name not in _MAY_BE_ZERO)})"
+    rf"(?:{'|'.join(each.key for each in QUANTITIES.values() if each.unit == 'ms' and not each.may_be_zero)})"
     "_(?:mean|p50|p95|p99|min|max)(?:_typical)?"
 )
 

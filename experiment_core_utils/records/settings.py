@@ -37,7 +37,8 @@ class MeasuredSample:
     shape: RequestShape  #: sizes of its request
     runs: tuple[StagedRun, ...]  #: every measured run, in order; none where the sample was answered in a batch
     outputs_identical: bool | None  #: whether every run gave the same tokens; None without runs
-    transfer_s: float | None  #: host to device, outside the total; None without runs
+    #: host times outside the total, by the name of the quantity; those of runs are missing without runs
+    host_s: Mapping[str, float]
     prediction: str  #: decoded text of the first run, or of the answer
     flops: StageFlops | None  #: None for an unknown architecture
     #: what the prediction is scored against, as in the task's sample

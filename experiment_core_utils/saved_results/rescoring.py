@@ -122,7 +122,7 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
         ],
         "rescored": origin,
     }
-    return RescoredResult.model_construct(result.model_fields_set | anew.keys(), **(dict(result) | anew))
+    return RescoredResult.of(**(result.set_keys() | anew))
 
 
 def stored_answer(sample: SampleResult) -> Answer:

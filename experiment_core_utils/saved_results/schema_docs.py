@@ -23,7 +23,6 @@ from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, plain_type
 from experiment_core_utils.config.profiling import ProfilingConfig, build_parser, parts_of_flags
 from experiment_core_utils.config.text import TextConfig
-from experiment_core_utils.l_results_csv_cleaning import in_reading_order
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
 from experiment_core_utils.primitives.flag_fields import Part
@@ -95,7 +94,7 @@ def documented(page: str) -> str:
 
 
 def table_of(name: str) -> str:
-    """The table of a record, or of `flags`, `text_config`, `journal` or a CSV file; raises ResultsError otherwise."""
+    """The table of a record, or of `flags`, `journal`, a CSV file …; raises ResultsError otherwise."""
     if name == "flags":
         return _flag_tables()
     if name == "text_config":
@@ -103,12 +102,16 @@ def table_of(name: str) -> str:
     if name == "journal":
         return _table(("line", "what it is", "its keys"), _journal_lines())
     if name == "settings_csv":
-        return _table(("column", "from"), settings_columns())
+        settings = (*columns.SETTING_COLUMNS, *columns.LAST_COLUMNS)
+        return _table(("column", "from"), [(column.name, column.origin) for column in settings])
     if name == "samples_csv":
         return _table(
             ("column", "kind", "from"),
             [(each.name, _KINDS[each.kind], _source(each)) for each in columns.SAMPLE_COLUMNS],
         )
+    if name == "aggregate_stats":
+        summarised = [each for each in sample_result.QUANTITIES.values() if each.figures is not None]
+        return _table(("name", "unit"), [(each.spread, each.unit) for each in summarised])
     if name not in RECORDS:
         raise ResultsError(f"the page asks for a table from {name!r}, which is the name of no record; give a record's")
     return _table(("key", "meaning", "null when"), record_rows(RECORDS[name]))
@@ -144,42 +147,6 @@ def _fields(record: type) -> dict[str, Any]:
     hints = get_type_hints(record)
     own = [name for _, name, _ in _FIELD.findall(inspect.getsource(record))] if is_typeddict(record) else hints
     return {name: hints[name] for name in own}
-
-
-def settings_columns() -> list[tuple[str, str]]:
-    """The columns of the CSV of settings in order, each with where it is from."""
-    interval = {
-        "accuracy_ci95_low": "first number of `accuracy_ci95`",
-        "accuracy_ci95_high": "second number of `accuracy_ci95`",
-    }
-    same = "the same key"
-    found = {
-        **columns.IDENTITY_COLUMNS,
-        **columns.RATE_COLUMNS,
-        **columns.ORIGIN_COLUMNS,
-        **{name: interval.get(name, same) for name in columns.SETTING_COLUMNS},
-        **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in columns.STAT_COLUMNS if name.startswith("T_")},
-        **{name: "`aggregate_stats`" for name in columns.STAT_COLUMNS if not name.startswith("T_")},
-        **{name: f"`T_fixed_length.{key}`" for name, key in columns.FIXED_LENGTH_COLUMNS.items()},
-        **dict.fromkeys(columns.SCORING_COLUMNS, same),
-        **dict.fromkeys(columns.ANSWER_COLUMNS, f"{same}; left out where it is 0 in every row"),
-        **dict.fromkeys((*columns.LATENCY_COLUMNS, *columns.STEADINESS_COLUMNS), same),
-        **{name: f"`energy.summary.{key}`" for name, key in columns.ENERGY_COLUMNS.items()},
-        **{
-            name: f"`energy.summary.{key}`, else `energy.passes.{key}`"
-            for name, key in columns.ENERGY_SOURCE_COLUMNS.items()
-        },
-        "energy_sample_j_mean": "`energy_j_mean` of `aggregate_stats`: apportioned, over samples",
-        **dict.fromkeys(columns.UTILISATION_COLUMNS, "`hardware_utilisation`"),
-        **{name: f"`energy.summary.{key}`" for name, key in columns.CORRECT_ANSWER_COLUMNS.items()},
-        **{name: f"`energy.passes.{key}`" for name, key in columns.PASSES_COLUMNS.items()},
-        **dict.fromkeys(columns.REFERENCE_COLUMNS, same),
-        **{f"{name}_ms": "`aggregate_stats`, without `_ms`" for name in columns.TYPICAL_COLUMNS},
-        **dict.fromkeys(columns.PROTOCOL_COLUMNS, same),
-        **{name: f"`open_loop.{name}`" for name in columns.OPEN_LOOP_COLUMNS},
-        **columns.FURTHER_COLUMNS,
-    }
-    return [(name, found[name]) for name in in_reading_order(list(found))]
 
 
 def _source(column: columns.SampleColumn) -> str:

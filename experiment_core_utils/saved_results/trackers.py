@@ -32,7 +32,8 @@ def log_settings(results: Sequence[SettingResult], name: str, folder: Path, conc
     """
     table = table_of_settings(results)
     # The table leaves empty columns out.
-    named = [name for name in (*IDENTITY_COLUMNS, "experiment_id") if name != "setting" and name in table]
+    constant = [column.name for column in IDENTITY_COLUMNS if column.name != "setting"] + ["experiment_id"]
+    named = [name for name in constant if name in table]
     run = {name: str(table[name].iloc[0]) for name in named}
     run |= {f"setting_{step}": str(key) for step, key in enumerate(table["setting"])}
     run |= {} if conclusion is None else {"conclusion": conclusion}

@@ -55,7 +55,7 @@ def steadiness_part(
     is_stopped: bool = False,
 ) -> SteadinessPart:
     """Order, warm-up, conditions and precision of a setting."""
-    return SteadinessPart.model_construct(
+    return SteadinessPart.of(
         setting_order=order_of(key, order),
         rounds=[rounds_of(each) for each in merged.rounds],
         open_loop=open_loop_of(merged.arrivals),
@@ -129,7 +129,7 @@ def open_loop_caveats(found: OpenLoop | None) -> list[Caveat]:
 
 def warmup_of(warmup: WarmUp) -> WarmUpRuns:
     """One process's warm-up in one run."""
-    return WarmUpRuns.model_construct(
+    return WarmUpRuns.of(
         rank=warmup.rank,
         experiment_id=warmup.experiment_id,
         num_runs=len(warmup.total_s),
@@ -146,7 +146,7 @@ def precision_of(
     of_samples = "precision" if merged.num_stopped_early else "num_samples"
     means = [(sample.mean_total_s, sample.image_id) for sample in merged.samples]
     timed = [(total_s, picture) for total_s, picture in means if total_s is not None]
-    return Precision.model_construct(
+    return Precision.of(
         asked=until_precision,
         reached=relative_half_width([total for total, _ in timed], [picture for _, picture in timed]),
         stopped_by="stopped" if is_stopped else of_samples,
@@ -170,7 +170,7 @@ def process_conditions(readings: Sequence[ConditionsReading]) -> Conditions:
     opened = _known(reading.gpu for reading in readings if reading.when == "open")
     reasons = {*_known(reading.gpu_reason for reading in readings), *_known(gpu.reason for gpu in gpus)}
     throttle_reasons = _known(gpu.throttle_reasons for gpu in gpus)
-    return Conditions.model_construct(
+    return Conditions.of(
         rank=first.rank,
         experiment_id=first.experiment_id,
         opened=first.wall_time,

@@ -12,12 +12,12 @@ from pydantic import BaseModel
 
 from experiment_core_utils.config.profiling import build_parser, parse_config, parts_of_flags
 from experiment_core_utils.config.text import TextConfig
-from experiment_core_utils.g_metrics_inference import RUN_QUANTITIES, SAMPLE_QUANTITIES
 from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
 from experiment_core_utils.meters.energy_files import ENERGY_VERSION
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.primitives.statistics import describe
+from experiment_core_utils.records.columns import LAST_COLUMNS, SETTING_COLUMNS
 from experiment_core_utils.records.compute import ComputeUtilisation, GenerationFlops, HardwareUtilisation, MemoryParts
 from experiment_core_utils.records.energy import (
     END_TO_END,
@@ -33,11 +33,10 @@ from experiment_core_utils.records.energy import (
     WindowFigure,
 )
 from experiment_core_utils.records.ledger import Ledger, RunPlan
-from experiment_core_utils.records.sample_result import FailedSample
+from experiment_core_utils.records.sample_result import QUANTITIES, FailedSample
 from experiment_core_utils.records.setting_result import (
     PROTOCOL_VERSION,
     SCHEMA_VERSION,
-    TIME_NAMES,
     AccuracyPart,
     CommonFactor,
     OpenLoop,
@@ -52,7 +51,6 @@ from experiment_core_utils.records.text import (
     InstrumentEnergy,
     PooledEnergy,
 )
-from experiment_core_utils.saved_results.schema_docs import settings_columns
 from experiments.core_exp.multi_datasets import PUBLISHED_LIMITS
 from knob_profiler.__main__ import COMMANDS
 
@@ -174,7 +172,7 @@ def test_every_key_of_the_metrics_of_a_text_experiment_is_documented_and_no_othe
 
 
 def test_every_aggregate_is_documented(run: tuple[dict[str, Any], pd.DataFrame, Ledger]) -> None:
-    names = {TIME_NAMES.get(quantity, quantity) for quantity in (*RUN_QUANTITIES, *SAMPLE_QUANTITIES)}
+    names = {each.spread for each in QUANTITIES.values() if each.figures is not None}
     section = SCHEMA.partition("## Aggregate stats\n")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
     assert names == {name for cell in cells for name in re.findall("`([^`]+)`", cell) if not name.startswith("_")}
@@ -190,7 +188,8 @@ def test_every_aggregate_is_documented(run: tuple[dict[str, Any], pd.DataFrame, 
 
 def test_every_column_of_the_csv_is_documented(run: tuple[dict[str, Any], pd.DataFrame, Ledger]) -> None:
     # A column without a value is left out.
-    assert set(run[1].columns) <= first_cells("Settings CSV") == {name for name, _ in settings_columns()}
+    documented = first_cells("Settings CSV")
+    assert set(run[1].columns) <= documented == {column.name for column in (*SETTING_COLUMNS, *LAST_COLUMNS)}
     folder = run[2].path.parents[1]
     samples = pd.read_csv(folder / "reference-vqa_samples.csv")
     assert set(samples.columns) == first_cells("Samples CSV")

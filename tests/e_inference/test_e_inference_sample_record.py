@@ -34,7 +34,7 @@ def test_a_measured_sample_has_its_runs_and_whether_their_answers_agree() -> Non
     model = CountingModel()
     runs = (replace(staged_run(), token_ids=(1, 2, 9)), replace(staged_run(), token_ids=(1, 2, 9)))
     record = sample_record(model, SETTING, SAMPLE, REQUEST, runs, 0.25)
-    assert (record.sample_id, record.shape, record.runs, record.transfer_s) == (4, SHAPE, runs, 0.25)
+    assert (record.sample_id, record.shape, record.runs, record.host_s["transfer_s"]) == (4, SHAPE, runs, 0.25)
     assert (record.outputs_identical, record.answer) == (True, None)
     assert record.prediction == model.decode_text((1, 2, 9))
     assert record.flops == StageFlops(None, 10, 3.0)
@@ -48,7 +48,7 @@ def test_a_measured_sample_has_its_runs_and_whether_their_answers_agree() -> Non
 def test_an_answered_sample_has_no_times() -> None:
     model, answer = CountingModel(), BatchedAnswer((5, 9), True, 2, 8)
     record = sample_record(model, SETTING, SAMPLE, REQUEST, answer=answer)
-    assert (record.runs, record.outputs_identical, record.transfer_s, record.answer) == ((), None, None, answer)
+    assert (record.runs, record.outputs_identical, record.host_s, record.answer) == ((), None, {}, answer)
     assert record.prediction == model.decode_text((5, 9))
     assert record.flops == StageFlops(None, 10, 2.0)
 

@@ -25,13 +25,7 @@ from experiment_core_utils.l_results_csv_cleaning import (
     write_tables,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiment_core_utils.records.columns import (
-    FURTHER_COLUMNS,
-    OPEN_LOOP_COLUMNS,
-    ORIGIN_COLUMNS,
-    SETTING_COLUMNS,
-    TYPICAL_COLUMNS,
-)
+from experiment_core_utils.records.columns import LAST_COLUMNS, SETTING_COLUMNS
 from experiment_core_utils.records.compute import HardwareUtilisation
 from experiment_core_utils.records.ledger import plan_path
 from experiment_core_utils.records.requests import StageFlops
@@ -295,8 +289,9 @@ def test_the_table_says_how_many_samples_were_measured() -> None:
     frame = settings_frame([some, none])
     assert frame["num_latency_samples"].tolist() == [1, 0]
     # What came later is behind what was there.
-    later = [*(f"{name}_ms" for name in TYPICAL_COLUMNS), "share_discarded_runs", "protocol_version"]
-    later += [*OPEN_LOOP_COLUMNS, *FURTHER_COLUMNS, *ORIGIN_COLUMNS]
+    later = [f"T_total_{figure}_typical_ms" for figure in ("mean", "p95", "p99")]
+    later += ["share_discarded_runs", "protocol_version", "request_rate", "achieved_rate", "most_under_way"]
+    later += [column.name for column in LAST_COLUMNS]
     assert list(frame.columns[-len(later) :]) == later
     first = [name for name in frame.columns if not name.startswith(("energy_", "mfu_", "mbu_")) and name not in later]
     assert first[-4:] == ["num_latency_samples", "share_outlier_runs", "is_reference", "in_grid"]
@@ -383,9 +378,10 @@ def test_the_published_list_finds_the_columns_of_the_projects_own_table(tmp_path
 
 def test_the_table_of_settings_keeps_its_order_after_the_requested_columns(tmp_path: Path) -> None:
     path = tmp_path / "settings.csv"
-    path.write_text(",".join(SETTING_COLUMNS) + "\n" + ",".join("1" for _ in SETTING_COLUMNS) + "\n")
+    names = [column.name for column in SETTING_COLUMNS if column.name != "model_name"]
+    path.write_text(",".join(names) + "\n" + ",".join("1" for _ in names) + "\n")
     reorder_csv_columns(path, ["model_name", "accuracy", "top_k"])
-    rest = [name for name in SETTING_COLUMNS if name not in ("accuracy", "top_k")]
+    rest = [name for name in names if name not in ("accuracy", "top_k")]
     assert path.read_text().splitlines()[0].split(",") == ["accuracy", "top_k", *rest]
 
 

@@ -76,7 +76,7 @@ def test_a_record_of_an_answer_has_no_times() -> None:
     assert [[each.sample_id for each in batch] for batch in (first, second)] == [[1, 2], [3]]
     sample = first[0]
     assert isinstance(sample, MeasuredSample)
-    assert (sample.runs, sample.transfer_s, sample.outputs_identical) == ((), None, None)
+    assert (sample.runs, sample.host_s, sample.outputs_identical) == ((), {}, None)
     assert sample.answer == BatchedAnswer((1, 2, EOS), True, 2, 2)
     assert (sample.prediction, sample.output_tokens, sample.ended) == ("1 2", 3, True)
     assert sample.metadata == {"question": "1", "prompt": "1"}

@@ -9,7 +9,7 @@ import pytest
 
 from experiment_core_utils.l_results_csv_cleaning import read_results_csv
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.records.columns import FURTHER_COLUMNS
+from experiment_core_utils.records.columns import LAST_COLUMNS
 from experiments.analyses.sweeps import (
     joint_settings_frame,
     load_sweep,
@@ -48,7 +48,7 @@ def test_frames_have_units_and_absent_is_nan(tmp_path: Path) -> None:
     assert samples["T_LLM_decode_ms"][0] == 250.0 and pd.isna(samples["T_LLM_decode_ms"][1])
     assert (samples["T_LLM_decode_ms"].dtype, samples["top_k"].dtype) == ("float64", "int64")
     assert list(settings.columns[:2]) == ["task", "setting"]
-    assert tuple(settings.columns[-7:]) == (*FURTHER_COLUMNS, "experiment_id", "file")
+    assert tuple(settings.columns[-7:]) == tuple(column.name for column in LAST_COLUMNS)
     # 0.5 + 0.25 + 0.25 s and 0.5 + 0.25 s: 1000 and 750 ms.
     assert settings["T_total_mean_ms"][0] == 875.0
     assert pd.isna(settings["energy_vision_j"][0])

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiment_core_utils.j_results_saving import sample_result
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.primitives.replication import IN_ROUNDS, OPEN_LOOP, UNKNOWN
-from experiment_core_utils.records.sample_result import RunTimes, SampleResult
+from experiment_core_utils.records.requests import StageFlops
+from experiment_core_utils.tasks.interface import Score
 from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.effects import is_beyond_noise
 from experiments.analyses.knobs.grid import (
@@ -27,7 +29,7 @@ from experiments.analyses.knobs.records import caveats_of
 from experiments.analyses.sweeps import load_sweep, load_sweeps
 from tests.experiments.hand_made_grid import measured, point
 from tests.experiments.hand_made_sweep import ARRIVED, FLOPS, PROVENANCE, result, setting, write
-from tests.hand_made_records import answered_sample, measured_sample, staged_run
+from tests.hand_made_records import SETTING, answered_sample, measured_sample, staged_run
 
 TABLE = REPOSITORY / "docs" / "core_exp" / "pareto_table.json"
 
@@ -71,16 +73,15 @@ def test_of_requests_that_arrived_at_a_rate_the_variance_is_not_known(tmp_path: 
 
 
 def test_the_logarithm_of_a_samples_time_is_the_mean_over_its_runs() -> None:
-    sample = SampleResult.model_construct(runs=[RunTimes.model_construct(T_total=each) for each in (100.0, 400.0)])
-    assert mean_log_time(sample) == pytest.approx(np.log(200.0))
+    sample = sample_result(measured_sample(0, staged_run(0.5), staged_run(3.5)), Score(1.0), SETTING)
+    assert sample.run_totals == (1000.0, 4000.0) and mean_log_time(sample) == pytest.approx(np.log(2000.0))
     assert mean_log_time(sample.with_keys(runs=[])) is None
 
 
 def test_operations_of_a_request_are_those_of_its_stages() -> None:
-    sample = SampleResult.model_construct(
-        vision_flops=100, prefill_flops=10, decode_flops_per_token=2.0, output_tokens=4
-    )
-    assert sample.request_flops == 116.0
+    flops = StageFlops(vision_flops=100, prefill_flops=10, decode_flops_per_token=2.0)
+    sample = sample_result(measured_sample(0, flops=flops), Score(1.0), SETTING)
+    assert (sample.output_tokens, sample.request_flops) == (3, 114.0)
     alone = sample.with_keys(vision_flops=None, decode_flops_per_token=None, output_tokens=1)
     assert alone.request_flops == 10.0
     assert sample.with_keys(prefill_flops=None).request_flops is None
