@@ -17,18 +17,11 @@ from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_uniqu
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import meters_of
 from experiment_core_utils.f_experiment_info import crowded_cores_caveats
-from experiment_core_utils.g_metrics_inference import (
-    answer_caveats,
-    cut_caveats,
-    served_caveats,
-    summarise,
-    summarise_accuracy,
-)
+from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
 from experiment_core_utils.h_metrics_compute import setting_compute
-from experiment_core_utils.i_metrics_energy import AnsweredRequest, energy_caveats, energy_of, with_correct_answers
+from experiment_core_utils.i_metrics_energy import AnsweredRequest, energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, setting_result
 from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts
-from experiment_core_utils.knobs.answer_limit import answer_limit_at
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.l_results_csv_cleaning import write_tables
@@ -53,8 +46,9 @@ from experiment_core_utils.records.locks import MainProcessWatch, RunLock
 from experiment_core_utils.records.setting_result import SettingResult, setting_file_name
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.saved_results.eval_results import write_eval_results
+from experiment_core_utils.saved_results.result_caveats import with_caveats
 from experiment_core_utils.saved_results.trackers import check_tracker
-from experiment_core_utils.sweep.batches import alone_caveats
+from experiment_core_utils.sweep.noted_caveats import alone_caveats, served_caveats
 from experiment_core_utils.sweep.plan import (
     RequestedRun,
     agreed_fingerprint,
@@ -87,13 +81,8 @@ from experiment_core_utils.sweep.run import (
     load_bench,
     provenance_of_run,
 )
-from experiment_core_utils.sweep.sample_runs import RunContext, unseen_caveats
-from experiment_core_utils.sweep.steadiness import (
-    conditions_caveats,
-    discarded_caveats,
-    open_loop_caveats,
-    steadiness_part,
-)
+from experiment_core_utils.sweep.sample_runs import RunContext
+from experiment_core_utils.sweep.steadiness import steadiness_part
 from experiment_core_utils.tasks.interface import answer_of, scored
 
 FOLDER_SEEN_WITHIN_S = 90.0
@@ -409,20 +398,15 @@ def summarise_and_save(
         merged,
         is_stopped=is_stopped,
     )
-    caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
-    caveats += open_loop_caveats(steadiness.open_loop)
-    caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
     places = {sample_id: place for place, sample_id in enumerate(requested.sample_ids)}
     as_measured = sorted(merged.samples, key=lambda sample: places[sample.sample_id])
-    caveats += unseen_caveats(merged.proof) + served_caveats(as_measured, have_waited=steadiness.open_loop is not None)
-    caveats += answer_caveats(accuracy, len(answers), summary.counts.share_one_token)
-    limit = answer_limit_at(setting, bench.max_new_tokens)
-    caveats += cut_caveats([sample.ended for sample in merged.samples], limit)
+    noted = block_caveats(requested, [setting]) + alone_caveats(merged.samples)
+    noted += served_caveats(as_measured, have_waited=steadiness.open_loop is not None)
     provenance = run.provenance.with_keys(
         preparation=bench.requests.describe(),
         experiment_ids=list(merged.experiment_ids),
         run_uids=list(merged.run_uids),
-    ).with_caveats(caveats)
+    ).with_caveats(noted)
     result = setting_result(
         setting,
         requested.source.limits.num_total_blocks,
@@ -437,6 +421,7 @@ def summarise_and_save(
         is_reference=setting == reference_setting(requested.source.limits),
         in_grid=setting not in (requested.beside, requested.placebo),
     )
+    result = with_caveats(result)
     name = setting_file_name(result)
     save_setting_result(result, config.machine.output_dir / name)
     if is_stopped:

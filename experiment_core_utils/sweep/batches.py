@@ -85,14 +85,6 @@ def batching_caveats(num_samples: int, num_latency_samples: int | None, dtype: s
     return [caveat("batched_answers", num_batched=answered, num_samples=num_samples, dtype=dtype)]
 
 
-def alone_caveats(samples: Sequence[MeasuredSample]) -> list[Caveat]:
-    """The caveat of samples that were answered one by one because batches of this setting gave other answers."""
-    reasons = [each.answer.alone_reason for each in samples if each.answer is not None and each.answer.alone_reason]
-    if not reasons:
-        return []
-    return [caveat("answered_one_by_one", num_alone=len(reasons), num_samples=len(samples), reason=reasons[0])]
-
-
 # Mean distance of logits by which a batch may differ from its requests alone, as a fraction of their norm: in float32,
 # where rounding makes 1e-6 on a CPU and 4e-4 on a GPU, and in lower precision where no higher one can judge. There
 # rounding made up to 1.6 %, or 12 % at single positions whose token went to other experts.
@@ -231,7 +223,6 @@ class BatchProof:
             if fault is not None:
                 return fault
         return None
-
 
     def _is_exact(self, inputs: Mapping[str, Any], of_batch: FollowedAnswer, dtype: torch.dtype) -> bool:
         """Whether a batch is as near to the modules in higher precision as rounding allows by itself.

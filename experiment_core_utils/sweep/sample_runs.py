@@ -34,7 +34,6 @@ from experiment_core_utils.primitives.errors import (
 )
 from experiment_core_utils.primitives.interruption import StopRequest, time_limit
 from experiment_core_utils.primitives.progress import Progress
-from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.journal import Journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import (
@@ -494,8 +493,3 @@ def check_proof(proof: KnobProof, setting: Setting, model: Runnable) -> dict[str
     }
     # Of a knob at rest nothing is to be seen.
     return {name: seen_not.reason for name in setting.values if (seen_not := seen[name]) is not None}
-
-
-def unseen_caveats(proof: KnobProof | None) -> list[Caveat]:
-    """The caveat of knobs of which nothing that was counted shows whether they acted; none where all were seen."""
-    return [caveat("knobs_not_seen", reasons=dict(proof.knobs_not_seen))] if proof and proof.knobs_not_seen else []

@@ -10,7 +10,7 @@ from experiment_core_utils.meters.nvml import THROTTLING
 from experiment_core_utils.primitives.statistics import highest_of, rate, relative_half_width
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import milliseconds
-from experiment_core_utils.records.caveats import MOST_DISTURBED, MOST_FAILED, Caveat, caveat
+from experiment_core_utils.records.caveats import MOST_DISTURBED, MOST_FAILED
 from experiment_core_utils.records.setting_result import (
     CommonFactor,
     Conditions,
@@ -25,7 +25,6 @@ from experiment_core_utils.records.settings import (
     ArrivalsTrace,
     ConditionsReading,
     FinishedSample,
-    MeasuredSample,
     MeasuredSetting,
     MeasuringOrder,
     RoundsTrace,
@@ -37,11 +36,6 @@ Span = tuple[ConditionsReading, ConditionsReading]
 # Load of others above which, and time with clocks held down above which, a result carries a caveat.
 BACKGROUND_LOAD = 0.10
 THROTTLED_FRACTION = 0.01
-# Of the requests a second that came, answered at least; below it a server did not keep up.
-KEPT_UP = 0.9
-# Of fewer requests a batch chance decides: of 64 at 10 a second, answered after 1 s in the median (0.6 apart in
-# logarithm), one server in eight that keeps up seems not to; of 100, one in a hundred.
-FEWEST_FOR_A_RATE = 100
 # The host counts its CPUs' time in hundredths of a second, so that a short window says nothing of 10 %.
 SHORTEST_LOAD_S = 0.5
 
@@ -107,26 +101,6 @@ def open_loop_of(batches: Sequence[ArrivalsTrace]) -> OpenLoop | None:
     )
 
 
-def open_loop_caveats(found: OpenLoop | None) -> list[Caveat]:
-    """The caveats of a server that did not keep up, of batches too short for the load to become full, and of a client
-    that was late; none where there is none of these.
-    """
-    if found is None:
-        return []
-    figures, caveats = found.content(), []
-    batch = round(found.num_requests / found.num_batches)
-    # By Little's law the load grows for as many requests as it has in the end.
-    is_short = found.most_under_way > max(batch / 2, 1)
-    kept_up = 1.0 if found.achieved_rate is None else found.achieved_rate / found.request_rate
-    if kept_up < KEPT_UP and batch >= FEWEST_FOR_A_RATE:
-        caveats.append(caveat("server_behind", fraction=1 - kept_up, is_short=is_short, **figures))
-    if is_short:
-        caveats.append(caveat("open_loop_short", batch=batch, fraction=found.most_under_way / batch, **figures))
-    if found.num_late:
-        caveats.append(caveat("client_late", fraction=found.num_late / found.num_requests, **figures))
-    return caveats
-
-
 def warmup_of(warmup: WarmUp) -> WarmUpRuns:
     """One process's warm-up in one run."""
     return WarmUpRuns.model_construct(
@@ -139,9 +113,7 @@ def warmup_of(warmup: WarmUp) -> WarmUpRuns:
     )
 
 
-def precision_of(
-    until_precision: float | None, merged: MeasuredSetting, *, is_stopped: bool = False
-) -> Precision:
+def precision_of(until_precision: float | None, merged: MeasuredSetting, *, is_stopped: bool = False) -> Precision:
     """How well the mean total time is known, and why no more samples were requested."""
     of_samples = "precision" if merged.num_stopped_early else "num_samples"
     means = [(sample.mean_total_s, sample.image_id) for sample in merged.samples]
@@ -192,22 +164,6 @@ def process_conditions(readings: Sequence[ConditionsReading]) -> Conditions:
     )
 
 
-def conditions_caveats(entries: Sequence[Conditions]) -> list[Caveat]:
-    """A caveat each for throttling and for background load, of the process that had most of it; none where none had."""
-    caveats = []
-    throttled = [entry for entry in entries if _throttling(entry)]
-    if throttled:
-        what = sorted({name for each in throttled for name in _throttling(each)})
-        caveats.append(caveat("throttled", reasons=what))
-    cpu = max((each.foreign_cpu_share for each in entries if each.foreign_cpu_share is not None), default=0.0)
-    if cpu > BACKGROUND_LOAD:
-        caveats.append(caveat("foreign_load_cpu", cpu_fraction=cpu))
-    loaded = [each for each in entries if (each.utilisation_percent_at_open or 0) > 100 * BACKGROUND_LOAD]
-    if any(each.foreign_gpu_processes_max for each in loaded):
-        caveats.append(caveat("foreign_load_gpu"))
-    return caveats
-
-
 def disturbances(before: ConditionsReading, after: ConditionsReading) -> tuple[str, ...]:
     """What disturbed the runs between two readings: reasons of throttling, and `other load` of the CPUs.
 
@@ -215,18 +171,7 @@ def disturbances(before: ConditionsReading, after: ConditionsReading) -> tuple[s
     """
     entry = process_conditions([before, after])
     is_loaded = entry.window_s >= SHORTEST_LOAD_S and (entry.foreign_cpu_share or 0.0) > BACKGROUND_LOAD
-    return (*_throttling(entry), *(("other load",) if is_loaded else ()))
-
-
-def discarded_caveats(samples: Sequence[MeasuredSample]) -> list[Caveat]:
-    """The caveat of runs that were disturbed, whether they were measured again or not; none where none was."""
-    discarded = sum(sample.num_discarded_runs for sample in samples)
-    kept = [sample for sample in samples if sample.disturbances]
-    if not discarded and not kept:
-        return []
-    timed, alone = sum(bool(each.runs) for each in samples), sum(not each.num_discarded_runs for each in kept)
-    figures = {"num_kept": len(kept), "num_unrepeated": alone, "num_samples": timed}
-    return [caveat("runs_discarded", num_runs=discarded, **figures)]
+    return (*throttling_of(entry), *(("other load",) if is_loaded else ()))
 
 
 @dataclass
@@ -266,7 +211,7 @@ class Outlook:
             self.kinds.add("failed")
 
 
-def _throttling(entry: Conditions) -> list[str]:
+def throttling_of(entry: Conditions) -> list[str]:
     """Why the GPU was slower than it could be: reasons seen at a reading, or clocks held down between readings."""
     found = [name for name in entry.throttle_reasons or () if name in THROTTLING]
     for name, held_s in (("power", entry.power_throttled_s), ("thermal", entry.thermal_throttled_s)):

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.i_metrics_energy import (
-    energy_caveats,
     energy_of,
     sample_energy,
     summary_of,
@@ -28,6 +27,7 @@ from experiment_core_utils.records.energy import (
     StageEnergies,
 )
 from experiment_core_utils.records.setting_result import AccuracyPart
+from experiment_core_utils.saved_results.result_caveats import energy_caveats
 from tests.hand_made_records import measured_sample, staged_run
 
 

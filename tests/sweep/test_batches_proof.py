@@ -31,11 +31,11 @@ from experiment_core_utils.sweep.batches import (
     BatchProof,
     Bench,
     PreparedQuestion,
-    alone_caveats,
     answer_prepared,
     batch_fault,
     rounded_batch_fault,
 )
+from experiment_core_utils.sweep.noted_caveats import alone_caveats
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.tasks.interface import Sample
 from experiments.core_exp import acc_lat_profiling

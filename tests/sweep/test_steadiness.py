@@ -20,12 +20,11 @@ from experiment_core_utils.records.settings import (
     MeasuringOrder,
     When,
 )
+from experiment_core_utils.saved_results.result_caveats import conditions_caveats, open_loop_caveats
 from experiment_core_utils.saved_results.terminal import caveat_lines
 from experiment_core_utils.sweep.arrivals import arrivals_s
 from experiment_core_utils.sweep.steadiness import (
-    conditions_caveats,
     conditions_of,
-    open_loop_caveats,
     open_loop_of,
     order_of,
     precision_of,

@@ -22,13 +22,14 @@ from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import MemoryReading
 from experiment_core_utils.records.settings import CpuReading, FinishedSample, GpuReading, MeasuredSample
+from experiment_core_utils.saved_results.result_caveats import discarded_caveats
 from experiment_core_utils.sweep import measurer
 from experiment_core_utils.sweep.batches import Bench
 from experiment_core_utils.sweep.measurer import ShardMeasurer
 from experiment_core_utils.sweep.requests import RequestSource
 from experiment_core_utils.sweep.rounds import RoundOrder
 from experiment_core_utils.sweep.sample_runs import RunContext
-from experiment_core_utils.sweep.steadiness import Outlook, discarded_caveats, disturbances
+from experiment_core_utils.sweep.steadiness import Outlook, disturbances
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from tests.given_flags import over
 from tests.hand_made_records import failed_sample, measured_sample, staged_run
