@@ -25,31 +25,12 @@ from experiment_core_utils.k_results_aggregation import collect_parts, merge_par
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.l_results_csv_cleaning import write_tables
+from experiment_core_utils.measuring.noted_caveats import alone_caveats, served_caveats
+from experiment_core_utils.measuring.sample_runs import RunContext
 from experiment_core_utils.meters.stages import StageMeasurement
+from experiment_core_utils.meters.steadiness import steadiness_part
 from experiment_core_utils.models.interface import Concurrent
-from experiment_core_utils.primitives.collectives import (
-    all_or_raise,
-    broadcast_from_main,
-    check_folder_is_shared,
-    processes_on_this_machine,
-)
-from experiment_core_utils.primitives.csv_tables import check_table_format
-from experiment_core_utils.primitives.device import release_cached_memory
-from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, Stopped, WorkerLost
-from experiment_core_utils.primitives.files import state_folder
-from experiment_core_utils.primitives.interruption import signals_stop
-from experiment_core_utils.primitives.progress import Progress
-from experiment_core_utils.primitives.texts import counted
-from experiment_core_utils.records.journal import LOCK_NAME, only_run_in, remove_journals
-from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, write_plan
-from experiment_core_utils.records.locks import MainProcessWatch, RunLock
-from experiment_core_utils.records.setting_result import SettingResult, setting_file_name
-from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
-from experiment_core_utils.saved_results.eval_results import write_eval_results
-from experiment_core_utils.saved_results.result_caveats import with_caveats
-from experiment_core_utils.saved_results.trackers import check_tracker
-from experiment_core_utils.sweep.noted_caveats import alone_caveats, served_caveats
-from experiment_core_utils.sweep.plan import (
+from experiment_core_utils.planning.plan import (
     RequestedRun,
     agreed_fingerprint,
     block_caveats,
@@ -70,8 +51,7 @@ from experiment_core_utils.sweep.plan import (
     tidy_folder,
     unusable_lines_of,
 )
-from experiment_core_utils.sweep.requests import first_final_prompt
-from experiment_core_utils.sweep.run import (
+from experiment_core_utils.planning.run import (
     ProfilingRun,
     context_of,
     crew_of,
@@ -81,8 +61,28 @@ from experiment_core_utils.sweep.run import (
     load_bench,
     provenance_of_run,
 )
-from experiment_core_utils.sweep.sample_runs import RunContext
-from experiment_core_utils.sweep.steadiness import steadiness_part
+from experiment_core_utils.primitives.collectives import (
+    all_or_raise,
+    broadcast_from_main,
+    check_folder_is_shared,
+    processes_on_this_machine,
+)
+from experiment_core_utils.primitives.csv_tables import check_table_format
+from experiment_core_utils.primitives.device import release_cached_memory
+from experiment_core_utils.primitives.errors import EXIT_CODE_FAILED_SAMPLES, Stopped, WorkerLost
+from experiment_core_utils.primitives.files import state_folder
+from experiment_core_utils.primitives.interruption import signals_stop
+from experiment_core_utils.primitives.progress import Progress
+from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.records.journal import LOCK_NAME, only_run_in, remove_journals
+from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, write_plan
+from experiment_core_utils.records.locks import MainProcessWatch, RunLock
+from experiment_core_utils.records.setting_result import SettingResult, setting_file_name
+from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
+from experiment_core_utils.requests.request_source import first_final_prompt
+from experiment_core_utils.saved_results.eval_results import write_eval_results
+from experiment_core_utils.saved_results.result_caveats import with_caveats
+from experiment_core_utils.saved_results.trackers import check_tracker
 from experiment_core_utils.tasks.interface import answer_of, scored
 
 FOLDER_SEEN_WITHIN_S = 90.0

@@ -9,6 +9,7 @@ from experiment_core_utils.i_metrics_energy import ESTIMATE, energy_origin
 from experiment_core_utils.knobs.answer_limit import answer_limit_at
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.meters.energy_statistics import LEAST_WINDOW_S
+from experiment_core_utils.meters.steadiness import BACKGROUND_LOAD, throttling_of
 from experiment_core_utils.primitives.statistics import fraction_of, half_of_interval
 from experiment_core_utils.records.caveats import ANSWER_KINDS, Caveat, caveat, sentences
 from experiment_core_utils.records.energy import (
@@ -22,7 +23,6 @@ from experiment_core_utils.records.energy import (
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import AccuracyPart, Conditions, OpenLoop, SettingResult
 from experiment_core_utils.records.text import InferenceResults, PooledEnergy
-from experiment_core_utils.sweep.steadiness import BACKGROUND_LOAD, throttling_of
 
 AnyResult = TypeVar("AnyResult", bound=SettingResult)
 # Kinds that follow from a result's figures. All others were noted by the run: nothing else in the file shows them.

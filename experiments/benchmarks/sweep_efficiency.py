@@ -24,13 +24,13 @@ from experiment_core_utils import pipeline
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.measuring import sample_runs
+from experiment_core_utils.measuring.sample_runs import SampleRunner
+from experiment_core_utils.planning import run as profiling_run
 from experiment_core_utils.records.journal import Journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.setting_result import SettingResult
-from experiment_core_utils.sweep import run as profiling_run
-from experiment_core_utils.sweep import sample_runs
-from experiment_core_utils.sweep.requests import RequestSource
-from experiment_core_utils.sweep.sample_runs import SampleRunner
+from experiment_core_utils.requests.request_source import RequestSource
 
 GRID = (
     "--tier_list", "low", "medium", "high", "--top_k_list", "4", "8", "--num_active_blocks_list", "12", "16",

@@ -21,10 +21,10 @@ from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.meters.host_facts import command_line, package_version
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.pausable import can_pause
+from experiment_core_utils.planning.plan import chosen_blocks, max_new_tokens_of
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.texts import counted
-from experiment_core_utils.sweep.plan import chosen_blocks, max_new_tokens_of
 from experiment_core_utils.tasks.interface import Metric, Task
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.analyses.charts.style import joined_caption, tasks_named
