@@ -50,9 +50,7 @@ from experiment_core_utils.records.energy import (
     StageEnergies,
     StageFigure,
 )
-from experiment_core_utils.records.sample_result import SampleEnergy
 from experiment_core_utils.records.setting_result import AccuracyPart
-from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import (
     AllocatedEnergy,
     BatchRecord,
@@ -254,21 +252,6 @@ def _with_energy(query: QueryRecord, batches: Sequence[BatchRecord]) -> QueryRec
     batch = batches[query["batch_index"]]
     tokens, of_batch = (each["input_tokens"] + each["output_tokens"] for each in (query, batch))
     return {**query, "energy_j": allocated_to_query(batch["energy_j"], tokens, of_batch)}
-
-
-def sample_energy(sample: MeasuredSample) -> SampleEnergy:
-    """The energy of a sample's request; all None where none was requested, or nothing ran."""
-    energy = sample.energy
-    if energy is None:
-        return SampleEnergy.model_construct(**dict.fromkeys(SampleEnergy.model_fields))
-    has_figure = energy.joules is not None and energy.origin is not None
-    return SampleEnergy.model_construct(
-        energy_j=energy.joules,
-        energy_bound_j=energy.bound_j,
-        energy_method=energy.method,
-        energy_source=f"{energy.origin.source} ({energy.origin.basis})" if has_figure and energy.origin else None,
-        energy_reason=energy.reason,
-    )
 
 
 def energy_of(

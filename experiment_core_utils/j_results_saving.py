@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import Any
 
-from experiment_core_utils.i_metrics_energy import sample_energy
 from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import VisionTarget, vision_of
@@ -39,6 +38,7 @@ from experiment_core_utils.records.sample_result import (
     DecoderKnobValues,
     Metadata,
     RunTimes,
+    SampleEnergy,
     SampleRequest,
     SampleResult,
     SampleScore,
@@ -461,3 +461,18 @@ def add_to_results(
         json_path = save_aggregated_results_json(results_dict, task_type, results_dir=results_dir)
         experiments = load_aggregated_results(task_type, results_dir=results_dir)
         return json_path, flatten_results_to_csv(experiments, task_type, results_dir=results_dir)
+
+
+def sample_energy(sample: MeasuredSample) -> SampleEnergy:
+    """The energy of a sample's request; all None where none was requested, or nothing ran."""
+    energy = sample.energy
+    if energy is None:
+        return SampleEnergy.model_construct(**dict.fromkeys(SampleEnergy.model_fields))
+    has_figure = energy.joules is not None and energy.origin is not None
+    return SampleEnergy.model_construct(
+        energy_j=energy.joules,
+        energy_bound_j=energy.bound_j,
+        energy_method=energy.method,
+        energy_source=f"{energy.origin.source} ({energy.origin.basis})" if has_figure and energy.origin else None,
+        energy_reason=energy.reason,
+    )

@@ -21,12 +21,11 @@ from experiment_core_utils.g_metrics_inference import summarise, summarise_accur
 from experiment_core_utils.h_metrics_compute import setting_compute
 from experiment_core_utils.i_metrics_energy import AnsweredRequest, energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, setting_result
-from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts
+from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts, shared_setting
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.l_results_csv_cleaning import write_tables
 from experiment_core_utils.measuring.noted_caveats import alone_caveats, served_caveats
-from experiment_core_utils.measuring.sample_runs import RunContext
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.steadiness import steadiness_part
 from experiment_core_utils.models.interface import Concurrent
@@ -77,6 +76,7 @@ from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.journal import LOCK_NAME, only_run_in, remove_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, write_plan
 from experiment_core_utils.records.locks import MainProcessWatch, RunLock
+from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.setting_result import SettingResult, setting_file_name
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.requests.request_source import first_final_prompt
@@ -315,7 +315,7 @@ def save_unfinished(run: ProfilingRun, settings: Sequence[Setting]) -> tuple[int
     parts = {
         setting: shared.parts_of(shared.own_journals())
         for setting in settings
-        for shared in [context.shared_setting(setting.key, context.shards)]
+        for shared in [shared_setting(context, setting.key)]
     }
     finished = {setting: set[int]().union(*map(_finished_ids, own)) for setting, own in parts.items()}
     begun = {setting: ids for setting, ids in finished.items() if ids}
@@ -354,7 +354,7 @@ def wait_for_main(context: RunContext, main_process: MainProcessWatch) -> None:
 def pool_and_save(run: ProfilingRun, setting: Setting) -> SettingFailure | None:
     """Main process only: k waits for all shards and pools them, the next letters make the result of the whole."""
     context, config = run.context, run.config
-    shared = context.shared_setting(setting.key, context.shards)
+    shared = shared_setting(context, setting.key)
     merged = merge_parts(collect_parts(shared, config.machine.worker_timeout, context.stop), run.requested.sample_ids)
     failure = merged.failure or failure_where_no_sample_ran(merged, config.measuring.max_config_retries + 1)
     if failure is None:

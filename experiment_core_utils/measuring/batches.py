@@ -21,7 +21,7 @@ from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, 
 from experiment_core_utils.models.common.engine_proof import higher_precision, is_right
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import MOST_POSITIONS
-from experiment_core_utils.models.interface import MODULES, SERVER, Concurrent, Inspectable, Runnable, StagedModel
+from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, StagedModel, answers_in_batches
 from experiment_core_utils.primitives.device import NoMarks, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
@@ -33,7 +33,6 @@ from experiment_core_utils.primitives.errors import (
 )
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.texts import counted
-from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import BatchedAnswer, FollowedAnswer, KnobProof, PreparedRequest
 from experiment_core_utils.records.sample_result import FailedSample, failed_sample
 from experiment_core_utils.records.settings import MeasuredSample
@@ -44,15 +43,6 @@ LOGGER = logging.getLogger(__name__)
 Prepared = tuple[Sample, PreparedRequest]
 # Batches whose samples are put in order of length together; more would pad less and take more memory of the host.
 _BATCHES_PREPARED = 4
-
-
-def answers_in_batches(engines: Mapping[str, str] | None) -> bool:
-    """Whether samples that are not timed are answered together: where modules, or a server, run the timed ones too.
-
-    Args:
-        engines: what runs each stage, by name; None where it is not noted.
-    """
-    return set((engines or {}).values()) <= {MODULES, SERVER}
 
 
 def untimed_line(num_answered: int, num_timed: int, num_runs_per_sample: int, engines: Mapping[str, str]) -> str | None:
@@ -71,18 +61,6 @@ def untimed_line(num_answered: int, num_timed: int, num_runs_per_sample: int, en
         f"what runs the timed ones ({names}): {num_answered} of its {requests} requests, or about "
         f"{num_answered / requests:.0%} of its time; --num_samples takes fewer"
     )
-
-
-def batching_caveats(num_samples: int, num_latency_samples: int | None, dtype: str | None) -> list[Caveat]:
-    """What a reader must know where samples are answered in batches in another precision than float32.
-
-    Args:
-        dtype: None where a server answers, whose batches are not seen.
-    """
-    if num_latency_samples is None or num_latency_samples >= num_samples or dtype in ("float32", None):
-        return []
-    answered = num_samples - num_latency_samples
-    return [caveat("batched_answers", num_batched=answered, num_samples=num_samples, dtype=dtype)]
 
 
 # Mean distance of logits by which a batch may differ from its requests alone, as a fraction of their norm: in float32,

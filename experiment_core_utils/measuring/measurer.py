@@ -19,14 +19,12 @@ from experiment_core_utils.measuring.passes import EnergyPasses, MemoryPasses
 from experiment_core_utils.measuring.profiles import TorchProfiles
 from experiment_core_utils.measuring.rounds import RoundOrder, RoundsSeen, RoundTimes, common_factor
 from experiment_core_utils.measuring.sample_runs import (
-    RunContext,
     SampleAtWork,
     SampleRunner,
     SettingAtWork,
     Shard,
     Taken,
     load_noted,
-    split_by,
 )
 from experiment_core_utils.meters.load import ConditionsMeter, conditions_meter, load_sampler
 from experiment_core_utils.meters.stability import LEAST_SAMPLES_TO_STOP, PrecisionGoal
@@ -45,8 +43,10 @@ from experiment_core_utils.primitives.files import allow_open_files
 from experiment_core_utils.primitives.progress import Progress, WaitingLines
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
 from experiment_core_utils.records.requests import StagedRun
+from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.settings import ArrivalsTrace, JournalHeader, SettingFailure, ShardDone, When
 from experiment_core_utils.requests.request_source import RequestKey
+from experiment_core_utils.tasks.sampling import split_by
 
 SAMPLE_EVERY_S = 0.5
 # Between a disturbed round and its repeat.

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from experiment_core_utils.c_prompt_processing import choose_latency_ids
 from experiment_core_utils.d_energy_tracking import energy_of_pass
 from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.setting import Setting
@@ -37,6 +36,7 @@ from experiment_core_utils.records.energy import EnergyPass, EnergyPassesEnd, Id
 from experiment_core_utils.records.journal import Journal
 from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.records.settings import MeasuredSample, MemoryPass
+from experiment_core_utils.tasks.sampling import choose_latency_ids
 
 # Samples whose energy is measured, of those that are timed.
 ENERGY_SAMPLES = 32

@@ -1,17 +1,15 @@
 """What is done with one sample at one setting: its request, its runs, and what is written down of them."""
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.e_inference import run_staged, sample_record
-from experiment_core_utils.k_results_aggregation import SharedSetting, whole_window
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
@@ -36,17 +34,18 @@ from experiment_core_utils.primitives.errors import (
     Stopped,
     library_faults_named,
 )
-from experiment_core_utils.primitives.interruption import StopRequest, time_limit
+from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import Journal
-from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import (
     KnobProof,
     MemoryReading,
     PreparedRequest,
     RequestShape,
     StagedRun,
+    whole_window,
 )
+from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.sample_result import FailedSample, failed_sample
 from experiment_core_utils.records.settings import (
     ArrivalsTrace,
@@ -59,6 +58,7 @@ from experiment_core_utils.records.settings import (
     ShardDone,
 )
 from experiment_core_utils.tasks.interface import Sample, check_scorable
+from experiment_core_utils.tasks.sampling import split_by
 
 T = TypeVar("T")
 Taken = dict[tuple[int, CropRange | None], tuple[Sample, PreparedRequest] | SampleError]
@@ -118,46 +118,6 @@ class Shard:
     def has_first(self, number: int) -> bool:
         """Whether so many ids from the front are finished."""
         return all(each in self.finished for each in self.sample_ids[:number])
-
-
-@dataclass(frozen=True)
-class RunContext:
-    """The place of this process in a run, and where the run keeps what it has measured."""
-
-    experiment_id: str
-    rank: int
-    #: the samples of each process, by rank, in the order in which they are measured
-    shards: Mapping[int, tuple[int, ...]]
-    ledger: Ledger
-    journals: Path  #: folder of the journals of all processes
-    stop: StopRequest  #: looked at before every sample
-    #: ids of the other processes on this machine; None where some cannot be seen
-    other_pids: tuple[int, ...] | None = ()
-    run_uid: str | None = None  #: as in `Provenance`
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this process pools, saves and reports."""
-        return self.rank == 0
-
-    @property
-    def num_processes(self) -> int:
-        """How many processes measure the run."""
-        return len(self.shards)
-
-    @property
-    def own_ids(self) -> tuple[int, ...]:
-        """The samples of this process."""
-        return self.shards[self.rank]
-
-    @property
-    def fingerprint(self) -> str:
-        """What the results and journals of the run are recognised by."""
-        return self.ledger.fingerprint
-
-    def shared_setting(self, key: str, shards: Mapping[int, Sequence[int]]) -> SharedSetting:
-        """A setting of the run, of which each process measures the samples under its rank."""
-        return SharedSetting(self.journals, key, self.fingerprint, self.experiment_id, shards, self.rank)
 
 
 @dataclass(eq=False)
@@ -477,13 +437,6 @@ class SampleRunner:
 
 def _with_switch(future: Future[StagedRun], switch_s: float) -> tuple[StagedRun, float]:
     return future.result(), switch_s
-
-
-def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that are chosen and those that are not, each in their order."""
-    return tuple(each for each in sample_ids if each in chosen), tuple(
-        each for each in sample_ids if each not in chosen
-    )
 
 
 def check_proof(proof: KnobProof, setting: Setting, model: Runnable) -> dict[str, str]:

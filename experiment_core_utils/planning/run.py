@@ -14,26 +14,30 @@ from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import leave_process_group
 from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
-from experiment_core_utils.c_prompt_processing import choose_latency_ids, picture_caveats
 from experiment_core_utils.config.parts import EnergyMode, ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import energy_gpus
-from experiment_core_utils.f_experiment_info import caveats_of, gather_provenance, variables_of
+from experiment_core_utils.f_experiment_info import (
+    batching_caveats,
+    caveats_of,
+    gather_provenance,
+    picture_caveats,
+    variables_of,
+)
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
-from experiment_core_utils.measuring.batches import Bench, answers_in_batches, batching_caveats, untimed_line
+from experiment_core_utils.measuring.batches import Bench, untimed_line
 from experiment_core_utils.measuring.execution import settle_execution
 from experiment_core_utils.measuring.measurer import ShardMeasurer
 from experiment_core_utils.measuring.profiles import TorchProfiles
 from experiment_core_utils.measuring.rounds import RoundOrder
-from experiment_core_utils.measuring.sample_runs import RunContext, split_by
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.common.placement import placement_caveats
 from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.slow_functions import slow_functions_caveats
 from experiment_core_utils.models.hf.tensor_parallel import END, LOAD, LeadingModel, follow
-from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise
+from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise, answers_in_batches
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.planning.plan import (
     RequestedRun,
@@ -60,12 +64,13 @@ from experiment_core_utils.primitives.texts import all_of
 from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.provenance import ASKED_AT, FinalPrompt, Model, Provenance, TaskDescription
+from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.requests.request_source import RequestSource, num_preparation_workers, request_budget_bytes
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiment_core_utils.tasks.registry import get_metric
-from experiment_core_utils.tasks.sampling import few_samples_caveats, shards_of
+from experiment_core_utils.tasks.sampling import choose_latency_ids, few_samples_caveats, shards_of, split_by
 
 
 def crew_of(config: ProfilingConfig) -> Crew | None:

@@ -5,16 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from experiment_core_utils.f_experiment_info import batching_caveats
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.measuring.batches import (
-    BatchAnswerer,
-    Bench,
-    answers_in_batches,
-    batching_caveats,
-    untimed_line,
-)
+from experiment_core_utils.measuring.batches import BatchAnswerer, Bench, untimed_line
+from experiment_core_utils.models.interface import answers_in_batches
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError
 from experiment_core_utils.records.requests import BatchedAnswer
 from experiment_core_utils.records.sample_result import FailedSample

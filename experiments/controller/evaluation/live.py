@@ -9,7 +9,6 @@ import numpy as np
 
 from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
 from experiment_core_utils.c_prompt_processing import (
-    choose_latency_ids,
     draw_other_samples,
     open_task,
     refuse_picture_tasks,
@@ -27,6 +26,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.tasks.interface import Metric, Task
 from experiment_core_utils.tasks.registry import get_metric
+from experiment_core_utils.tasks.sampling import choose_latency_ids
 from experiments.analyses.charts.style import joined_caption, tasks_named
 from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.evaluation.outcomes import AnsweredRequests

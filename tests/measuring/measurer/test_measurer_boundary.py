@@ -18,7 +18,6 @@ from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.measurer import ShardMeasurer
 from experiment_core_utils.measuring.rounds import RoundOrder
-from experiment_core_utils.measuring.sample_runs import RunContext
 from experiment_core_utils.meters.load import ConditionsMeter
 from experiment_core_utils.primitives.errors import (
     DeviceLost,
@@ -32,6 +31,7 @@ from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.settings import CpuReading, FinishedSample, ShardDone
 from experiment_core_utils.requests.request_source import RequestSource
 from experiment_core_utils.tasks.interface import Sample

@@ -19,7 +19,6 @@ from experiment_core_utils.measuring import measurer
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.measurer import ShardMeasurer
 from experiment_core_utils.measuring.rounds import RoundOrder
-from experiment_core_utils.measuring.sample_runs import RunContext
 from experiment_core_utils.meters.load import ConditionsMeter
 from experiment_core_utils.meters.steadiness import Outlook, disturbances
 from experiment_core_utils.primitives.interruption import StopRequest
@@ -27,6 +26,7 @@ from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import MemoryReading
+from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.settings import CpuReading, FinishedSample, GpuReading, MeasuredSample
 from experiment_core_utils.requests.request_source import RequestSource
 from experiment_core_utils.saved_results.result_caveats import discarded_caveats

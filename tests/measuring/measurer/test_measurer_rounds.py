@@ -14,12 +14,12 @@ from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.measurer import ShardMeasurer
 from experiment_core_utils.measuring.rounds import RoundOrder
-from experiment_core_utils.measuring.sample_runs import RunContext
 from experiment_core_utils.primitives.errors import GenerationFailed, SampleError, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import JournalContent, journal_path, read_journal
 from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.settings import RoundsTrace, ShardDone
 from experiment_core_utils.requests.request_source import RequestSource
 from experiment_core_utils.tasks.registry import get_metric, load_task
