@@ -29,25 +29,15 @@ from experiment_core_utils.measuring.noted_caveats import alone_caveats, served_
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.steadiness import steadiness_part
 from experiment_core_utils.models.interface import Concurrent
-from experiment_core_utils.planning.plan import (
-    RequestedRun,
-    agreed_fingerprint,
-    block_caveats,
+from experiment_core_utils.planning.fingerprint import agreed_fingerprint
+from experiment_core_utils.planning.plan import RequestedRun, block_caveats, left_out_by, requested_run
+from experiment_core_utils.planning.remarks import (
     broken_rows,
     broken_rows_lines,
-    check_and_make_folder,
     data_remarks,
-    due_keys,
-    fill_in_places,
     knob_lines,
-    left_out_by,
-    plan_of,
     replaced_results_lines,
-    requested_run,
     resumed_lines,
-    run_uid_of,
-    settings_of,
-    tidy_folder,
     unusable_lines_of,
 )
 from experiment_core_utils.planning.run import (
@@ -59,6 +49,15 @@ from experiment_core_utils.planning.run import (
     leading,
     load_bench,
     provenance_of_run,
+)
+from experiment_core_utils.planning.tidying import (
+    check_and_make_folder,
+    due_keys,
+    fill_in_places,
+    plan_of,
+    run_uid_of,
+    settings_of,
+    tidy_folder,
 )
 from experiment_core_utils.primitives.collectives import (
     all_or_raise,

@@ -38,18 +38,14 @@ from experiment_core_utils.planning.estimate import (
     size_sentence,
     source_sentences,
 )
-from experiment_core_utils.planning.plan import (
-    RequestedRun,
-    agreed_fingerprint,
+from experiment_core_utils.planning.fingerprint import agreed_fingerprint
+from experiment_core_utils.planning.plan import RequestedRun, left_out_by, max_new_tokens_of, plan_size, requested_run
+from experiment_core_utils.planning.remarks import (
     broken_rows,
     broken_rows_lines,
     data_remarks,
     knob_lines,
-    left_out_by,
-    max_new_tokens_of,
-    plan_size,
     replaced_results_lines,
-    requested_run,
 )
 from experiment_core_utils.planning.statistical_power import power_sentences, sweep_noise
 from experiment_core_utils.primitives.collectives import processes_on_this_machine

@@ -39,14 +39,8 @@ from experiment_core_utils.models.hf.slow_functions import slow_functions_caveat
 from experiment_core_utils.models.hf.tensor_parallel import END, LOAD, LeadingModel, follow
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise, answers_in_batches
 from experiment_core_utils.models.source import ModelSource
-from experiment_core_utils.planning.plan import (
-    RequestedRun,
-    chosen_blocks,
-    max_new_tokens_of,
-    num_timed,
-    refuse_other_engines,
-    stops_of,
-)
+from experiment_core_utils.planning.fingerprint import refuse_other_engines
+from experiment_core_utils.planning.plan import RequestedRun, chosen_blocks, max_new_tokens_of, num_timed, stops_of
 from experiment_core_utils.primitives.collectives import other_pids
 from experiment_core_utils.primitives.cpu_threads import available_cpus
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads

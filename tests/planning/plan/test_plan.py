@@ -10,7 +10,9 @@ import pytest
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.stability import shuffled
-from experiment_core_utils.planning.plan import RequestedRun, check_and_make_folder, requested_run, resumed_lines
+from experiment_core_utils.planning.plan import RequestedRun, requested_run
+from experiment_core_utils.planning.remarks import resumed_lines
+from experiment_core_utils.planning.tidying import check_and_make_folder
 from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused
 from experiment_core_utils.records.ledger import PLAN_VERSION, RunPlan
 from tests.given_flags import over

@@ -11,16 +11,9 @@ from PIL import Image
 
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.f_experiment_info import variables_of
-from experiment_core_utils.planning.plan import (
-    NOT_IN_FINGERPRINT,
-    RequestedRun,
-    agreed_fingerprint,
-    chosen_blocks,
-    fingerprint_parts,
-    refuse_other_engines,
-    replaced_results_lines,
-    requested_run,
-)
+from experiment_core_utils.planning.fingerprint import agreed_fingerprint, fingerprint_parts, refuse_other_engines
+from experiment_core_utils.planning.plan import RequestedRun, chosen_blocks, requested_run
+from experiment_core_utils.planning.remarks import NOT_IN_FINGERPRINT, replaced_results_lines
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal
