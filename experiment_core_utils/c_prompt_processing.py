@@ -1,11 +1,9 @@
 """In: a task, or texts, with their options; out: the drawn prompts, each as tensors with true token counts."""
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from experiment_core_utils.config.parts import TaskConfig
@@ -15,23 +13,18 @@ from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.models.hf.requests import UNUSABLE, PromptLayout, default_template, prompt_layout_of
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line, library_faults_named
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.texts import all_of, short_digest, shown
-from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.files.columns import mapping_of
 from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import get_metric, load_data_file, load_task, load_task_module, task_entry
-from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset
+from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset, inspected
 
 # What is asked where no task is given.
 VISION_TASK, TEXT_TASK = "reference_vqa", "reference_questions"
-
-# Samples whose pictures are opened to see whether there are any.
-_INSPECTED_SAMPLES = 8
-
 
 def with_task_named(config: TaskConfig, *, takes_pictures: bool) -> TaskConfig:
     """The configuration with the name of the default task of such a model, where neither task nor file is given."""
@@ -189,7 +182,7 @@ def refuse_unfit_pictures(
                 f"--data_file {config.data_file} has no picture in any row, and this model takes pictures: give the "
                 "column of the pictures by --columns image=COLUMN, or --text_only to ask without any"
             )
-    elif not config.text_only and any(each.image is not None for each in _inspected(task, sample_ids)):
+    elif not config.text_only and any(each.image is not None for each in inspected(task, sample_ids)):
         raise _unseen(model, task.name)
 
 
@@ -248,45 +241,11 @@ def refuse_unfit_requests(
         )
 
 
-def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool) -> list[Caveat]:
-    """The caveat where a text model gets a task with pictures, by the first few samples that can be read."""
-    if takes_pictures:
-        return []
-    if all(sample.image is None for sample in _inspected(task, sample_ids)):
-        return []
-    return [caveat("pictures_not_shown")]
-
-
 def _has_pictures(task: Task, sample_ids: Sequence[int]) -> bool:
     """Whether any row of a file, or any of the first few samples that can be read, has one."""
     if isinstance(task, DataFileTask):
         return task.has_pictures
-    return any(each.image is not None for each in _inspected(task, sample_ids))
-
-
-def _inspected(task: Task, sample_ids: Sequence[int]) -> list[Sample]:
-    return list(itertools.islice(_readable(task, sample_ids), _INSPECTED_SAMPLES))
-
-
-def _readable(task: Task, sample_ids: Sequence[int]) -> Iterator[Sample]:
-    for sample_id in sample_ids:
-        try:
-            with library_faults_named(f"sample {sample_id}"):
-                sample = task[sample_id]
-        except SampleError:  # not counted: it is recorded among the samples
-            continue
-        yield sample
-
-
-def choose_latency_ids(sample_ids: Sequence[int], num_latency_samples: int | None, seed: int) -> frozenset[int]:
-    """The samples that are measured: the first so many in a random order of all, which depends on ids and seed only.
-
-    More of them include fewer of them; None, or as many as there are, takes all.
-    """
-    if num_latency_samples is None or num_latency_samples >= len(sample_ids):
-        return frozenset(sample_ids)
-    order = np.random.default_rng(seed).permutation(sorted(sample_ids))
-    return frozenset(map(int, order[:num_latency_samples]))
+    return any(each.image is not None for each in inspected(task, sample_ids))
 
 
 def fingerprint_of_ids(sample_ids: Sequence[int]) -> str:

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, cast
@@ -38,6 +38,8 @@ from experiment_core_utils.primitives.texts import without_secrets
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.provenance import Hardware, Variables
 from experiment_core_utils.records.text import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
+from experiment_core_utils.tasks.interface import Task
+from experiment_core_utils.tasks.sampling import inspected
 
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
 # Where they are installed.
@@ -255,3 +257,24 @@ def crowded_cores_caveats(
     threads, cores = processes_here * torch.get_num_threads(), usable_cores(other_pids)
     is_crowded = device.type == "cpu" and threads > cores
     return [caveat("crowded_cores", num_threads=threads, num_cores=cores)] if is_crowded else []
+
+
+def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool) -> list[Caveat]:
+    """The caveat where a text model gets a task with pictures, by the first few samples that can be read."""
+    if takes_pictures:
+        return []
+    if all(sample.image is None for sample in inspected(task, sample_ids)):
+        return []
+    return [caveat("pictures_not_shown")]
+
+
+def batching_caveats(num_samples: int, num_latency_samples: int | None, dtype: str | None) -> list[Caveat]:
+    """What a reader must know where samples are answered in batches in another precision than float32.
+
+    Args:
+        dtype: None where a server answers, whose batches are not seen.
+    """
+    if num_latency_samples is None or num_latency_samples >= num_samples or dtype in ("float32", None):
+        return []
+    answered = num_samples - num_latency_samples
+    return [caveat("batched_answers", num_batched=answered, num_samples=num_samples, dtype=dtype)]

@@ -1,13 +1,10 @@
 """In: what ran, pooled over processes (scored samples, or generated texts); out: accuracy, spread of times, rates."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
-from statistics import median
 from typing import Any
-
-import numpy as np
 
 from experiment_core_utils.meters.stability import find_outliers
 from experiment_core_utils.primitives.statistics import (
@@ -18,8 +15,6 @@ from experiment_core_utils.primitives.statistics import (
     mean_of,
     rate,
 )
-from experiment_core_utils.records.caveats import Caveat, caveat
-from experiment_core_utils.records.requests import ServedNotes
 from experiment_core_utils.records.sample_result import QUANTITIES
 from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, TypeScores
 from experiment_core_utils.records.settings import MeasuredSample, SettingSummary
@@ -104,103 +99,6 @@ def _is_cut_short(sample: MeasuredSample) -> bool:
     return sample.output_tokens - sample.ended == 1 and not sample.options and are_longer
 
 
-# Above this fraction of answers of a single token a text run has measured prefills.
-_MOST_ONE_TOKEN = 0.5
-ANSWER_CAVEATS = frozenset({"answers_cut", "answers_ended_at_once"})
-
-
-def cut_caveats(ended: Sequence[bool], limit: int) -> list[Caveat]:
-    """The caveat of more than 5 % of answers that the limit of tokens cut; none otherwise.
-
-    Args:
-        ended: whether each answer came to its end.
-    """
-    cut = ended.count(False)
-    if not ended or cut / len(ended) <= MOST_UNREADABLE:
-        return []
-    return [caveat("answers_cut", num_cut=cut, num_answers=len(ended), limit=limit)]
-
-
-# A step: as many runs on either side at least, by such a factor, of which such a part of all pairs is in its order.
-_STEP_RUNS, _STEP_FACTOR, _STEP_ORDERED = 5, 1.5, 0.95
-
-
-def speed_step(seconds: Sequence[float]) -> tuple[float, float, int] | None:
-    """The step in times, in order, that divides them best: the median before and after it, and how many are before.
-
-    It is where the means of the logarithms differ most by their own error (least squares with one break); None where
-    less than 19 of 20 pairs of a time before and one after are in its order, or it is below a factor of 1.5.
-    """
-    logs = np.log(np.maximum(seconds, 1e-9))
-    number = len(logs)
-    before = np.arange(_STEP_RUNS, number - _STEP_RUNS + 1)
-    if not len(before):
-        return None
-    sums = np.cumsum(logs)
-    gaps = (sums[-1] - sums[before - 1]) / (number - before) - sums[before - 1] / before
-    place = int(before[np.argmax(np.abs(gaps) * np.sqrt(before * (number - before)))])
-    one, other = np.sort(seconds[:place]), np.sort(seconds[place:])
-    rising = float(np.searchsorted(one, other).mean()) / place
-    medians = float(np.median(one)), float(np.median(other))
-    is_step = max(rising, 1 - rising) >= _STEP_ORDERED and max(medians) >= _STEP_FACTOR * min(medians)
-    return (*medians, place) if is_step else None
-
-
-# Of the time to the first token of a request's first run: below it, a later one did not compute its whole prefill.
-_WARM_RATIO = 0.8
-
-
-def served_caveats(samples: Sequence[MeasuredSample], *, have_waited: bool = False) -> list[Caveat]:
-    """The caveats of measured runs at a server that sent several tokens at once, did not count or did not send some,
-    changed its speed, or answered repeated requests from its prefix cache.
-
-    Args:
-        samples: in the order in which they were measured.
-        have_waited: whether requests waited for each other, so that their times do not show a cache.
-    """
-    runs = [run for sample in samples for run in sample.runs if run.first_token_s is not None]
-    notes = [
-        ServedNotes(is_counted=run.prompt_tokens is not None) if run.served is None else run.served for run in runs
-    ]
-    found = {
-        "server_pieces": sum(
-            len(run.token_ids) > 1 and not run.inter_token_s and not note.is_recut
-            for run, note in zip(runs, notes, strict=True)
-        ),
-        "server_recut": sum(note.is_recut for note in notes),
-        "server_uncounted": sum(not note.is_counted for note in notes),
-        "server_miscounted": sum(not note.are_counts_possible for note in notes),
-    }
-    caveats = [caveat(kind, num_runs=count, num_all=len(runs)) for kind, count in found.items() if count]
-    others = Counter(note.answered_by for note in notes if note.answered_by is not None)
-    if others:
-        names, number = sorted(others), sum(others.values())
-        caveats.append(caveat("server_other_model", names=names, num_runs=number, num_all=len(runs)))
-    hidden = [run.hidden_tokens for run in runs if run.hidden_tokens]
-    if hidden:
-        caveats.append(caveat("server_hidden_tokens", num_tokens=sum(hidden), num_runs=len(hidden), num_all=len(runs)))
-    if not have_waited and (step := speed_step([run.first_token_s or 0.0 for run in runs])) is not None:
-        before_s, after_s, place = step
-        figures = {"before_ms": 1e3 * before_s, "after_ms": 1e3 * after_s, "num_before": place, "num_all": len(runs)}
-        caveats.append(caveat("server_step", **figures))
-    repeated = [(sample.runs[0].first_token_s, sample.runs[-1].first_token_s) for sample in samples if sample.runs[1:]]
-    ratios = [last_s / first_s for first_s, last_s in repeated if first_s and last_s is not None]
-    if not have_waited and ratios and (ratio := median(ratios)) < _WARM_RATIO:
-        caveats.append(caveat("server_warm", ratio=ratio))
-    return caveats
-
-
-def text_answer_caveats(results: InferenceResults, limit: int) -> list[Caveat]:
-    """The caveats of the answers of a text run: cut at the limit, or most of them ended at once."""
-    queries = results["queries"]
-    at_once = sum(query["ended"] and query["output_tokens"] == 1 for query in queries)
-    is_fixed = results["decoding"].get("ignore_eos")
-    found = [] if is_fixed else cut_caveats([query["ended"] for query in queries], limit)
-    if queries and at_once / len(queries) > _MOST_ONE_TOKEN:
-        found.append(caveat("answers_ended_at_once", num_answers=at_once, num_prompts=len(queries)))
-    return found
-
-
 def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metric) -> AccuracyPart:
     """What the scores of a whole run come to; an answer for which the metric has no value enters no mean."""
     scored = [
@@ -224,28 +122,6 @@ def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metr
         share_unparsed=fraction_of(unparsed, len(answers)),
         share_empty=mean_of([not answer.prediction.strip() for answer in answers]),
     )
-
-
-def answer_caveats(accuracy: AccuracyPart, num_answers: int, share_one_token: float | None) -> list[Caveat]:
-    """Caveats of answers that could not be read, are empty or end after one token, where those are more than a few,
-    and of those that have no score or too few references.
-
-    An empty answer cannot be read either, nor can one whose scoring failed; each is named once.
-    """
-    details = accuracy.metric_details or {}
-    few, unscored, failed = (
-        fraction_of(details.get(name, 0), num_answers) or 0.0
-        for name in ("few_references", "unscored", "scoring_failed")
-    )
-    empty = accuracy.share_empty or 0.0
-    fractions = {
-        "answers_unparsed": max((accuracy.share_unparsed or 0.0) - empty - failed, 0.0),
-        "answers_empty": empty,
-        "answers_one_token": share_one_token or 0.0,
-    }
-    found = {kind: fraction for kind, fraction in fractions.items() if fraction > MOST_UNREADABLE}
-    found |= {kind: each for kind, each in (("answers_unscored", unscored), ("few_references", few)) if each}
-    return [caveat(kind, fraction=fraction, metric=accuracy.metric) for kind, fraction in found.items()]
 
 
 def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:

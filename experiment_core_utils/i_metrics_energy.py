@@ -6,12 +6,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from experiment_core_utils.config.parts import EnergyMode
 from experiment_core_utils.g_metrics_inference import spread_of
 from experiment_core_utils.meters.codecarbon import READ_NOTHING, WORLD_MEAN, gpu_missing_reason, number_in
 from experiment_core_utils.meters.energy_files import emissions_path, energy_path, read_energy_windows, read_windows
 from experiment_core_utils.meters.energy_statistics import (
-    LEAST_WINDOW_S,
     act_figures,
     expanded_interval,
     instrument_energy,
@@ -30,11 +28,9 @@ from experiment_core_utils.primitives.statistics import (
     ratio_interval,
 )
 from experiment_core_utils.primitives.texts import counted
-from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.energy import (
     ALL_DEVICES,
     END_TO_END,
-    GPU_COUNTER,
     PREFERRED_SOURCES,
     ActEnergy,
     Closure,
@@ -54,9 +50,7 @@ from experiment_core_utils.records.energy import (
     StageEnergies,
     StageFigure,
 )
-from experiment_core_utils.records.quantities.energy import SampleEnergy
 from experiment_core_utils.records.setting_result import AccuracyPart
-from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import (
     AllocatedEnergy,
     BatchRecord,
@@ -66,7 +60,6 @@ from experiment_core_utils.records.text import (
     InferenceResults,
     InstrumentEnergy,
     PartEnergy,
-    PooledEnergy,
     ProcessPlace,
     QueryRecord,
     all_absent,
@@ -81,7 +74,7 @@ _COLUMNS = {
     "total_emissions_kg_co2": "emissions",
     "duration_seconds": "duration",
 }
-_ESTIMATE: EnergySource = {"source": "codecarbon_estimate", "kind": "estimated"}
+ESTIMATE: EnergySource = {"source": "codecarbon_estimate", "kind": "estimated"}
 
 
 def aggregate_energy_metrics(
@@ -176,7 +169,7 @@ def _sources(windows: Sequence[Mapping[str, Cell]], known: Mapping[str, float | 
     sources: dict[str, EnergySource] = {
         "cpu_energy_kwh": _cpu_source({window.get("cpu_energy_source") for window in windows}),
         "gpu_energy_kwh": {"source": "nvml_counter", "kind": "measured"},
-        "ram_energy_kwh": _ESTIMATE,
+        "ram_energy_kwh": ESTIMATE,
     }
     parts = {name: source for name, source in sources.items() if known[name] is not None}
     names = [source["source"] for source in parts.values()]
@@ -190,7 +183,7 @@ def _cpu_source(names: set[Cell]) -> EnergySource:
     """Source of the CPU energy of all windows; a file that codecarbon wrote itself does not say."""
     if names == {"rapl"}:
         return {"source": "rapl", "kind": "measured"}
-    return _ESTIMATE if None not in names else {"source": None, "kind": None}
+    return ESTIMATE if None not in names else {"source": None, "kind": None}
 
 
 def _basis(windows: Sequence[Mapping[str, Cell]]) -> str | None:
@@ -239,7 +232,6 @@ def allocated_energy(pooled: InferenceResults) -> dict[str, Any]:
     }
 
 
-CLOSURE_LIMIT = 0.05
 _ABSENT = (None, None, None)
 
 
@@ -260,20 +252,6 @@ def _with_energy(query: QueryRecord, batches: Sequence[BatchRecord]) -> QueryRec
     batch = batches[query["batch_index"]]
     tokens, of_batch = (each["input_tokens"] + each["output_tokens"] for each in (query, batch))
     return {**query, "energy_j": allocated_to_query(batch["energy_j"], tokens, of_batch)}
-
-
-def sample_energy(sample: MeasuredSample) -> SampleEnergy:
-    """The energy of a sample's request; all None where none was requested, or nothing ran."""
-    energy = sample.energy
-    if energy is None:
-        return SampleEnergy.of(**dict.fromkeys(SampleEnergy.model_fields.keys() - {"energy_j"}))
-    has_figure = energy.joules is not None and energy.origin is not None
-    return SampleEnergy.of(
-        energy_bound_j=energy.bound_j,
-        energy_method=energy.method,
-        energy_source=f"{energy.origin.source} ({energy.origin.basis})" if has_figure and energy.origin else None,
-        energy_reason=energy.reason,
-    )
 
 
 def energy_of(
@@ -468,7 +446,7 @@ def with_correct_answers(
         return None
     known: dict[str, Any] = {}
     if energy.summary is not None:
-        whole = next(each for each in energy.stages[END_TO_END] if _origin_of(each) == _origin_of(energy.summary))
+        whole = next(each for each in energy.stages[END_TO_END] if energy_origin(each) == energy_origin(energy.summary))
         gross = energy.summary.end_to_end_j
         assert gross is not None
         known["summary"] = _with_correct_answers(
@@ -492,7 +470,7 @@ def _half_width_of(figure: StageFigure) -> float | None:
 def _passes_with_correct_answers(
     passes: PassesEnergy, gross: float, accuracy: AccuracyPart, answered: Sequence[AnsweredRequest]
 ) -> PassesEnergy:
-    whole = next(each for each in passes.figures if _origin_of(each) == _origin_of(passes))
+    whole = next(each for each in passes.figures if energy_origin(each) == energy_origin(passes))
     measured = [(each.joules, each.picture) for each in answered if each.joules is not None]
     scored = [(each.score, each.picture) for each in answered if each.score is not None]
     pictures = [picture for _, picture in measured]
@@ -556,7 +534,7 @@ def _per_correct_answer(
     return (gross / fraction, low, high), None if high is not None else "the accuracy may be 0: there is no upper end"
 
 
-def _origin_of(figure: EnergyOfSource) -> tuple[str | None, ...]:
+def energy_origin(figure: EnergyOfSource) -> tuple[str | None, ...]:
     return figure.device, figure.component, figure.source, figure.kind, figure.basis
 
 
@@ -567,89 +545,3 @@ def _chosen(figures: Sequence[EnergyFigure]) -> EnergyFigure | None:
         if measured and len(measured) == len(found):
             return next((each for each in measured if each.origin.device == ALL_DEVICES), measured[0])
     return None
-
-
-def energy_caveats(energy: Energy | None) -> list[Caveat]:
-    """A caveat each for what weakens the figures of a setting's `energy`."""
-    if energy is None:
-        return []
-    summary, passes = energy.summary, energy.passes
-    has_passes = passes is not None and passes.j_per_request is not None
-    figures = [] if summary is not None else list(energy.stages.get(END_TO_END, ()))
-    figures += passes.figures if passes is not None and not has_passes else []
-    reason = energy.reason or next((each.reason for each in figures if each.reason), None)
-    best = passes if has_passes else summary
-    caveats = [caveat("energy_not_measured", reason=reason)] if best is None or reason is not None else []
-    if summary is not None:
-        caveats += _stage_caveats(energy, summary)
-    if passes is not None and passes.j_per_request is not None:
-        caveats += _passes_caveats(passes, passes.j_per_request)
-    if best is None:
-        return caveats
-    if best.kind == "estimated":
-        caveats.append(caveat("energy_estimated", source=best.source))
-    if best.component != "gpu" and any(name.startswith(GPU_COUNTER) for name in energy.missing):
-        caveats.append(caveat("energy_without_gpu"))
-    return caveats
-
-
-def _stage_caveats(energy: Energy, summary: EnergySummary) -> list[Caveat]:
-    caveats = []
-    fraction = summary.closure_residual_share
-    if fraction is None:
-        caveats.append(caveat("energy_closure_unknown"))
-    elif abs(fraction) > CLOSURE_LIMIT:
-        caveats.append(caveat("energy_closure", fraction=fraction))
-    own = {
-        name: each
-        for name, figures in energy.stages.items()
-        for each in figures
-        if _origin_of(each) == _origin_of(summary)
-    }
-    least_s = {name: LEAST_WINDOW_S * (each.num_windows or 0) for name, each in own.items()}
-    short = [name for name, each in own.items() if (each.window_s or 0.0) < least_s[name]]
-    if short:
-        caveats.append(caveat("energy_short_windows", stages=short, least_s=LEAST_WINDOW_S))
-    return caveats + _missed_goal(own, energy.error_goal)
-
-
-def _passes_caveats(passes: PassesEnergy, gross: float) -> list[Caveat]:
-    """What is open of the joules of a request, where it is more than the goal."""
-    whole = next(each for each in passes.figures if _origin_of(each) == _origin_of(passes))
-    caveats = _missed_goal({"passes": whole}, passes.error_goal)
-    (low, high), goal = (passes.j_per_request_ci95_low, passes.j_per_request_ci95_high), passes.error_goal
-    fraction = None if low is None or high is None else half_of_interval(gross, low, high) / gross
-    if goal is not None and (fraction is None or fraction > goal):
-        caveats.append(caveat("energy_passes_differ", num_passes=passes.num_passes, fraction=fraction, goal=goal))
-    return caveats
-
-
-def text_energy_caveats(energy: PooledEnergy, mode: EnergyMode) -> list[Caveat]:
-    """The caveat of a text run whose energy is only estimated on a machine, or is not there; none where it is off."""
-    if mode == "off":
-        return []
-    machines = [each for each in energy["per_process_breakdown"] if each["duration_seconds"] is not None]
-    if not machines:
-        return [caveat("energy_not_measured", reason=energy["reason"])]
-    if all(_is_measured(each) for each in machines):
-        return []
-    return [caveat("energy_estimated", source=_ESTIMATE["source"])]
-
-
-def _is_measured(machine: Mapping[str, Any]) -> bool:
-    kinds = [each["kind"] for each in machine["sources"].values()]
-    kinds += [each["origin"]["kind"] for each in machine["instruments"] or () if each["gross_j"] is not None]
-    return "measured" in kinds
-
-
-def waiting_caveats(pooled: InferenceResults, mode: EnergyMode) -> list[Caveat]:
-    """The caveat of a text run whose energy contains simulated waiting."""
-    waiting_s = pooled["simulated_delay_s"]
-    return [caveat("simulated_waiting", waiting_s=waiting_s)] if waiting_s > 0 and mode != "off" else []
-
-
-def _missed_goal(figures: Mapping[str, StageFigure], goal: float | None) -> list[Caveat]:
-    """One caveat for all stages whose longest window was not long enough."""
-    errors = {name: each.window_error for name, each in figures.items() if each.window_error is not None}
-    missed = {name: error for name, error in errors.items() if goal is not None and error > goal}
-    return [caveat("energy_goal_missed", errors=missed, goal=goal)] if missed else []

@@ -12,7 +12,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from experiment_core_utils.g_metrics_inference import published_figures, value_of_run
-from experiment_core_utils.i_metrics_energy import sample_energy
 from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import VisionTarget, vision_of
@@ -27,6 +26,7 @@ from experiment_core_utils.records.compute import ComputePart
 from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.provenance import Provenance
+from experiment_core_utils.records.quantities.energy import SampleEnergy
 from experiment_core_utils.records.quantities.latency import StageTimes
 from experiment_core_utils.records.requests import KnobProof, VisionGeometry
 from experiment_core_utils.records.result_files import (
@@ -180,9 +180,7 @@ def request_part(sample: MeasuredSample, setting: Setting) -> SampleRequest:
 
 def score_part(score: Score) -> SampleScore:
     """What depends on how a sample's answer is scored."""
-    return SampleScore.of(
-        accuracy=score.value, parse_status=score.parse_status, score_details=dict(score.details)
-    )
+    return SampleScore.of(accuracy=score.value, parse_status=score.parse_status, score_details=dict(score.details))
 
 
 def sample_result(
@@ -448,3 +446,17 @@ def add_to_results(
         json_path = save_aggregated_results_json(results_dict, task_type, results_dir=results_dir)
         experiments = load_aggregated_results(task_type, results_dir=results_dir)
         return json_path, flatten_results_to_csv(experiments, task_type, results_dir=results_dir)
+
+
+def sample_energy(sample: MeasuredSample) -> SampleEnergy:
+    """The energy of a sample's request; all None where none was requested, or nothing ran."""
+    energy = sample.energy
+    if energy is None:
+        return SampleEnergy.of(**dict.fromkeys(SampleEnergy.model_fields.keys() - {"energy_j"}))
+    has_figure = energy.joules is not None and energy.origin is not None
+    return SampleEnergy.of(
+        energy_bound_j=energy.bound_j,
+        energy_method=energy.method,
+        energy_source=f"{energy.origin.source} ({energy.origin.basis})" if has_figure and energy.origin else None,
+        energy_reason=energy.reason,
+    )

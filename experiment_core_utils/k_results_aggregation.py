@@ -17,7 +17,9 @@ from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.energy import AllocatedJoules, EnergyPass, EnergyPassesEnd
 from experiment_core_utils.records.journal import JournalContent, journal_path, own_journals, read_end
+from experiment_core_utils.records.requests import merge_memory, whole_window
 from experiment_core_utils.records.result_files import local_energy_type, raw_result_path, read_json_object
+from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.settings import (
     ArrivalsTrace,
     ConditionsReading,
@@ -72,6 +74,12 @@ def part_of(content: JournalContent, rank: int, num_processes: int, experiment_i
         arrivals=content.every(ArrivalsTrace),
         run_uids=content.run_uids,
     )
+
+
+def shared_setting(context: RunContext, key: str) -> "SharedSetting":
+    """A setting of a run, of which each process measures its shard."""
+    at = context.journals, key, context.fingerprint, context.experiment_id
+    return SharedSetting(*at, context.shards, context.rank)
 
 
 @dataclass(frozen=True)
@@ -272,33 +280,12 @@ def _of_all(groups: Iterable[Iterable[T]]) -> tuple[T, ...]:
     return tuple(itertools.chain.from_iterable(groups))
 
 
-def merge_memory(readings: Sequence[MemoryReading]) -> MemoryReading | None:
-    """The largest of each figure over processes: what one of them needs."""
-    if not readings:
-        return None
-    peaks = [reading.peak_memory_bytes for reading in readings if reading.peak_memory_bytes is not None]
-    reserved = [reading.peak_reserved_bytes for reading in readings if reading.peak_reserved_bytes is not None]
-    return MemoryReading(
-        peak_memory_bytes=max(peaks, default=None),
-        peak_reserved_bytes=max(reserved, default=None),
-        process_rss_bytes=max(reading.process_rss_bytes for reading in readings),
-        reason=readings[0].reason,
-        num_passes=min((each.num_passes for each in readings if each.num_passes is not None), default=None),
-    )
-
-
 def _of_passes(in_rounds: MemoryReading | None, passes: Sequence[MemoryPass]) -> MemoryReading | None:
     """One process's memory of a setting: the highest peaks of its passes; those in rounds where there are none."""
     highest = merge_memory([each.memory for each in passes])
     if in_rounds is None or highest is None:
         return in_rounds
     return replace(highest, process_rss_bytes=in_rounds.process_rss_bytes, num_passes=len(passes))
-
-
-def whole_window(readings: Sequence[MemoryReading]) -> MemoryReading | None:
-    """One process's readings in order of time: the highest peaks, the resident memory at the end."""
-    merged = merge_memory(readings)
-    return None if merged is None else replace(merged, process_rss_bytes=readings[-1].process_rss_bytes)
 
 
 def _twice_and_missing(found: Sequence[int], requested: Iterable[int]) -> tuple[list[int], list[int]]:

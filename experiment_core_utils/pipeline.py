@@ -17,23 +17,48 @@ from experiment_core_utils.a_distributed import ID_NAME, RESULTS, generate_uniqu
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.d_energy_tracking import meters_of
 from experiment_core_utils.f_experiment_info import crowded_cores_caveats
-from experiment_core_utils.g_metrics_inference import (
-    answer_caveats,
-    cut_caveats,
-    served_caveats,
-    summarise,
-    summarise_accuracy,
-)
+from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
 from experiment_core_utils.h_metrics_compute import setting_compute
-from experiment_core_utils.i_metrics_energy import AnsweredRequest, energy_caveats, energy_of, with_correct_answers
+from experiment_core_utils.i_metrics_energy import AnsweredRequest, energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, setting_result
-from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts
-from experiment_core_utils.knobs.answer_limit import answer_limit_at
+from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts, shared_setting
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.l_results_csv_cleaning import write_tables
+from experiment_core_utils.measuring.noted_caveats import alone_caveats, served_caveats
 from experiment_core_utils.meters.stages import StageMeasurement
+from experiment_core_utils.meters.steadiness import steadiness_part
 from experiment_core_utils.models.interface import Concurrent
+from experiment_core_utils.planning.fingerprint import agreed_fingerprint
+from experiment_core_utils.planning.plan import RequestedRun, block_caveats, left_out_by, requested_run
+from experiment_core_utils.planning.remarks import (
+    broken_rows,
+    broken_rows_lines,
+    data_remarks,
+    knob_lines,
+    replaced_results_lines,
+    resumed_lines,
+    unusable_lines_of,
+)
+from experiment_core_utils.planning.run import (
+    ProfilingRun,
+    context_of,
+    crew_of,
+    failure_where_no_sample_ran,
+    follow_run,
+    leading,
+    load_bench,
+    provenance_of_run,
+)
+from experiment_core_utils.planning.tidying import (
+    check_and_make_folder,
+    due_keys,
+    fill_in_places,
+    plan_of,
+    run_uid_of,
+    settings_of,
+    tidy_folder,
+)
 from experiment_core_utils.primitives.collectives import (
     all_or_raise,
     broadcast_from_main,
@@ -50,50 +75,13 @@ from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.journal import LOCK_NAME, only_run_in, remove_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, write_plan
 from experiment_core_utils.records.locks import MainProcessWatch, RunLock
+from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.setting_result import SettingResult, setting_file_name
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
+from experiment_core_utils.requests.request_source import first_final_prompt
 from experiment_core_utils.saved_results.eval_results import write_eval_results
+from experiment_core_utils.saved_results.result_caveats import with_caveats
 from experiment_core_utils.saved_results.trackers import check_tracker
-from experiment_core_utils.sweep.batches import alone_caveats
-from experiment_core_utils.sweep.plan import (
-    RequestedRun,
-    agreed_fingerprint,
-    block_caveats,
-    broken_rows,
-    broken_rows_lines,
-    check_and_make_folder,
-    data_remarks,
-    due_keys,
-    fill_in_places,
-    knob_lines,
-    left_out_by,
-    plan_of,
-    replaced_results_lines,
-    requested_run,
-    resumed_lines,
-    run_uid_of,
-    settings_of,
-    tidy_folder,
-    unusable_lines_of,
-)
-from experiment_core_utils.sweep.requests import first_final_prompt
-from experiment_core_utils.sweep.run import (
-    ProfilingRun,
-    context_of,
-    crew_of,
-    failure_where_no_sample_ran,
-    follow_run,
-    leading,
-    load_bench,
-    provenance_of_run,
-)
-from experiment_core_utils.sweep.sample_runs import RunContext, unseen_caveats
-from experiment_core_utils.sweep.steadiness import (
-    conditions_caveats,
-    discarded_caveats,
-    open_loop_caveats,
-    steadiness_part,
-)
 from experiment_core_utils.tasks.interface import answer_of, scored
 
 FOLDER_SEEN_WITHIN_S = 90.0
@@ -326,7 +314,7 @@ def save_unfinished(run: ProfilingRun, settings: Sequence[Setting]) -> tuple[int
     parts = {
         setting: shared.parts_of(shared.own_journals())
         for setting in settings
-        for shared in [context.shared_setting(setting.key, context.shards)]
+        for shared in [shared_setting(context, setting.key)]
     }
     finished = {setting: set[int]().union(*map(_finished_ids, own)) for setting, own in parts.items()}
     begun = {setting: ids for setting, ids in finished.items() if ids}
@@ -365,7 +353,7 @@ def wait_for_main(context: RunContext, main_process: MainProcessWatch) -> None:
 def pool_and_save(run: ProfilingRun, setting: Setting) -> SettingFailure | None:
     """Main process only: k waits for all shards and pools them, the next letters make the result of the whole."""
     context, config = run.context, run.config
-    shared = context.shared_setting(setting.key, context.shards)
+    shared = shared_setting(context, setting.key)
     merged = merge_parts(collect_parts(shared, config.machine.worker_timeout, context.stop), run.requested.sample_ids)
     failure = merged.failure or failure_where_no_sample_ran(merged, config.measuring.max_config_retries + 1)
     if failure is None:
@@ -409,20 +397,15 @@ def summarise_and_save(
         merged,
         is_stopped=is_stopped,
     )
-    caveats = block_caveats(requested, [setting]) + conditions_caveats(steadiness.conditions)
-    caveats += open_loop_caveats(steadiness.open_loop)
-    caveats += discarded_caveats(merged.samples) + energy_caveats(energy) + alone_caveats(merged.samples)
     places = {sample_id: place for place, sample_id in enumerate(requested.sample_ids)}
     as_measured = sorted(merged.samples, key=lambda sample: places[sample.sample_id])
-    caveats += unseen_caveats(merged.proof) + served_caveats(as_measured, have_waited=steadiness.open_loop is not None)
-    caveats += answer_caveats(accuracy, len(answers), summary.counts.share_one_token)
-    limit = answer_limit_at(setting, bench.max_new_tokens)
-    caveats += cut_caveats([sample.ended for sample in merged.samples], limit)
+    noted = block_caveats(requested, [setting]) + alone_caveats(merged.samples)
+    noted += served_caveats(as_measured, have_waited=steadiness.open_loop is not None)
     provenance = run.provenance.with_keys(
         preparation=bench.requests.describe(),
         experiment_ids=list(merged.experiment_ids),
         run_uids=list(merged.run_uids),
-    ).with_caveats(caveats)
+    ).with_caveats(noted)
     result = setting_result(
         setting,
         requested.source.limits.num_total_blocks,
@@ -437,6 +420,7 @@ def summarise_and_save(
         is_reference=setting == reference_setting(requested.source.limits),
         in_grid=setting not in (requested.beside, requested.placebo),
     )
+    result = with_caveats(result)
     name = setting_file_name(result)
     save_setting_result(result, config.machine.output_dir / name)
     if is_stopped:

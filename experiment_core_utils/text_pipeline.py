@@ -25,14 +25,12 @@ from experiment_core_utils.f_experiment_info import (
     get_model_architecture_info,
     shared_cores_caveats,
 )
-from experiment_core_utils.g_metrics_inference import ANSWER_CAVEATS, combine_inference_metrics, text_answer_caveats
+from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics, with_generation
 from experiment_core_utils.i_metrics_energy import (
     allocated_energy,
     allocated_energy_metrics,
     energy_metrics,
-    text_energy_caveats,
-    waiting_caveats,
     with_batch_energy,
 )
 from experiment_core_utils.j_results_saving import (
@@ -72,6 +70,7 @@ from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.records.result_files import saved_traceback
 from experiment_core_utils.records.text import InferenceResults
+from experiment_core_utils.saved_results.result_caveats import ANSWER_CAVEATS, text_caveats
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
 from experiment_core_utils.text_run.plan import DueExperiment, TextPlan, any_config, plan_of
 
@@ -251,9 +250,7 @@ def measure_experiment(
     }
     if config.memory_timeline:
         save(memory_timeline(sampler.trace).content(), result_type="memory_timeline")
-    caveats += text_energy_caveats(energy_of_all, config.energy_mode)
-    caveats += waiting_caveats(pooled, config.energy_mode)
-    caveats += text_answer_caveats(pooled, config.max_output_tokens)
+    caveats += text_caveats(pooled, energy_of_all, config.energy_mode, config.max_output_tokens)
     caveats += decoding_caveats(pooled["decoding"]["preferences_left_out"])
     return name, _saved(due, pooled, parts, experiment_id, caveats, save)
 

@@ -10,4 +10,4 @@ if ! "$python" -c 'import sys; from importlib.util import find_spec; sys.exit(fi
         "installs them into .venv, or set PYTHON to a Python that has them" >&2
     exit 2
 fi
-PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -m experiment_core_utils.sweep.status "$@"
+PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} exec "$python" -m experiment_core_utils.planning.status "$@"

@@ -9,12 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiment_core_utils.c_prompt_processing import (
-    choose_latency_ids,
     draw_other_samples,
     draw_samples,
     filter_prompts_by_length,
     fingerprint_of_ids,
-    picture_caveats,
     refuse_picture_tasks,
     refuse_unfit_pictures,
     sort_prompts_by_length,
@@ -23,13 +21,14 @@ from experiment_core_utils.c_prompt_processing import (
 )
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.f_experiment_info import picture_caveats
 from experiment_core_utils.knobs.block_choice import BlockChoice, ScoredQuestions
 from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import load_data_file, load_task
-from experiment_core_utils.tasks.sampling import Sampling, shard_of_process
+from experiment_core_utils.tasks.sampling import Sampling, choose_latency_ids, shard_of_process
 from tests.tiny_models.tiny_text_model import PROMPTS, tiny_tokenizer
 
 

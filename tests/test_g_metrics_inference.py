@@ -8,44 +8,23 @@ import pytest
 
 from experiment_core_utils.g_metrics_inference import (
     accuracy_by_type,
-    answer_caveats,
     combine_inference_metrics,
-    cut_caveats,
     distributions,
-    served_caveats,
-    speed_step,
     summarise,
     summarise_accuracy,
-    text_answer_caveats,
     typical_distributions,
 )
 from experiment_core_utils.models.common.text_generation import results_of_records
 from experiment_core_utils.records.energy import AllocatedJoules
 from experiment_core_utils.records.provenance import Variables
-from experiment_core_utils.records.requests import StagedRun, StageFlops
+from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.setting_result import FixedLengthTime, TypeScores
 from experiment_core_utils.records.text import BatchRecord, InferenceResults, QueryRecord
+from experiment_core_utils.saved_results.result_caveats import answer_caveats, text_answer_caveats
 from experiment_core_utils.saved_results.terminal import fixed_length_line
-from experiment_core_utils.tasks.interface import Answer, Score, Scoring, answer_of
+from experiment_core_utils.tasks.interface import answer_of
 from experiment_core_utils.tasks.registry import get_metric
 from tests.hand_made_records import ReadOff, answered_sample, measured_sample, scores_of, staged_run, summary_of
-
-
-@pytest.mark.parametrize(
-    ("times_s", "expected"),
-    [
-        ([0.4] * 9 + [0.046] * 12, (0.4, 0.046, 9)),
-        ([0.1, 0.12, 0.11, 0.1, 0.13, 0.2, 0.21, 0.19, 0.22, 0.2, 0.9], (0.11, 0.205, 5)),
-        ([0.1, 0.2] * 10, None),
-        ([0.1] * 10 + [0.14] * 10, None),
-        ([0.4] * 4 + [0.05] * 5, None),
-        ([], None),
-    ],
-)
-def test_a_step_in_a_servers_speed_is_found_where_nearly_all_times_follow_it(
-    times_s: list[float], expected: tuple[float, float, int] | None
-) -> None:
-    assert speed_step(times_s) == (None if expected is None else pytest.approx(expected))
 
 
 def test_spread_of_the_stage_times() -> None:
@@ -297,33 +276,6 @@ def test_empty_answers_and_those_of_one_token_are_fractions() -> None:
     assert summarise(choices, accuracy, 0).counts.share_one_token == 0
 
 
-@pytest.mark.parametrize(("unparsed", "of", "kinds"), [(1, 20, []), (2, 20, ["answers_unparsed"]), (0, 3, [])])
-def test_a_caveat_begins_above_one_answer_in_twenty(unparsed: int, of: int, kinds: list[str]) -> None:
-    samples = [measured_sample(at, prediction="?" if at < unparsed else "1") for at in range(of)]
-    found = answer_caveats(summary_of(samples).accuracy, of, None)
-    assert [each.kind for each in found] == kinds
-    assert all("10% could not be read as an answer by read_off, and count as wrong" in each.sentence for each in found)
-
-
-def test_few_references_are_a_note() -> None:
-    answers = [Answer("cat", ("cat",) * count) for count in (10, 3, 1, 4)]
-    metric = get_metric("vqa_score")
-    (found,) = answer_caveats(summarise_accuracy(answers, metric.score(answers), metric), 4, None)
-    assert (found.kind, found.severity, found.figures) == (
-        "few_references", "note", {"fraction": 0.5, "metric": "vqa_score"},
-    )  # fmt: skip
-
-
-def test_answers_without_a_score_are_named_once() -> None:
-    scores = Score(1.0), Score(None), Score(None, parsed=False, parse_status="scoring_failed"), Score(0.5)
-    scoring = Scoring(scores, 0.75, {"unscored": 2, "scoring_failed": 1})
-    answers = [Answer("cat", ("cat",))] * 4
-    accuracy = summarise_accuracy(answers, scoring, get_metric("em"))
-    assert (accuracy.accuracy, accuracy.num_unparsed) == (0.75, 1)
-    (found,) = answer_caveats(accuracy, 4, None)
-    assert found.sentence.startswith("answers: 50% have no score by em and do not enter accuracy; see metric_details")
-
-
 def test_no_samples_have_no_figures() -> None:
     summary = summary_of([])
     accuracy = summary.accuracy
@@ -435,45 +387,6 @@ def test_a_model_that_does_not_report_single_tokens_has_no_token_times() -> None
         batch["ttft_s"], batch["inter_token_s"] = None, []
     metrics = combine_inference_metrics(results)
     assert metrics["ttft_s"] is metrics["time_per_output_token_s"] is metrics["inter_token_s"] is None
-
-
-@pytest.mark.parametrize(
-    ("num_cut", "num_answers", "warned"), [(0, 0, False), (1, 20, False), (2, 20, True), (3, 3, True)]
-)
-def test_more_than_a_twentieth_of_cut_answers_is_a_caveat(num_cut: int, num_answers: int, warned: bool) -> None:
-    found = cut_caveats([False] * num_cut + [True] * (num_answers - num_cut), 64)
-    assert [each.kind for each in found] == ["answers_cut"] * warned
-    if warned:
-        assert found[0].sentence.startswith(f"answers: {num_cut} of {num_answers} were cut at the limit of 64 tokens; ")
-        assert "--stop" in found[0].sentence
-
-
-def served_run(first_token_s: float, *, hidden_tokens: int = 0) -> StagedRun:
-    decode_s = (0.125, 0.125)
-    return StagedRun(
-        (0, 2, 5), None, None, 0.25, first_token_s + 0.25, decode_s, True, first_token_s, 7, hidden_tokens
-    )
-
-
-@pytest.mark.parametrize(("ratios", "median"), [((0.5, 0.75, 2.0), 0.75), ((0.5, 0.875, 1.0), None), ((), None)])
-def test_repeated_requests_that_come_sooner_are_from_a_cache(ratios: tuple[float, ...], median: float | None) -> None:
-    samples = [
-        measured_sample(place, *map(served_run, (2.0, 1.0, 2 * ratio))) for place, ratio in enumerate(ratios)
-    ]
-    # A single run and times of models in this process say nothing.
-    samples += [measured_sample(8, served_run(9.0)), measured_sample(9, staged_run(), staged_run(prefill_s=0.01))]
-    found = served_caveats(samples)
-    assert [(each.kind, each.figures) for each in found] == [("server_warm", {"ratio": median})] * (median is not None)
-    if median is not None:
-        assert "first token after 75% of the first time" in found[0].sentence
-    # Of requests that waited for each other a shorter time does not mean that.
-    assert served_caveats(samples, have_waited=True) == []
-
-
-def test_tokens_that_a_server_hides_are_counted() -> None:
-    runs = [served_run(1.0, hidden_tokens=each) for each in (100, 0, 20)]
-    (found,) = served_caveats([measured_sample(1, *runs)])
-    assert (found.kind, found.figures) == ("server_hidden_tokens", {"num_tokens": 120, "num_runs": 2, "num_all": 3})
 
 
 def test_a_text_run_whose_answers_end_at_once_measures_prefills() -> None:

@@ -15,15 +15,15 @@ from experiment_core_utils.engines.cpu import decode as decode_step
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
+from experiment_core_utils.measuring.sample_runs import check_proof
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.pipeline import Publisher, run_profiling
+from experiment_core_utils.planning.dry_run import describe_plan
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.ledger import read_plan
 from experiment_core_utils.records.requests import KnobProof
 from experiment_core_utils.saved_results.rescoring import rescore
-from experiment_core_utils.sweep.dry_run import describe_plan
-from experiment_core_utils.sweep.sample_runs import check_proof
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiments.core_exp.acc_lat_profiling import main
 from tests.given_flags import over

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from experiment_core_utils.engines.answer_ends import AnswerEnds
+from experiment_core_utils.engines.api import MODULES, SERVER
 from experiment_core_utils.engines.greedy import GreedyStages
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.setting import Setting, reference_setting
@@ -300,3 +301,12 @@ class StagedModel(Runnable, Stepwise, Inspectable, Switchable, Protocol):
 def own_setting(model: StagedModel) -> Setting:
     """The setting of a loaded model as it is; see `reference_setting`."""
     return reference_setting(KnobLimits(model.num_total_blocks, model.num_experts, model.default_top_k))
+
+
+def answers_in_batches(engines: Mapping[str, str] | None) -> bool:
+    """Whether samples that are not timed are answered together: where modules, or a server, run the timed ones too.
+
+    Args:
+        engines: what runs each stage, by name; None where it is not noted.
+    """
+    return set((engines or {}).values()) <= {MODULES, SERVER}

@@ -1,7 +1,7 @@
 """How a setting was measured: the run, the machine, the model, the task and the requested parameters."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Self
 
@@ -243,8 +243,8 @@ class Provenance(Record):
     #: list of objects, below: what weakens the numbers of this setting or of the whole run; `[]` for none
     caveat_records: list[Caveat] = []
 
-    def with_caveats(self, found: list[Caveat], replaced: Collection[str] = ()) -> Self:
-        """The result with these caveats in place of those of the same kinds and of `replaced`."""
-        kinds = {*(each.kind for each in found), *replaced}
+    def with_caveats(self, found: list[Caveat]) -> Self:
+        """The result with these caveats in place of those of the same kinds."""
+        kinds = {each.kind for each in found}
         records = [*(each for each in self.caveat_records if each.kind not in kinds), *found]
         return self.with_keys(caveats=sentences(records), caveat_records=records)

@@ -1,10 +1,11 @@
 """Records of requests: their shape, their runs, the proof of the knobs and their FLOPs."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypedDict
 
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.units import MemoryReading
 
 StageName = Literal["vision", "prefill", "decode"]
 # `first_token` stands for vision and prefill together, where only a server sees them.
@@ -317,3 +318,24 @@ class ArchitectureSizes(TypedDict):
     num_attention_heads: int | None
     vocab_size: int | None
     max_position_embeddings: int | None
+
+
+def merge_memory(readings: Sequence[MemoryReading]) -> MemoryReading | None:
+    """The largest of each figure over processes: what one of them needs."""
+    if not readings:
+        return None
+    peaks = [reading.peak_memory_bytes for reading in readings if reading.peak_memory_bytes is not None]
+    reserved = [reading.peak_reserved_bytes for reading in readings if reading.peak_reserved_bytes is not None]
+    return MemoryReading(
+        peak_memory_bytes=max(peaks, default=None),
+        peak_reserved_bytes=max(reserved, default=None),
+        process_rss_bytes=max(reading.process_rss_bytes for reading in readings),
+        reason=readings[0].reason,
+        num_passes=min((each.num_passes for each in readings if each.num_passes is not None), default=None),
+    )
+
+
+def whole_window(readings: Sequence[MemoryReading]) -> MemoryReading | None:
+    """One process's readings in order of time: the highest peaks, the resident memory at the end."""
+    merged = merge_memory(readings)
+    return None if merged is None else replace(merged, process_rss_bytes=readings[-1].process_rss_bytes)

@@ -11,14 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from experiment_core_utils.g_metrics_inference import answer_caveats, summarise_accuracy
+from experiment_core_utils.g_metrics_inference import summarise_accuracy
 from experiment_core_utils.i_metrics_energy import AnsweredRequest, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result, score_part
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.l_results_csv_cleaning import read_results, write_tables
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.statistics import fraction_of
-from experiment_core_utils.records.caveats import ANSWER_KINDS
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import (
     RescoredResult,
@@ -26,6 +25,7 @@ from experiment_core_utils.records.setting_result import (
     SettingResult,
     setting_key,
 )
+from experiment_core_utils.saved_results.result_caveats import with_caveats
 from experiment_core_utils.tasks.answers import scored_text
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric, scored, scores_of
@@ -101,13 +101,7 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
     except SampleError as error:
         raise ConfigurationError(f"{metric.name} cannot score {name}: {error}; choose another metric") from error
     accuracy = summarise_accuracy(answers, scoring, metric)
-    provenance = result.provenance
-    if origin.metric_before != metric.name:
-        provenance = provenance.with_caveats(
-            answer_caveats(accuracy, len(answers), result.share_one_token), replaced=ANSWER_KINDS
-        )
     anew = dict(accuracy) | {
-        "provenance": provenance,
         "energy": with_correct_answers(
             result.energy,
             accuracy,
@@ -122,7 +116,7 @@ def rescored_result(result: SettingResult, name: str, metric: Metric) -> Rescore
         ],
         "rescored": origin,
     }
-    return RescoredResult.of(**(result.set_keys() | anew))
+    return with_caveats(RescoredResult.of(**(result.set_keys() | anew)))
 
 
 def stored_answer(sample: SampleResult) -> Answer:

@@ -6,15 +6,16 @@ questions shall keep their proportions, at the types.
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
 from experiment_core_utils.primitives.texts import counted, first_of
 from experiment_core_utils.records.caveats import Caveat, caveat
+from experiment_core_utils.tasks.interface import Sample, Task
 
 # Below this, differences between settings are mostly noise: the published minimum for a Pareto comparison.
 LEAST_SAMPLES_TO_COMPARE = 500
@@ -174,3 +175,39 @@ def shard_of_process(sample_ids: Sequence[int], rank: int, num_processes: int) -
 def shards_of(sample_ids: Sequence[int], num_processes: int) -> Mapping[int, tuple[int, ...]]:
     """The shard of each process, by rank."""
     return {rank: shard_of_process(sample_ids, rank, num_processes) for rank in range(num_processes)}
+
+
+def split_by(chosen: Set[int], sample_ids: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that are chosen and those that are not, each in their order."""
+    return tuple(each for each in sample_ids if each in chosen), tuple(
+        each for each in sample_ids if each not in chosen
+    )
+
+
+def choose_latency_ids(sample_ids: Sequence[int], num_latency_samples: int | None, seed: int) -> frozenset[int]:
+    """The samples that are measured: the first so many in a random order of all, which depends on ids and seed only.
+
+    More of them include fewer of them; None, or as many as there are, takes all.
+    """
+    if num_latency_samples is None or num_latency_samples >= len(sample_ids):
+        return frozenset(sample_ids)
+    order = np.random.default_rng(seed).permutation(sorted(sample_ids))
+    return frozenset(map(int, order[:num_latency_samples]))
+
+
+# Samples whose pictures are opened to see whether there are any.
+_INSPECTED_SAMPLES = 8
+
+
+def inspected(task: Task, sample_ids: Sequence[int]) -> list[Sample]:
+    return list(itertools.islice(_readable(task, sample_ids), _INSPECTED_SAMPLES))
+
+
+def _readable(task: Task, sample_ids: Sequence[int]) -> Iterator[Sample]:
+    for sample_id in sample_ids:
+        try:
+            with library_faults_named(f"sample {sample_id}"):
+                sample = task[sample_id]
+        except SampleError:  # not counted: it is recorded among the samples
+            continue
+        yield sample

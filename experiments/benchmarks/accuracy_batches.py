@@ -22,11 +22,11 @@ from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
+from experiment_core_utils.measuring.batches import PreparedQuestion, answer_prepared, batches_of
 from experiment_core_utils.models.interface import StagedModel, own_setting
+from experiment_core_utils.planning.plan import max_new_tokens_of, plan_for
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared, batches_of
-from experiment_core_utils.sweep.plan import max_new_tokens_of, plan_for
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.benchmarks.shared import best_of_rounds, loaded_model, parsed
 

@@ -36,10 +36,10 @@ from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.engines.answer_ends import HasEnds
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.models.pausable import PausableModel, can_pause
+from experiment_core_utils.planning.plan import max_new_tokens_of
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
-from experiment_core_utils.sweep.plan import max_new_tokens_of
 from experiments.benchmarks.molmoe_1b import shape_source
 from experiments.controller.knob_choices import published_space, tier_of
 from experiments.controller.networks.action_logits import ActionLogits

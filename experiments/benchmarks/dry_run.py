@@ -19,10 +19,10 @@ from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.planning.dry_run import PlanReport, describe_plan
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.setting_result import SettingResult, setting_key
-from experiment_core_utils.sweep.dry_run import PlanReport, describe_plan
 
 
 def request_ratios(plan: PlanReport, results: Sequence[SettingResult]) -> dict[str, float]:

@@ -41,11 +41,11 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
 from experiment_core_utils.models.interface import StagedModel, own_setting
+from experiment_core_utils.planning.plan import plan_for
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, replaced_whole, write_json_atomically
 from experiment_core_utils.records.requests import StagedRun, TimedTokens
-from experiment_core_utils.sweep.plan import plan_for
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.analyses.charts.matplotlib_charts import figure_of
 from experiments.analyses.charts.style import joined_caption

@@ -27,10 +27,10 @@ from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
 from experiment_core_utils.models.interface import own_setting
+from experiment_core_utils.planning.plan import requested_values
 from experiment_core_utils.primitives.device import NoMarks, choose_device, choose_dtype, new_marks
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
-from experiment_core_utils.sweep.plan import requested_values
 from experiments.benchmarks.shared import endless_model, first_inputs, paired_ratios, parsed, quartiles, timed
 
 Case = tuple[str, Any, Mapping[str, Any]]

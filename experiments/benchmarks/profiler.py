@@ -17,9 +17,9 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.parts import ProfilerMode
 from experiment_core_utils.engines.greedy import generate_greedily
+from experiment_core_utils.measuring.profiles import new_profiler, stages_in_ranges
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import NoMarks, synchronize
-from experiment_core_utils.sweep.profiles import new_profiler, stages_in_ranges
 from experiments.benchmarks.shared import endless_model, first_inputs, parsed, quartiles
 
 # "again" is a second run without a profiler in each round: its ratio to the first is the noise of the others.

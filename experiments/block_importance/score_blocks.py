@@ -34,12 +34,12 @@ from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.meters.host_facts import command_line, package_version
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.source import CheckpointSource
+from experiment_core_utils.planning.plan import knob_request
 from experiment_core_utils.primitives.device import available_memory_bytes, choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import IS_CHECKOUT, check_writable, write_json_atomically
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
-from experiment_core_utils.sweep.plan import knob_request
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.interface import Task

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # torch and transformers take seconds to import; `--help` and a wrong flag need neither.
     if config.machine.dry_run:
         with libraries_loading():
-            from experiment_core_utils.sweep.dry_run import describe_plan
+            from experiment_core_utils.planning.dry_run import describe_plan
 
         plan = describe_plan(config)
         if plan.is_main_process:

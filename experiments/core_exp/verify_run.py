@@ -21,11 +21,13 @@ from experiment_core_utils.l_results_csv_cleaning import read_results_csv, table
 from experiment_core_utils.primitives.errors import EXIT_CODE_INVALID, OtherVersion, ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import shortened
 from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.journal import journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, plan_path, read_plan
 from experiment_core_utils.records.result_files import CONCLUSION_FILE, RESULT_FILES, read_json_object
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_file_name, setting_key
+from experiment_core_utils.saved_results.result_caveats import caveats_of
 from experiments.analyses.sweeps import results_folders
 from experiments.core_exp.closing_lines import concluded
 
@@ -109,6 +111,14 @@ def result_faults(path: Path, result: SettingResult) -> Iterator[str]:
         known = [each for each in stages if each is not None]
         if known and sample.T_total is not None and not _is_equal(sample.T_total, sum(known)):
             yield f"sample {sample.sample_id}: T_total is {sample.T_total}, and its stages add up to {sum(known)}"
+
+    made, stored = map(_by_kind, (caveats_of(result), result.provenance.caveat_records))
+    for place in [] if result.is_unchecked else _differences(made, stored):
+        yield f"provenance.caveat_records are not those of its figures: {place}"
+
+
+def _by_kind(caveats: Sequence[Caveat]) -> dict[str, Any]:
+    return {each.kind: each.model_dump(mode="json") for each in caveats}
 
 
 def _journal_faults(folder: Path) -> Iterator[Fault]:

@@ -13,7 +13,7 @@ import pytest
 from experiment_core_utils.config.command import libraries_loading, reporting_errors, run_command
 from experiment_core_utils.primitives.errors import Stopped
 from experiment_core_utils.primitives.files import REPOSITORY
-from tests.sweep.measurer.every_error import every_error
+from tests.measuring.measurer.every_error import every_error
 
 PROGRAM = """
 import sys

@@ -30,7 +30,7 @@ WITH_DRIVERS_FLAGS = {
 OTHERS = ("pip install", "cp -r", ". .venv/bin/activate")
 # What reads results; with --dry_run others run, too.
 CHEAP = {
-    "experiment_core_utils.sweep.status",
+    "experiment_core_utils.planning.status",
     "experiment_core_utils.saved_results.tasks_command",
     "experiments.controller.evaluate_controller",
     "experiments.controller.lookup",

@@ -9,7 +9,6 @@ import pytest
 
 from experiment_core_utils.i_metrics_energy import (
     AnsweredRequest,
-    energy_caveats,
     energy_of,
     passes_energy,
     with_correct_answers,
@@ -25,6 +24,7 @@ from experiment_core_utils.records.energy import (
     PassesEnergy,
 )
 from experiment_core_utils.records.setting_result import AccuracyPart
+from experiment_core_utils.saved_results.result_caveats import energy_caveats
 
 COUNTER = EnergyOrigin("GPU-1", "gpu", "nvml_counter", "measured", "counter")
 POWER = replace(COUNTER, source="power_integral", basis="instant_power")

@@ -5,13 +5,8 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.i_metrics_energy import (
-    energy_caveats,
-    energy_of,
-    sample_energy,
-    summary_of,
-    with_correct_answers,
-)
+from experiment_core_utils.i_metrics_energy import energy_of, summary_of, with_correct_answers
+from experiment_core_utils.j_results_saving import sample_energy
 from experiment_core_utils.primitives.statistics import describe
 from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.records.energy import (
@@ -28,6 +23,7 @@ from experiment_core_utils.records.energy import (
     StageEnergies,
 )
 from experiment_core_utils.records.setting_result import AccuracyPart
+from experiment_core_utils.saved_results.result_caveats import energy_caveats
 from tests.hand_made_records import measured_sample, staged_run
 
 

@@ -17,9 +17,7 @@ from experiment_core_utils.k_results_aggregation import (
     SharedSetting,
     collect_parts,
     load_and_aggregate_per_process_energy_results,
-    merge_memory,
     merge_parts,
-    whole_window,
     with_pooled_energy,
 )
 from experiment_core_utils.primitives.device import MemoryReading
@@ -33,6 +31,7 @@ from experiment_core_utils.primitives.errors import (
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.energy import AllocatedJoules, Basis, EnergyOrigin, EnergyPass
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, finished_samples
+from experiment_core_utils.records.requests import merge_memory, whole_window
 from experiment_core_utils.records.settings import (
     FinishedSample,
     JournalHeader,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.i_metrics_energy import energy_caveats, energy_of
+from experiment_core_utils.i_metrics_energy import energy_of
 from experiment_core_utils.meters import power
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.stages import StagedRequest, StageMeasurement, stage_energies
@@ -16,6 +16,7 @@ from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.energy import EnergyFigure, SettingEnergy, StageEnergies
+from experiment_core_utils.saved_results.result_caveats import energy_caveats
 from experiments.benchmarks.energy import load_request, report_lines, tracking_ratios
 from tests.scripted.scripted_model import ScriptedModel
 from tests.scripted.simulated_energy import ModelOnDevice

@@ -19,8 +19,8 @@ from experiment_core_utils.primitives.collectives import (
     processes_on_this_machine,
 )
 from experiment_core_utils.primitives.errors import DeviceLost, ResultsError, UnforeseenError
+from tests.measuring.measurer.every_error import every_error
 from tests.processes.deadline import ends_within
-from tests.sweep.measurer.every_error import every_error
 
 
 @pytest.fixture(scope="module")

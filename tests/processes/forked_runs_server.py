@@ -22,8 +22,8 @@ from tqdm import tqdm
 
 # The drivers import these where they need them; here that is before the fork.
 import experiment_core_utils.pipeline
+import experiment_core_utils.planning.dry_run
 import experiment_core_utils.saved_results.terminal
-import experiment_core_utils.sweep.dry_run
 import experiment_core_utils.text_pipeline  # noqa: F401
 import experiments.core_exp.closing_lines  # noqa: F401
 from experiment_core_utils.b_model_loader import find_model, load_staged_model

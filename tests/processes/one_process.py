@@ -3,9 +3,9 @@
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.interface import Runnable
+from experiment_core_utils.planning.plan import RequestedRun
+from experiment_core_utils.planning.run import ProfilingRun, bench_of, context_of, load_bench, provenance_of_run
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.sweep.plan import RequestedRun
-from experiment_core_utils.sweep.run import ProfilingRun, bench_of, context_of, load_bench, provenance_of_run
 
 
 def run_alone(

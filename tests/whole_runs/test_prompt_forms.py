@@ -11,9 +11,10 @@ from transformers import AutoTokenizer
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.planning.dry_run import describe_plan
+from experiment_core_utils.planning.fingerprint import fingerprint_parts
+from experiment_core_utils.planning.plan import requested_run
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.sweep.dry_run import describe_plan
-from experiment_core_utils.sweep.plan import fingerprint_parts, requested_run
 from tests.models.tiny_checkpoints import write_checkpoint
 
 Flags = Callable[..., ProfilingConfig]

@@ -19,10 +19,10 @@ from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.k_results_aggregation import merge_parts, part_of
 from experiment_core_utils.l_results_csv_cleaning import json_to_csv, write_tables
 from experiment_core_utils.pipeline import loaded_run, summarise_and_save
+from experiment_core_utils.planning.plan import requested_run
 from experiment_core_utils.records.journal import journal_path, read_journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.result_files import RESULT_FILES
-from experiment_core_utils.sweep.plan import requested_run
 
 STORED = Path(__file__).parents[1] / "data" / "at_dfe8f148"
 OPTIONS = {

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiment_core_utils.planning.status import Status, read_status, time_line
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.texts import counted
@@ -15,7 +16,6 @@ from experiment_core_utils.records.journal import own_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, folders_with_plans
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.settings import MeasuredSample
-from experiment_core_utils.sweep.status import Status, read_status, time_line
 from experiment_core_utils.tasks.interface import Metric, answer_of, scores_of
 from experiment_core_utils.tasks.registry import get_metric, get_metric_for_dataset
 from experiments.analyses.report.page import HERE, pages, write_page

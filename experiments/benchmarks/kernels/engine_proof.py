@@ -30,10 +30,10 @@ from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed
 from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.planning.plan import plan_for
 from experiment_core_utils.primitives.errors import EngineRefused
 from experiment_core_utils.primitives.private_apis import computes_experts
 from experiment_core_utils.records.requests import KnobProof
-from experiment_core_utils.sweep.plan import plan_for
 from experiments.benchmarks.controller_overhead import shaped_model
 from experiments.benchmarks.shared import first_inputs, loaded_model, parsed
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
 from experiment_core_utils.c_prompt_processing import (
-    choose_latency_ids,
     draw_other_samples,
     open_task,
     refuse_picture_tasks,
@@ -21,12 +20,13 @@ from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.meters.host_facts import command_line, package_version
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.pausable import can_pause
+from experiment_core_utils.planning.plan import chosen_blocks, max_new_tokens_of
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.texts import counted
-from experiment_core_utils.sweep.plan import chosen_blocks, max_new_tokens_of
 from experiment_core_utils.tasks.interface import Metric, Task
 from experiment_core_utils.tasks.registry import get_metric
+from experiment_core_utils.tasks.sampling import choose_latency_ids
 from experiments.analyses.charts.style import joined_caption, tasks_named
 from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.evaluation.outcomes import AnsweredRequests

@@ -11,12 +11,12 @@ from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
+from experiment_core_utils.measuring.batches import PreparedQuestion, answer_prepared
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named, synchronize
 from experiment_core_utils.primitives.errors import SampleError, library_faults_named
 from experiment_core_utils.primitives.finite_logits import failure_named
 from experiment_core_utils.records.requests import PreparedRequest
-from experiment_core_utils.sweep.batches import PreparedQuestion, answer_prepared
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, Task, answer_to
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.controller.evaluation.outcomes import AnsweredRequests, Outcomes

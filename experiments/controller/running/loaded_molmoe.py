@@ -9,9 +9,9 @@ from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.models.pausable import PausableModel, can_pause
 from experiment_core_utils.models.source import CheckpointSource
+from experiment_core_utils.planning.plan import chosen_blocks
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.sweep.plan import chosen_blocks
 from experiments.controller.knob_choices import KnobSpace
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.provenance import refuse_misfit, refuse_other_controller

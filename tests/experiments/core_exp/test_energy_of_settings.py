@@ -18,6 +18,8 @@ from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.planning.plan import plan_for, requested_run
+from experiment_core_utils.planning.run import ProfilingRun
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
 from experiment_core_utils.primitives.progress import Progress
@@ -25,8 +27,6 @@ from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.setting_result import AccuracyPart
-from experiment_core_utils.sweep.plan import plan_for, requested_run
-from experiment_core_utils.sweep.run import ProfilingRun
 from experiments.analyses.report.analyses import analyse
 from experiments.analyses.report.content import settings_table
 from experiments.core_exp.closing_lines import closing_lines

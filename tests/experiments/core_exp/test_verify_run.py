@@ -12,6 +12,7 @@ import pytest
 from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.l_results_csv_cleaning import write_tables
 from experiment_core_utils.primitives.errors import ResultsRefused
+from experiment_core_utils.records.caveats import caveat
 from experiment_core_utils.records.conclusion import save_conclusion
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_file_name
@@ -44,6 +45,19 @@ def test_a_folder_that_nobody_touched_is_valid(folder: Path, capsys: pytest.Capt
     found = verify(folder)
     assert (found.word, found.faults, found.num_results, found.num_unchecked) == ("VALID", (), 2, 0)
     assert main([str(folder)]) == 0 and capsys.readouterr().out == "VALID: 2 results, as the run wrote them\n"
+
+
+def test_a_caveat_that_its_figures_do_not_show_is_an_edit(folder: Path) -> None:
+    """One that the run noted stays: nothing else in the file shows it."""
+    path = min(folder.glob(RESULT_FILES))
+    made = read_setting(path).with_keys(provenance=read_setting(path).provenance.with_keys(run_uid="1"))
+    for kind, figures, places in (
+        ("answers_empty", {"fraction": 0.5}, ["answers_empty"]),
+        ("shared_cores", {"num_processes": 2}, []),
+    ):
+        provenance = made.provenance.with_caveats([caveat(kind, **figures)])
+        found = list(result_faults(path, made.with_keys(digest="1", provenance=provenance)))
+        assert [each.split(": ")[1].split(" ")[0] for each in found] == places
 
 
 def test_every_number_of_a_result_that_is_changed_is_an_edit(folder: Path) -> None:

@@ -23,10 +23,10 @@ from experiment_core_utils.models.common.preferences import (
 )
 from experiment_core_utils.models.common.text_generation import TextGenerator, generation_values
 from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.planning.dry_run import decoding_sentences
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import TokenisedPrompts
-from experiment_core_utils.sweep.dry_run import decoding_sentences
 from tests.models.tiny_checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")

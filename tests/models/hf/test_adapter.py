@@ -18,6 +18,7 @@ from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
+from experiment_core_utils.measuring.sample_runs import check_proof
 from experiment_core_utils.models.common.describe import implementations
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange
@@ -26,7 +27,6 @@ from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SettingError
 from experiment_core_utils.primitives.private_apis import SKIPS_SLOTS
 from experiment_core_utils.records.requests import RequestShape
-from experiment_core_utils.sweep.sample_runs import check_proof
 from experiment_core_utils.tasks.interface import Sample
 from tests.models.depth_families import LISTED, built
 from tests.models.knob_families import TEXT_FAMILIES

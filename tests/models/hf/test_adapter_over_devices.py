@@ -18,9 +18,9 @@ from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import LoadOptions, load_hf_model
 from experiment_core_utils.models.hf.source import RequestedQuantisation, TransformersCheckpoint
 from experiment_core_utils.models.interface import devices_of
+from experiment_core_utils.planning.plan import requested_run
 from experiment_core_utils.primitives.errors import EngineRefused, OutOfMemory
 from experiment_core_utils.records.ledger import Ledger
-from experiment_core_utils.sweep.plan import requested_run
 from tests.models.dispatched import dispatched
 from tests.models.hf.test_adapter import inputs_of
 from tests.models.tiny_checkpoints import write_checkpoint

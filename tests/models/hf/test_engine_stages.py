@@ -16,12 +16,12 @@ from experiment_core_utils.engines.cuda_graphs import GraphCapturer
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
+from experiment_core_utils.measuring.sample_runs import check_proof
 from experiment_core_utils.models.hf.engine_stages import EngineParts
 from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config
 from experiment_core_utils.models.hf.graphed_stages import GraphedGeneration
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.primitives.errors import EngineRefused
-from experiment_core_utils.sweep.sample_runs import check_proof
 from tests.engines.cpu_compiler import needs_compiler
 from tests.models.described_families import TEXT, VISION, WINDOW, pictured, text_model
 from tests.models.hf.test_graphed_stages import LOW, inputs_of, read
@@ -152,9 +152,7 @@ SETTINGS = {
     ],
     "qwen3_vl_moe": [
         Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2))),
-        Setting.of(
-            vision=LOW, top_k=1, num_active_blocks=RunningBlocks.of((0, 2)), visual_token_keep=KeptTokens(0.5)
-        ),
+        Setting.of(vision=LOW, top_k=1, num_active_blocks=RunningBlocks.of((0, 2)), visual_token_keep=KeptTokens(0.5)),
     ],
     "llava_next": [
         Setting.of(

@@ -20,8 +20,8 @@ from experiment_core_utils.models.common.describe import stored_bytes
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import HFSource, find_hf_model, skeleton_of
 from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.planning.dry_run import describe_plan, untried_sentences
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
-from experiment_core_utils.sweep.dry_run import describe_plan, untried_sentences
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama
 

@@ -14,10 +14,10 @@ import pytest
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.planning.dry_run import describe_plan
 from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.sweep.dry_run import describe_plan
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.processes.forked_runs import of_rank
 

@@ -15,10 +15,10 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
+from experiment_core_utils.measuring.sample_runs import check_proof
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.visual_token_keep import FAMILIES
 from experiment_core_utils.primitives.errors import KnobDidNotAct
-from experiment_core_utils.sweep.sample_runs import check_proof
 from tests.models.hf.test_batch import SAMPLES, sample
 from tests.models.hf.test_graphed_stages import endless, read
 from tests.models.tiny_checkpoints import write_checkpoint

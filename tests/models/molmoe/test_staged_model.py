@@ -19,12 +19,12 @@ from experiment_core_utils.knobs.registry import load_knob_module, unregister_kn
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import tier_target
+from experiment_core_utils.measuring.sample_runs import check_proof
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import EngineRefused
 from experiment_core_utils.records.requests import RequestShape
-from experiment_core_utils.sweep.sample_runs import check_proof
 from tests.conftest import tiny_config
 from tests.models.mixtures import Mixture
 from tests.same_floats import assert_same_floats

@@ -14,9 +14,9 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
+from experiment_core_utils.measuring.sample_runs import check_proof
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import NoMarks
-from experiment_core_utils.sweep.sample_runs import check_proof
 from experiment_core_utils.tasks.registry import load_task
 from tests.models.molmoe.executions import eager_and_graph
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.measuring.rounds import RoundOrder
 from experiment_core_utils.records.controls import Control, control_lines
-from experiment_core_utils.sweep.rounds import RoundOrder
 from experiments.analyses.knobs.controls import carry_over_of
 from experiments.analyses.knobs.grid import TaskGrid, grids_of
 from experiments.analyses.knobs.records import TaskAnalysis, caveats_of

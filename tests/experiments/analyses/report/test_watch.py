@@ -7,11 +7,11 @@ from threading import Thread
 import pytest
 
 from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.planning.status import read_status
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER, RunPlan, write_plan
 from experiment_core_utils.records.requests import MemoryReading
 from experiment_core_utils.records.settings import FinishedSample, JournalHeader, MeasuredSample
-from experiment_core_utils.sweep.status import read_status
 from experiments.analyses.report import watch as watching
 from experiments.analyses.report.watch import is_at_work, page_of_runs, partial_run, watch
 from experiments.core_exp.report import main

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from experiment_core_utils.measuring.profiles import TorchProfiles
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.sweep.profiles import TorchProfiles
 from experiments.analyses.stages.profiles import PARTS, PartTime, load_profiles, profiled_stages
 from tests.scripted.scripted_model import ScriptedModel
 

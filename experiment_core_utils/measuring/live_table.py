@@ -1,0 +1,64 @@
+"""What the settings at work have shown so far, as lines for a terminal: samples, accuracy and mean time."""
+
+from collections.abc import Sequence
+
+from experiment_core_utils.measuring.sample_runs import SettingAtWork
+from experiment_core_utils.primitives.statistics import bounded_mean_interval, describe, mean_of
+from experiment_core_utils.primitives.texts import ABSENT
+from experiment_core_utils.records.settings import MeasuredSample
+from experiment_core_utils.tasks.interface import Metric, answer_of, scores_of
+
+
+class LiveTable:
+    """A line for each setting; one is made again when the setting has more samples.
+
+    Args:
+        metric: answers are scored for the table where it looks at each alone, and runs no code from elsewhere.
+    """
+
+    def __init__(self, settings: Sequence[SettingAtWork], metric: Metric) -> None:
+        self._settings, self._metric = settings, metric
+        self._scores: dict[tuple[str, int], float | None] = {}
+        self._lines: dict[str, tuple[int, str]] = {}
+        self._width = max(len(setting.key) for setting in settings)
+
+    def lines(self) -> list[str]:
+        """The heading and the lines, in the order of the settings."""
+        heading = f"{'so far':<{self._width}}  {'samples':>9}  {'accuracy [95 %]':<20}  mean ms [95 %]"
+        return [heading, *map(self._line, self._settings)]
+
+    def _line(self, each: SettingAtWork) -> str:
+        number = each.shard.num_finished
+        before, line = self._lines.get(each.key, (-1, ""))
+        if before != number:
+            samples = [done.measured for done in each.shard.finished.values() if done.measured is not None]
+            counted = f"{number}/{len(each.shard.sample_ids)}"
+            line = f"{each.key:<{self._width}}  {counted:>9}  {self._accuracy(each.key, samples):<20}  {_time(samples)}"
+            self._lines[each.key] = number, line
+        return line
+
+    def _accuracy(self, key: str, samples: Sequence[MeasuredSample]) -> str:
+        if not self._metric.scores_each_answer or getattr(self._metric, "runs_foreign_code", False):
+            return ABSENT
+        for sample in samples:
+            if (key, sample.sample_id) not in self._scores:
+                (score,) = scores_of([answer_of(sample)], self._metric)
+                self._scores[key, sample.sample_id] = score.value
+        scores = [(self._scores[key, sample.sample_id], sample.image_id) for sample in samples]
+        values = [value for value, _ in scores if value is not None]
+        pictures = [picture for value, picture in scores if value is not None]
+        mean, interval = mean_of(values), bounded_mean_interval(values, pictures, self._metric.best)
+        if mean is None or interval is None:
+            return ABSENT
+        return f"{mean:.3f} [{interval[0]:.2f}, {interval[1]:.2f}]"
+
+
+def _time(samples: Sequence[MeasuredSample]) -> str:
+    """Mean total time of the runs so far, each sample counting once."""
+    runs = [(1e3 * run.total_s, sample.image_id, 1 / len(sample.runs)) for sample in samples for run in sample.runs]
+    spread = describe(*zip(*runs, strict=True)) if runs else None
+    if spread is None:
+        return ABSENT
+    if spread.ci_low is None or spread.ci_high is None:
+        return f"{spread.mean:.1f}"
+    return f"{spread.mean:.1f} [{spread.ci_low:.1f}, {spread.ci_high:.1f}]"
