@@ -18,6 +18,7 @@ from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, vision_of
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.models.common.engine_proof import higher_precision, is_right
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import MOST_POSITIONS
@@ -36,7 +37,6 @@ from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.requests import BatchedAnswer, FollowedAnswer, KnobProof, PreparedRequest
 from experiment_core_utils.records.sample_result import FailedSample, failed_sample
 from experiment_core_utils.records.settings import MeasuredSample
-from experiment_core_utils.requests.request_source import RequestSource
 from experiment_core_utils.tasks.interface import Metric, Sample, check_scorable
 
 LOGGER = logging.getLogger(__name__)

@@ -13,6 +13,7 @@ from accelerate import Accelerator
 
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.models.common.cuda_graphs import ADVICE
 from experiment_core_utils.models.interface import CUDA_GRAPH, MODULES, SERVER, Runnable, Switchable
 from experiment_core_utils.primitives.collectives import all_gather
@@ -22,7 +23,6 @@ from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.progress import announced
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.requests import KnobProof
-from experiment_core_utils.requests.request_source import RequestSource
 
 _IN_WORDS = {MODULES: "the modules", CUDA_GRAPH: "CUDA graphs of the modules"}
 

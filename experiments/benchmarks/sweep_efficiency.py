@@ -25,12 +25,12 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.measuring import sample_runs
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.measuring.sample_runs import SampleRunner
 from experiment_core_utils.planning import run as profiling_run
 from experiment_core_utils.records.journal import Journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.setting_result import SettingResult
-from experiment_core_utils.requests.request_source import RequestSource
 
 GRID = (
     "--tier_list", "low", "medium", "high", "--top_k_list", "4", "8", "--num_active_blocks_list", "12", "16",
@@ -40,7 +40,7 @@ LOAD = "model load"
 RUNS = "measured runs"
 # Whose time is whose part; a step inside another counts to the outer one.
 STEPS: tuple[tuple[Any, str, str], ...] = (
-    (profiling_run, "load_staged_model", LOAD),
+    (profiling_run, "load_requested", LOAD),
     (SampleRunner, "_warm_up", "warm-up and proof of each setting"),
     (SampleRunner, "_warm_up_shape", "warm-up of each tiling"),
     (RequestSource, "take", "preparation, or waiting for it"),

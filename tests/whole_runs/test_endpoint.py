@@ -19,8 +19,9 @@ import torch
 
 import knob_profiler as kp
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.finishing.run_report import RunReport
 from experiment_core_utils.l_results_csv_cleaning import read_results
-from experiment_core_utils.pipeline import RunReport, run_profiling
+from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.dry_run import describe_plan
 from experiment_core_utils.primitives import texts
 from experiment_core_utils.primitives.errors import ConfigurationError, EnergyRefused
