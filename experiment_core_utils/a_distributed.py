@@ -1,11 +1,10 @@
 """In: a configuration; out: this process's place among all processes of the run, and the run's shared id."""
 
 import atexit
-import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,81 +16,21 @@ from accelerate.utils import InitProcessGroupKwargs
 from torch import distributed
 
 from experiment_core_utils.config.parts import MachineConfig
+from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import TextConfig, validated
+from experiment_core_utils.models.hf.tensor_parallel import END
 from experiment_core_utils.primitives.collectives import broadcast_from_main, lost_processes_named
 from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError, WorkerLost, first_line
 from experiment_core_utils.primitives.files import (
     IS_CHECKOUT,
     REPOSITORY,
-    check_replaceable,
-    failed_writes_named,
     state_folder,
-    write_text_atomically,
 )
+from experiment_core_utils.primitives.in_step import Crew, join_crew
 from experiment_core_utils.primitives.private_apis import default_group, default_store
 from experiment_core_utils.primitives.texts import counted
-from experiment_core_utils.records.locks import locked
-
-LOGGER = logging.getLogger(__name__)
-MOST_DIGITS = 18
-
-
-def next_run_id(id_file: Path, results_dir: Path) -> str:
-    """The id after the last one given out, such as "0001"; past "9999" it grows.
-
-    The counter is read and written under a lock on a file beside it, which remembers the last id, and replaced as a
-    whole. A counter that is gone, without a number or behind continues after that id and those of `used_ids`, with one
-    line of warning.
-
-    Raises:
-        ResultsNotSaved: the counter cannot be written.
-    """
-    with failed_writes_named(id_file), locked(id_file) as lock:
-        counted, damage = _read_counter(id_file)
-        text = os.pread(lock, 256, 0).decode(errors="replace").strip()
-        largest = max(int(text) if _is_id(text) else 0, max(used_ids(results_dir), default=0))
-        if counted is None:
-            damage = damage or ("was not found" if largest > 0 else None)
-        elif largest > counted:
-            damage = f"contains {counted:04d}, less than an id that was already used"
-        identifier = f"{max(counted or 0, largest) + 1:04d}"
-        if damage is not None:
-            LOGGER.warning("%s %s; continuing at %s", id_file, damage, identifier)
-        os.ftruncate(lock, os.pwrite(lock, f"{identifier}\n".encode(), 0))
-        write_text_atomically(f"{identifier}\n", id_file)
-    return identifier
-
-
-def _read_counter(id_file: Path) -> tuple[int | None, str | None]:
-    """The number, or what is wrong with the file; neither for a file that is not there."""
-    check_replaceable(id_file)
-    try:
-        with id_file.open("rb") as file:
-            text = file.read(256).decode(errors="replace").strip()
-    except FileNotFoundError:
-        return None, None
-    if not text:
-        return None, "is empty"
-    if not _is_id(text):
-        return None, f"contains {text[:40]!r} instead of a number"
-    return int(text), None
-
-
-def used_ids(results_dir: Path) -> Iterator[int]:
-    """Ids of the folders of runs in every `raw_results` in or below `results_dir`, in any order.
-
-    Folders that cannot be read are passed over.
-    """
-    for place, folders, _ in os.walk(results_dir):
-        if Path(place).name == "raw_results":
-            yield from map(int, filter(_is_id, folders))
-            folders.clear()
-
-
-def _is_id(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
-
+from experiment_core_utils.records.run_ids import next_run_id
 
 ID_NAME = "experiment_id.txt"
 # Of an installed package: those of the current folder.
@@ -203,3 +142,28 @@ def generate_unique_id(accelerator: Accelerator, id_file: Path | None = None, re
     results = results_dir or (RESULTS if id_file is None else id_file.parent.parent / "results")
     counter = id_file or state_folder(results) / ID_NAME
     return broadcast_from_main(lambda: next_run_id(counter, results), accelerator)
+
+
+def crew_of(config: ProfilingConfig) -> Crew | None:
+    """The processes that share one model, met; None where each process has its own. A collective call.
+
+    Raises:
+        ConfigurationError: another number of processes was launched.
+    """
+    size = config.model.tensor_parallel
+    if size is None:
+        return None
+    device = choose_device(config.machine.device, int(os.environ.get("LOCAL_RANK", "0")))
+    launcher = f"launch torchrun --nproc-per-node={size} -m knob_profiler profile"
+    return join_crew(size, device, config.machine.worker_timeout, launcher)
+
+
+@contextmanager
+def leading(crew: Crew) -> Iterator[None]:
+    """A context at whose end the others end, too."""
+    try:
+        yield
+    finally:
+        # One that is lost has ended, and the run's own error says more.
+        with suppress(WorkerLost):
+            crew.tell(END)

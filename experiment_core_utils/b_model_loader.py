@@ -4,24 +4,27 @@ Before any weight is read, `find_model` returns the limits that a config sets to
 what this machine cannot do of a text experiment.
 """
 
-from dataclasses import dataclass
+import atexit
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 from transformers import PreTrainedModel
 
+from experiment_core_utils.a_distributed import leave_process_group
 from experiment_core_utils.config.parts import ModelConfig, say_only_model
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.models.common.placement import refuse_device_map
 from experiment_core_utils.models.common.quantisation import supported_types
 from experiment_core_utils.models.endpoint.source import endpoint_source
+from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
 from experiment_core_utils.models.hf.source import transformers_checkpoint
-from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.hf.tensor_parallel import LOAD, LeadingModel, follow
+from experiment_core_utils.models.interface import Runnable, StagedModel
 from experiment_core_utils.models.molmoe.source import molmoe_checkpoint
 from experiment_core_utils.models.molmoe.text_source import published_molmoe
 from experiment_core_utils.models.source import Backend, CheckpointSource, ModelSource, RequestedModel
@@ -35,8 +38,10 @@ from experiment_core_utils.models.text_model import (
     refuse_unloadable,
     transformers_language_model,
 )
-from experiment_core_utils.primitives.device import choose_device, release_cached_memory
+from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.in_step import Crew
+from experiment_core_utils.primitives.progress import announced
 from experiment_core_utils.records.text import QuantSupport
 
 # What serves models, in the order in which they are asked; the last one takes every folder.
@@ -160,46 +165,6 @@ def load_model_tokenizer(configs: Any) -> tuple[PreTrainedModel, Any]:
     return model, tokenizer
 
 
-# What decides which model is in memory; experiments that share it share the model.
-_OF_THE_MODEL = frozenset(
-    {
-        "model_name",
-        "revision",
-        "allow_pickled_weights",
-        "trust_remote_code",
-        "fp_precision",
-        "quantization_config",
-        "device_map",
-        "attn_implementation",
-    }
-)
-
-
-@dataclass
-class LastModel:
-    """The language model and tokenizer that were loaded last, for text experiments that share them."""
-
-    accelerator: Accelerator
-    _key: str | None = None
-    _loaded: tuple[Any, Any] | None = None
-
-    def get(self, config: TextConfig) -> tuple[Any, Any]:
-        """Model and tokenizer, loaded where those in memory are others; raises what `load_model_tokenizer` does."""
-        key = config.model_dump_json(include=set(_OF_THE_MODEL))
-        if self._loaded is None or key != self._key:
-            self.drop()
-            model, tokenizer = load_model_tokenizer(config)
-            if config.mixed_precision != "no":
-                model = self.accelerator.prepare_model(model, evaluation_mode=True)
-            self._key, self._loaded = key, (model, tokenizer)
-        return self._loaded
-
-    def drop(self) -> None:
-        """Forget the model, so that its memory is free for another."""
-        self._key, self._loaded = None, None
-        release_cached_memory(self.accelerator.device)
-
-
 class ModelWrapper(nn.Module):
     """A Hugging Face model as tools expect one that count operations: `forward(input_ids)` gives logits [B, T, V]."""
 
@@ -211,3 +176,31 @@ class ModelWrapper(nn.Module):
         """[B, T] ids, all of them real -> [B, T, V]; no cache is made."""
         logits: torch.Tensor = self.model(input_ids=input_ids, use_cache=False).logits
         return logits
+
+
+def follow_run(config: ProfilingConfig, crew: Crew) -> None:
+    """Load the model when the first process does, and make its calls until the run ends."""
+    atexit.register(leave_process_group)
+    if crew.hear() != LOAD:
+        return
+    source = find_requested_checkpoint(config)
+    device = choose_device(config.machine.device, int(os.environ.get("LOCAL_RANK", "0")))
+    set_cpu_threads(config.machine.num_threads, crew.size)
+    model = load_staged_model(config.model, source, device)
+    assert isinstance(model, TransformersModel)
+    follow(model, crew)
+
+
+def load_requested(
+    config: ProfilingConfig, source: ModelSource, device: torch.device, crew: Crew | None, *, shown: bool
+) -> Runnable:
+    """The model of a profiling run on its device, or behind its server; processes of `crew` load their parts of it."""
+    if crew is not None:
+        crew.tell(LOAD)
+    work = f"connecting to {source.name} at {source.place}"
+    with announced(work if source.is_served else f"loading {source.name} on {device}", shown=shown):
+        model = source.load(config.model, device, is_profiled=config.measuring.profiler is not None)
+    if crew is None:
+        return model
+    assert isinstance(model, TransformersModel)
+    return LeadingModel(model, crew)

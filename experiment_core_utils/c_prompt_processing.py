@@ -10,21 +10,27 @@ from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.text import PromptSource
 from experiment_core_utils.engines.answer_ends import without_appended_eos
 from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.models.hf.requests import UNUSABLE, PromptLayout, default_template, prompt_layout_of
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.models.interface import Runnable
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, first_line, library_faults_named
+from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.texts import all_of, short_digest, shown
+from experiment_core_utils.records.provenance import FinalPrompt
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.files.columns import mapping_of
 from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiment_core_utils.tasks.registry import get_metric, load_data_file, load_task, load_task_module, task_entry
 from experiment_core_utils.tasks.sampling import SampledDataset, create_sampled_dataset, inspected
 
 # What is asked where no task is given.
 VISION_TASK, TEXT_TASK = "reference_vqa", "reference_questions"
+
 
 def with_task_named(config: TaskConfig, *, takes_pictures: bool) -> TaskConfig:
     """The configuration with the name of the default task of such a model, where neither task nor file is given."""
@@ -360,3 +366,19 @@ def _token_ids(prompts: Sequence[str], tokenizer: Any, add_special_tokens: bool)
     options = {"padding": False, "truncation": False, "verbose": False, "add_special_tokens": add_special_tokens}
     rows: list[list[int]] = tokenizer(list(prompts), **options)["input_ids"]
     return [without_appended_eos(row, prompt, tokenizer) for row, prompt in zip(rows, prompts, strict=True)]
+
+
+def first_final_prompt(
+    task: Task, model: Runnable, sample_ids: Sequence[int], crops: CropRange | None, sample_timeout_s: float | None
+) -> FinalPrompt | None:
+    """What the model is given of the first sample that can be used; None where none can."""
+    for sample_id in sample_ids:
+        try:
+            with library_faults_named(f"sample {sample_id}"), time_limit(sample_timeout_s):
+                sample = task[sample_id]
+                request = model.prepare(sample, prompt_for(task, sample, model.prompt_family), crops)
+        except SampleError:  # not counted: it is a failed sample where it is requested
+            continue
+        ids = request.inputs.get("input_ids")
+        return FinalPrompt.of_ids(sample_id, request.text, None if ids is None else ids[0].tolist())
+    return None

@@ -20,6 +20,7 @@ import torch
 from accelerate import Accelerator
 
 from experiment_core_utils.config.parts import Device, EnergyMode
+from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.meters.codecarbon import (
     WORLD_MEAN,
@@ -615,3 +616,12 @@ class TextEnergy:
         if self._config.energy_mode == "required":
             raise error
         self.reason = str(error)
+
+
+def agreed_meters(
+    config: ProfilingConfig, source: ModelSource, given: StageMeasurement | None, accelerator: Accelerator
+) -> StageMeasurement | None:
+    """`meters_of` this process of a profiling run; raises in all processes what it raises in one."""
+    is_spread = config.model.device_map is not None or config.model.tensor_parallel is not None
+    at = config.measuring.energy, config.machine.device, accelerator.local_process_index, config.task.seed
+    return all_or_raise(lambda: meters_of(*at, given, is_spread=is_spread, source=source), accelerator)

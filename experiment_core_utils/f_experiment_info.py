@@ -19,7 +19,7 @@ from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.registry import all_knobs
-from experiment_core_utils.meters.host_facts import hardware_info, host_hardware, package_version, run_facts
+from experiment_core_utils.meters.host_facts import facts_of_start, hardware_info, host_hardware, run_facts
 from experiment_core_utils.models.common.describe import (
     MIB,
     architecture_sizes,
@@ -41,9 +41,6 @@ from experiment_core_utils.records.text import ExperimentalVariables, Experiment
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.sampling import inspected
 
-RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
-# Where they are installed.
-OPTIONAL_PACKAGES = ("lmms_eval",)
 TEXT_PACKAGES = (
     "torch",
     "transformers",
@@ -160,12 +157,17 @@ def as_json(value: Any) -> Any:
     return value if is_plain else str(value)
 
 
-def gather_provenance(accelerator: Accelerator, device: torch.device, experiment_id: str) -> dict[str, Any]:
-    """Who measured, when, with what: versions, hardware, processes, git commit and command line."""
-    optional = [name for name in OPTIONAL_PACKAGES if package_version(name) is not None]
+def gather_provenance(
+    accelerator: Accelerator, device: torch.device, experiment_id: str, started: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Who measured, when, with what: versions, hardware, processes, git commit and command line.
+
+    Args:
+        started: `facts_of_start` of the moment at which the run began; None takes this moment.
+    """
     return {
         "experiment_id": experiment_id,
-        **run_facts((*RECORDED_PACKAGES, *optional)),
+        **(started or facts_of_start()),
         "num_processes": accelerator.num_processes,
         "hardware": describe_hardware(device).content(),
     }

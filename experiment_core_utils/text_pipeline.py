@@ -14,7 +14,6 @@ from typing import Any
 from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import generate_unique_id, setup_distributed
-from experiment_core_utils.b_model_loader import LastModel
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.config.text_grid import Combination
 from experiment_core_utils.d_energy_tracking import EnergySources, TextEnergy
@@ -72,6 +71,7 @@ from experiment_core_utils.records.result_files import saved_traceback
 from experiment_core_utils.records.text import InferenceResults
 from experiment_core_utils.saved_results.result_caveats import ANSWER_CAVEATS, text_caveats
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
+from experiment_core_utils.text_run.last_model import LastModel
 from experiment_core_utils.text_run.plan import DueExperiment, TextPlan, any_config, plan_of
 
 Report = Callable[[str], None]

@@ -12,12 +12,13 @@ import pytest
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.engines.cpu import decode as decode_step
+from experiment_core_utils.finishing.setting_results import Publisher
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.measuring.sample_runs import check_proof
 from experiment_core_utils.models.molmoe import MolmoeProcessor
-from experiment_core_utils.pipeline import Publisher, run_profiling
+from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.dry_run import describe_plan
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.records.caveats import Caveat

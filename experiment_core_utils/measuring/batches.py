@@ -20,6 +20,7 @@ from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, vision_of
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, StagedModel, answers_in_batches
 from experiment_core_utils.primitives.device import NoMarks, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (
@@ -36,7 +37,6 @@ from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.requests import BatchedAnswer, FollowedAnswer, KnobProof, PreparedRequest
 from experiment_core_utils.records.sample_result import FailedSample, failed_sample
 from experiment_core_utils.records.settings import MeasuredSample
-from experiment_core_utils.requests.request_source import RequestSource
 from experiment_core_utils.tasks.interface import Metric, Sample, check_scorable
 
 LOGGER = logging.getLogger(__name__)

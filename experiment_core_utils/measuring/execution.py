@@ -15,6 +15,7 @@ from experiment_core_utils.engines.api import CUDA_GRAPH, MODULES, SERVER
 from experiment_core_utils.engines.cuda_graphs import ADVICE
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.models.interface import Runnable, Switchable
 from experiment_core_utils.primitives.collectives import all_gather
 from experiment_core_utils.primitives.device import out_of_memory_named
@@ -23,7 +24,6 @@ from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.progress import announced
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.requests import KnobProof
-from experiment_core_utils.requests.request_source import RequestSource
 
 _IN_WORDS = {MODULES: "the modules", CUDA_GRAPH: "CUDA graphs of the modules"}
 

@@ -17,6 +17,7 @@ from experiment_core_utils.measuring.batches import BatchAnswerer, Bench
 from experiment_core_utils.measuring.live_table import LiveTable
 from experiment_core_utils.measuring.passes import EnergyPasses, MemoryPasses
 from experiment_core_utils.measuring.profiles import TorchProfiles
+from experiment_core_utils.measuring.request_source import RequestKey
 from experiment_core_utils.measuring.rounds import RoundOrder, RoundsSeen, RoundTimes, common_factor
 from experiment_core_utils.measuring.sample_runs import (
     SampleAtWork,
@@ -45,7 +46,6 @@ from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, fini
 from experiment_core_utils.records.requests import StagedRun
 from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.settings import ArrivalsTrace, JournalHeader, SettingFailure, ShardDone, When
-from experiment_core_utils.requests.request_source import RequestKey
 from experiment_core_utils.tasks.sampling import split_by
 
 SAMPLE_EVERY_S = 0.5
@@ -136,11 +136,8 @@ class ShardMeasurer:
                     end, experiment_id=self.context.experiment_id, num_given=given, num_asked=min(number, given)
                 )
                 each.journal.append(done[each.key])
-        return done
-
-    def warn_of_refused_batches(self) -> None:
-        """Log at which settings, of all those measured so far, samples had to be answered one by one."""
         self._answerer.warn_of_refused()
+        return done
 
     def _opened(self, stack: ExitStack, setting: Setting, sample_ids: tuple[int, ...]) -> SettingAtWork:
         context = self.context

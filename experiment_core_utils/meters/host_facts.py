@@ -247,3 +247,14 @@ def peaks_on(device: torch.device, dtype: str | None) -> Peaks:
         return Peaks(name, None, None, None, "the number format of the model's products is not known")
     is_tf32 = dtype == "float32" and torch.get_float32_matmul_precision() != "highest"
     return known_peaks(name, "tf32" if is_tf32 else dtype)
+
+
+RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
+# Where they are installed.
+OPTIONAL_PACKAGES = ("lmms_eval",)
+
+
+def facts_of_start() -> dict[str, Any]:
+    """The keys of `Provenance` about a profiling run that starts now."""
+    optional = [name for name in OPTIONAL_PACKAGES if package_version(name) is not None]
+    return run_facts((*RECORDED_PACKAGES, *optional))

@@ -183,3 +183,13 @@ def _as_given(value: object) -> str:
     if value is None:
         return "not given"
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def warnings_before(
+    requested: RequestedRun, ledger: Ledger, due: Collection[str], unusable: Sequence[str]
+) -> list[str]:
+    """What a run warns of before it begins: rows of the data, results that it replaces, and `unusable` settings."""
+    faults = broken_rows(requested.task, requested.sample_ids) if due else []
+    broken = ["\n".join(broken_rows_lines(faults, len(requested.sample_ids)))] if faults else []
+    replaced = replaced_results_lines(requested, ledger, due)
+    return [f"warning: {line}" for line in (*broken, *data_remarks(requested.task), *replaced, *unusable)]

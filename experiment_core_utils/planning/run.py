@@ -1,109 +1,64 @@
 """A knob run before its first setting: its place, its model with the requests, and what holds for all results."""
 
-import atexit
-import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.a_distributed import leave_process_group
-from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
+from experiment_core_utils.a_distributed import crew_of
+from experiment_core_utils.b_model_loader import load_requested
+from experiment_core_utils.c_prompt_processing import first_final_prompt
 from experiment_core_utils.config.parts import EnergyMode, ModelConfig
-from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.d_energy_tracking import energy_gpus
+from experiment_core_utils.d_energy_tracking import agreed_meters, energy_gpus
 from experiment_core_utils.f_experiment_info import (
     batching_caveats,
     caveats_of,
+    crowded_cores_caveats,
     gather_provenance,
     picture_caveats,
     variables_of,
 )
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.knobs.vision_tokens import vision_of
+from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.measuring.batches import Bench, untimed_line
 from experiment_core_utils.measuring.execution import settle_execution
 from experiment_core_utils.measuring.measurer import ShardMeasurer
 from experiment_core_utils.measuring.profiles import TorchProfiles
+from experiment_core_utils.measuring.request_source import RequestSource, num_preparation_workers, request_budget_bytes
 from experiment_core_utils.measuring.rounds import RoundOrder
+from experiment_core_utils.meters.host_facts import facts_of_start
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.common.placement import placement_caveats
 from experiment_core_utils.models.common.preferences import decoding_caveats
-from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.slow_functions import slow_functions_caveats
-from experiment_core_utils.models.hf.tensor_parallel import END, LOAD, LeadingModel, follow
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise, answers_in_batches
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.planning.fingerprint import refuse_other_engines
 from experiment_core_utils.planning.plan import RequestedRun, chosen_blocks, max_new_tokens_of, num_timed, stops_of
-from experiment_core_utils.primitives.collectives import other_pids
+from experiment_core_utils.primitives.collectives import check_folder_is_shared, other_pids, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import available_cpus
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     MeterUnavailable,
     SampleError,
-    WorkerLost,
     library_faults_named,
 )
-from experiment_core_utils.primitives.in_step import Crew, join_crew
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.primitives.progress import WaitingLines, announced
-from experiment_core_utils.primitives.texts import all_of
+from experiment_core_utils.primitives.progress import WaitingLines
 from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
-from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger
 from experiment_core_utils.records.provenance import ASKED_AT, FinalPrompt, Model, Provenance, TaskDescription
 from experiment_core_utils.records.run_context import RunContext
-from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
-from experiment_core_utils.requests.request_source import RequestSource, num_preparation_workers, request_budget_bytes
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import choose_latency_ids, few_samples_caveats, shards_of, split_by
-
-
-def crew_of(config: ProfilingConfig) -> Crew | None:
-    """The processes that share one model, met; None where each process has its own. A collective call.
-
-    Raises:
-        ConfigurationError: another number of processes was launched.
-    """
-    size = config.model.tensor_parallel
-    if size is None:
-        return None
-    device = choose_device(config.machine.device, int(os.environ.get("LOCAL_RANK", "0")))
-    launcher = f"launch torchrun --nproc-per-node={size} -m knob_profiler profile"
-    return join_crew(size, device, config.machine.worker_timeout, launcher)
-
-
-def follow_run(config: ProfilingConfig, crew: Crew) -> None:
-    """Load the model when the first process does, and make its calls until the run ends."""
-    atexit.register(leave_process_group)
-    if crew.hear() != LOAD:
-        return
-    source = find_requested_checkpoint(config)
-    device = choose_device(config.machine.device, int(os.environ.get("LOCAL_RANK", "0")))
-    set_cpu_threads(config.machine.num_threads, crew.size)
-    model = load_staged_model(config.model, source, device)
-    assert isinstance(model, TransformersModel)
-    follow(model, crew)
-
-
-@contextmanager
-def leading(crew: Crew | None) -> Iterator[None]:
-    """A context at whose end the others, if there are any, end too."""
-    try:
-        yield
-    finally:
-        if crew is not None:
-            # One that is lost has ended, and the run's own error says more.
-            with suppress(WorkerLost):
-                crew.tell(END)
 
 
 def context_of(
@@ -113,40 +68,6 @@ def context_of(
     shards, pids = shards_of(requested.sample_ids, accelerator.num_processes), other_pids(accelerator)
     rank, journals = accelerator.process_index, requested.journals
     return RunContext(experiment_id, rank, shards, ledger, journals, StopRequest(), pids, run_uid)
-
-
-def load_bench(
-    requested: RequestedRun,
-    context: RunContext,
-    accelerator: Accelerator,
-    processes_here: int,
-    settings: Sequence[Setting],
-) -> Bench:
-    """Load the model and make it ready as `bench_of` does. A collective call.
-
-    Raises:
-        ConfigurationError: several processes would ask one server, each while the others are timed.
-    """
-    config = requested.config
-    if requested.source.is_served and accelerator.num_processes > 1:
-        raise ConfigurationError(
-            f"--endpoint is measured by one process, and {accelerator.num_processes} were launched: run knobprof "
-            "alone, with --concurrency for samples without times"
-        )
-    device = choose_device(config.machine.device, accelerator.local_process_index)
-    crew = crew_of(config)
-    set_cpu_threads(config.machine.num_threads, processes_here if crew is None else crew.size)
-    if crew is not None:
-        crew.tell(LOAD)
-    source = requested.source
-    work = f"connecting to {source.name} at {source.place}"
-    with announced(work if source.is_served else f"loading {source.name} on {device}", shown=context.is_main):
-        is_profiled = config.measuring.profiler is not None
-        model = source.load(config.model, device, is_profiled=is_profiled)
-    if crew is not None:
-        assert isinstance(model, TransformersModel)
-        model = LeadingModel(model, crew)
-    return bench_of(model, requested, context, accelerator, processes_here, settings)
 
 
 def bench_of(
@@ -196,6 +117,7 @@ def bench_of(
     return Bench(model, requests, limit, get_metric(task.metric), latency_ids, engines, proofs)
 
 
+FOLDER_SEEN_WITHIN_S = 90.0
 # Samples that are asked with a salt and without at the start of a run.
 _ASKED_BOTH_WAYS = 8
 
@@ -227,44 +149,6 @@ def refuse_settings_as_loaded(model: Runnable, settings: Sequence[Setting]) -> N
             ) from error
 
 
-class ProfilingRun:
-    """One process's part of a run, ready to measure its shard of the samples at every setting that is due.
-
-    Args:
-        provenance: what holds for all settings; each adds its own.
-        energy: measures energy; None where it is not requested.
-
-    Raises:
-        ConfigurationError: the profiler is requested of a model that does not run its stages one by one.
-    """
-
-    def __init__(
-        self,
-        requested: RequestedRun,
-        context: RunContext,
-        bench: Bench,
-        provenance: Provenance,
-        energy: StageMeasurement | None = None,
-    ) -> None:
-        self.requested, self.context, self.bench, self.provenance = requested, context, bench, provenance
-        self.config = config = requested.config
-        measuring, folder = config.measuring, config.machine.output_dir
-        if measuring.profiler is not None and not isinstance(bench.model, Stepwise):
-            raise ConfigurationError(
-                f"--use_profiler needs stages that run one by one, which {bench.model.name} does not have; leave it out"
-            )
-        profiles = TorchProfiles(
-            folder,
-            measuring.profiler,
-            measuring.use_profiler_on_all_samples,
-            context.is_main,
-            requested.keys,
-            requested.sample_ids,
-        )
-        order = RoundOrder(requested.keys, config.task.seed)
-        self.measurer = ShardMeasurer(measuring, context, bench, order, profiles, energy=energy)
-
-
 def unseen_in_server_caveats(source: ModelSource, energy: EnergyMode, asked: ModelConfig) -> list[Caveat]:
     """What is absent from the results of a model that another process runs, with the reason, and how it was asked;
     nothing for others.
@@ -288,15 +172,6 @@ def _energy_caveats(source: ModelSource) -> list[Caveat]:
     return [] if gpus is None else [caveat("server_gpus", gpus=gpus)]
 
 
-def failure_where_no_sample_ran(merged: MeasuredSetting, attempts: int) -> SettingFailure | None:
-    """A setting of which every sample failed is a failed setting, not a result without numbers."""
-    if merged.samples or not merged.failures:
-        return None
-    first = merged.failures[0]
-    reason = f"{all_of(len(merged.failures), 'sample')} failed, the first with: {first.reason}"
-    return SettingFailure(first.error, reason, attempts)
-
-
 def provenance_of_run(
     requested: RequestedRun,
     accelerator: Accelerator,
@@ -305,6 +180,9 @@ def provenance_of_run(
     experiment_id: str,
     described: Mapping[str, Any],
     final_prompt: FinalPrompt | None = None,
+    *,
+    started: Mapping[str, Any] | None = None,
+    unseen: Sequence[Caveat] = (),
 ) -> Provenance:
     """Who measured what with what, and the caveats that hold for all settings; a setting adds its own.
 
@@ -312,9 +190,11 @@ def provenance_of_run(
         processes_here: processes of the run on this machine.
         described: what the loaded model says of itself.
         final_prompt: what the model is given of the first sample.
+        started: the facts of the moment at which the run began; None gathers them now.
+        unseen: caveats of what is not seen in a server.
     """
     config, source, task = requested.config, requested.source, requested.task
-    origin = gather_provenance(accelerator, device, experiment_id)
+    origin = gather_provenance(accelerator, device, experiment_id, started)
     if source.is_served:
         origin["hardware"]["device"] = f"{ASKED_AT}{source.place}"
     choice = chosen_blocks(config, source)
@@ -325,7 +205,7 @@ def provenance_of_run(
         *placement_caveats(described.get("device_map")),
         *slow_functions_caveats(described.get("slow_functions"), device),
         *decoding_caveats((described.get("decoding") or {}).get("left_out") or {}),
-        *unseen_in_server_caveats(source, config.measuring.energy, config.model),
+        *unseen,
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),
         *(batching_caveats(num_drawn, timed, described.get("dtype")) if is_together else []),
         *few_samples_caveats(len(requested.settings), num_drawn),
@@ -350,3 +230,133 @@ def provenance_of_run(
             **caveat_fields(caveats),
         }
     )
+
+
+class ProfilingRun:
+    """One process's part of a run, ready to measure its shard of the samples at every setting that is due.
+
+    Args:
+        gather_facts: gathers what holds for all settings, once; each setting adds its own.
+        energy: measures energy; None where it is not requested.
+
+    Raises:
+        ConfigurationError: the profiler is requested of a model that does not run its stages one by one.
+    """
+
+    def __init__(
+        self,
+        requested: RequestedRun,
+        context: RunContext,
+        bench: Bench,
+        gather_facts: Callable[[], Provenance],
+        energy: StageMeasurement | None = None,
+    ) -> None:
+        self.requested, self.context, self.bench, self._gather_facts = requested, context, bench, gather_facts
+        self.config = config = requested.config
+        measuring = config.measuring
+        if measuring.profiler is not None and not isinstance(bench.model, Stepwise):
+            raise ConfigurationError(
+                f"--use_profiler needs stages that run one by one, which {bench.model.name} does not have; leave it out"
+            )
+        profiles = TorchProfiles(
+            config.machine.output_dir,
+            measuring.profiler,
+            measuring.use_profiler_on_all_samples,
+            context.is_main,
+            requested.keys,
+            requested.sample_ids,
+        )
+        order = RoundOrder(requested.keys, config.task.seed)
+        self.measurer = ShardMeasurer(measuring, context, bench, order, profiles, energy=energy)
+
+    def gather_facts(self) -> None:
+        """Gather the facts that are not known yet, and note how requests were prepared so far."""
+        preparation = self.bench.requests.describe()
+        self.facts = self.provenance.with_keys(preparation=preparation)
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """Who measured what with what, and the caveats that hold for all settings."""
+        return self._gather_facts()
+
+
+def device_of_run(requested: RequestedRun, accelerator: Accelerator, processes_here: int) -> torch.device:
+    """The device of this process, once its CPU threads are set.
+
+    Raises:
+        ConfigurationError: several processes would ask one server, each while the others are timed.
+    """
+    if requested.source.is_served and accelerator.num_processes > 1:
+        raise ConfigurationError(
+            f"--endpoint is measured by one process, and {accelerator.num_processes} were launched: run knobprof "
+            "alone, with --concurrency for samples without times"
+        )
+    config = requested.config
+    set_cpu_threads(config.machine.num_threads, config.model.tensor_parallel or processes_here)
+    return choose_device(config.machine.device, accelerator.local_process_index)
+
+
+def check_folder_of(requested: RequestedRun, ledger: Ledger, experiment_id: str, accelerator: Accelerator) -> None:
+    """Raises WorkerLost where a process does not see the folder of the others. A collective call."""
+    machine = requested.config.machine
+    marker, within_s = f"{ledger.fingerprint} {experiment_id}", min(FOLDER_SEEN_WITHIN_S, machine.worker_timeout / 2)
+    check_folder_is_shared(machine.output_dir / PARTS_FOLDER, marker, within_s, accelerator)
+
+
+def first_crops(requested: RequestedRun) -> CropRange | None:
+    """Limits of the crops of the plan's first setting; None for the model's own."""
+    return vision_of(requested.settings[0]).bounds
+
+
+def facts_of_run(
+    requested: RequestedRun,
+    accelerator: Accelerator,
+    device: torch.device,
+    processes_here: int,
+    experiment_id: str,
+    described: Mapping[str, Any],
+    final_prompt: FinalPrompt | None,
+    started: Mapping[str, Any],
+    unseen: Sequence[Caveat],
+    model: Runnable,
+    context: RunContext,
+) -> Provenance:
+    """`provenance_of_run` with the run's identity, and the caveats of its server and of the machine's cores."""
+    at = requested, accelerator, device, processes_here, experiment_id, described, final_prompt
+    provenance = provenance_of_run(*at, started=started, unseen=unseen).with_keys(run_uid=context.run_uid)
+    if isinstance(model, Concurrent):
+        provenance = provenance.with_caveats(model.caveats)
+    num_processes = requested.config.model.tensor_parallel or processes_here
+    return provenance.with_caveats(crowded_cores_caveats(device, num_processes, context.other_pids))
+
+
+def loaded_run(
+    requested: RequestedRun,
+    accelerator: Accelerator,
+    ledger: Ledger,
+    experiment_id: str,
+    run_uid: str | None,
+    settings: Sequence[Setting],
+    energy: StageMeasurement | None,
+) -> ProfilingRun:
+    """Load the model, prepare its requests and open what measures energy; once for all settings that are due."""
+    config, source, started = requested.config, requested.source, facts_of_start()
+    check_folder_of(requested, ledger, experiment_id, accelerator)
+    here = processes_on_this_machine(accelerator)
+    context = context_of(requested, accelerator, ledger, experiment_id, run_uid)
+    # Where energy is required, a meter that is not there is reported before the weights are read. Of a server that
+    # loads at its first request its GPUs are not known before.
+    is_required = config.measuring.energy == "required"
+    meters = agreed_meters(config, source, energy, accelerator) if is_required else None
+    model = load_requested(
+        config, source, device_of_run(requested, accelerator, here), crew_of(config), shown=context.is_main
+    )
+    first = first_final_prompt(
+        requested.task, model, requested.sample_ids, first_crops(requested), config.measuring.sample_timeout
+    )
+    meters = meters or agreed_meters(config, source, energy, accelerator)
+    unseen = unseen_in_server_caveats(source, config.measuring.energy, config.model)
+    bench = bench_of(model, requested, context, accelerator, here, settings)
+    at = requested, accelerator, model.device, here, experiment_id, model.describe(), first
+    gather_facts = partial(facts_of_run, *at, started, unseen, model, context)
+    return ProfilingRun(requested, context, bench, gather_facts, meters)

@@ -8,12 +8,12 @@ from tqdm import tqdm
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.measuring.batches import BatchAnswerer, Bench
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import MeasuredSample
-from experiment_core_utils.requests.request_source import RequestSource
 from experiment_core_utils.tasks.interface import Answer, Task, answer_of
 from experiment_core_utils.tasks.registry import get_metric
 from experiments.block_importance.importance import Blocks, Measured, TaskValues, passed_through

@@ -24,14 +24,13 @@ from experiment_core_utils.c_prompt_processing import (
 from experiment_core_utils.config.command import reporting_errors
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS
 from experiment_core_utils.knobs.block_choice import BlockChoice, choice_by_scores, provenance_path
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import vision_of
-from experiment_core_utils.meters.host_facts import command_line, package_version
+from experiment_core_utils.meters.host_facts import RECORDED_PACKAGES, command_line, package_version
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.source import CheckpointSource
 from experiment_core_utils.planning.plan import knob_request

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from experiment_core_utils.pipeline import RunReport
+from experiment_core_utils.finishing.run_report import RunReport
 from experiment_core_utils.primitives.errors import EXIT_CODE_INVALID
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.conclusion import Conclusion, save_conclusion

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiment_core_utils.a_distributed import next_run_id, used_ids
 from experiment_core_utils.primitives.errors import OutputRefused
+from experiment_core_utils.records.run_ids import next_run_id, used_ids
 
 
 @pytest.fixture

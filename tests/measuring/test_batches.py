@@ -10,12 +10,12 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.measuring.batches import BatchAnswerer, Bench, untimed_line
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.models.interface import answers_in_batches
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError
 from experiment_core_utils.records.requests import BatchedAnswer
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import MeasuredSample
-from experiment_core_utils.requests.request_source import RequestSource
 from experiment_core_utils.tasks.interface import Sample
 from tests.hand_made_records import ReadOff, failed_sample
 from tests.scripted.scripted_model import EOS, ScriptedModel

@@ -13,6 +13,7 @@ import torch
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.engines.greedy import MOST_POSITIONS, BatchFollower
+from experiment_core_utils.finishing.noted_caveats import alone_caveats
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
@@ -25,7 +26,7 @@ from experiment_core_utils.measuring.batches import (
     batch_fault,
     rounded_batch_fault,
 )
-from experiment_core_utils.measuring.noted_caveats import alone_caveats
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import GenerationFailed
 from experiment_core_utils.primitives.finite_logits import NOT_FINITE, usable_token
@@ -36,7 +37,6 @@ from experiment_core_utils.records.requests import (
     RequestShape,
     VisionGeometry,
 )
-from experiment_core_utils.requests.request_source import RequestSource
 from experiment_core_utils.tasks.interface import Sample
 from experiments.core_exp import acc_lat_profiling
 from tests.measuring.test_batches import Lenient, Numbers

@@ -12,9 +12,9 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.measuring.execution import settle_execution
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.primitives.errors import EngineRefused, OutOfMemory, SettingError
 from experiment_core_utils.records.requests import KnobProof
-from experiment_core_utils.requests.request_source import RequestSource
 from tests.measuring.test_batches import Numbers
 from tests.scripted.scripted_model import ScriptedModel
 

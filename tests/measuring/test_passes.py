@@ -16,6 +16,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, tier_target
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.passes import EnergyPasses, MemoryPasses, nearest_the_mean
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.windows import WindowGoal
@@ -27,7 +28,6 @@ from experiment_core_utils.records.energy import EnergyPass, PassesEnergy
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, JournalContent, journal_path, read_journal
 from experiment_core_utils.records.requests import MemoryReading, PreparedRequest, RequestShape, StageFlops
 from experiment_core_utils.records.settings import FinishedSample, JournalHeader, MeasuredSample, MemoryPass
-from experiment_core_utils.requests.request_source import RequestSource
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from tests.hand_made_records import measured_sample, staged_run

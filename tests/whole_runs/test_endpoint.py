@@ -19,8 +19,9 @@ import torch
 
 import knob_profiler as kp
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.finishing.run_report import RunReport
 from experiment_core_utils.l_results_csv_cleaning import read_results
-from experiment_core_utils.pipeline import RunReport, run_profiling
+from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.dry_run import describe_plan
 from experiment_core_utils.primitives import texts
 from experiment_core_utils.primitives.errors import ConfigurationError, EnergyRefused
@@ -66,12 +67,15 @@ def transformers_serve(folder: Path) -> Iterator[str]:
         port = free.getsockname()[1]
     program = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), "--device", "cpu"]
     log = (folder / "serve.log").open("w")
-    with log, subprocess.Popen(
-        [*program, "--host", "127.0.0.1", "--port", str(port)],
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    ) as server:
+    with (
+        log,
+        subprocess.Popen(
+            [*program, "--host", "127.0.0.1", "--port", str(port)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        ) as server,
+    ):
         try:
             for _ in range(600):
                 assert server.poll() is None, (folder / "serve.log").read_text()[-2000:]

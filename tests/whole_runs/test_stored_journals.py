@@ -16,10 +16,11 @@ import pytest
 from accelerate import Accelerator
 
 from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.finishing.setting_results import summarise_and_save
 from experiment_core_utils.k_results_aggregation import merge_parts, part_of
 from experiment_core_utils.l_results_csv_cleaning import json_to_csv, write_tables
-from experiment_core_utils.pipeline import loaded_run, summarise_and_save
 from experiment_core_utils.planning.plan import requested_run
+from experiment_core_utils.planning.run import loaded_run
 from experiment_core_utils.records.journal import journal_path, read_journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.result_files import RESULT_FILES
@@ -56,6 +57,7 @@ def remade(tmp_path_factory: pytest.TempPathFactory) -> Path:
     requested = requested_run(ProfilingConfig.of(output_dir=folder, **OPTIONS))
     ledger = Ledger(folder, FINGERPRINT)
     run = loaded_run(requested, Accelerator(cpu=True), ledger, "0002", None, requested.settings, None)
+    run.gather_facts()
     for setting in requested.settings:
         paths = [journal_path(STORED / "knobs" / "journals", setting.key, rank) for rank in (0, 1)]
         journals = [read_journal(path) for path in paths]

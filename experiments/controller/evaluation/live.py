@@ -15,9 +15,9 @@ from experiment_core_utils.c_prompt_processing import (
     with_task_named,
 )
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.f_experiment_info import RECORDED_PACKAGES, describe_hardware
+from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.knobs.block_choice import BlockChoice
-from experiment_core_utils.meters.host_facts import command_line, package_version
+from experiment_core_utils.meters.host_facts import RECORDED_PACKAGES, command_line, package_version
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.pausable import can_pause
 from experiment_core_utils.planning.plan import chosen_blocks, max_new_tokens_of

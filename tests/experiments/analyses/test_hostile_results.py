@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.a_distributed import next_run_id
 from experiment_core_utils.meters.energy_files import read_energy_windows, read_windows
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, ResultsError, ResultsRefused
 from experiment_core_utils.records.journal import read_end, read_journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.result_files import parsed_json, read_json
+from experiment_core_utils.records.run_ids import next_run_id
 from experiment_core_utils.records.setting_result import SettingResult, read_setting
 from experiment_core_utils.saved_results.tasks_command import main as tasks
 from experiments.controller.evaluate_controller import main as evaluate_controller

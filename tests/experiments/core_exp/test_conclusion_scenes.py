@@ -11,10 +11,10 @@ import pytest
 from matplotlib.text import Text
 
 import knob_profiler as kp
+from experiment_core_utils.finishing.run_report import RunReport
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
-from experiment_core_utils.pipeline import RunReport
 from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
 from experiment_core_utils.records.conclusion import Conclusion, saved_sentence
 from experiment_core_utils.records.ledger import Ledger, RunPlan, write_plan

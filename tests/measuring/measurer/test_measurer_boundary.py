@@ -17,6 +17,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.measurer import ShardMeasurer
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.measuring.rounds import RoundOrder
 from experiment_core_utils.meters.load import ConditionsMeter
 from experiment_core_utils.primitives.errors import (
@@ -33,7 +34,6 @@ from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.settings import CpuReading, FinishedSample, ShardDone
-from experiment_core_utils.requests.request_source import RequestSource
 from experiment_core_utils.tasks.interface import Sample
 from tests.hand_made_records import ReadOff
 from tests.measuring.measurer.every_error import every_error

@@ -18,6 +18,7 @@ from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.measuring import measurer
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.measurer import ShardMeasurer
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.measuring.rounds import RoundOrder
 from experiment_core_utils.meters.load import ConditionsMeter
 from experiment_core_utils.meters.steadiness import Outlook, disturbances
@@ -28,7 +29,6 @@ from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import MemoryReading
 from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.settings import CpuReading, FinishedSample, GpuReading, MeasuredSample
-from experiment_core_utils.requests.request_source import RequestSource
 from experiment_core_utils.saved_results.result_caveats import discarded_caveats
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from tests.given_flags import over

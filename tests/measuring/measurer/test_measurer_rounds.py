@@ -13,6 +13,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.measurer import ShardMeasurer
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.measuring.rounds import RoundOrder
 from experiment_core_utils.primitives.errors import GenerationFailed, SampleError, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest
@@ -21,7 +22,6 @@ from experiment_core_utils.records.journal import JournalContent, journal_path, 
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.settings import RoundsTrace, ShardDone
-from experiment_core_utils.requests.request_source import RequestSource
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from tests.scripted.scripted_model import ScriptedModel
 

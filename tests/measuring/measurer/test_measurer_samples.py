@@ -12,6 +12,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, tier_target
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.measurer import ShardMeasurer
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.measuring.rounds import RoundOrder
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.errors import SampleError
@@ -22,7 +23,6 @@ from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape, VisionGeometry
 from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.settings import FinishedSample, JournalHeader, ShardDone
-from experiment_core_utils.requests.request_source import RequestSource
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from tests.hand_made_records import measured_sample, staged_run
@@ -57,9 +57,7 @@ def measure(
     config = parse_config(["--num_runs_per_sample", "1", "--config_retry_delay", "0", *warmup, *flags])
     task = load_task("reference_vqa", "validation")
     requests = RequestSource(task, model, ids, 0, 0, None, keep_pictures=False)
-    context = RunContext(
-        "0002", 0, {0: tuple(ids)}, Ledger(folder, "f"), folder, StopRequest()
-    )
+    context = RunContext("0002", 0, {0: tuple(ids)}, Ledger(folder, "f"), folder, StopRequest())
     bench = Bench(model, requests, 4, get_metric(task.metric), frozenset(ids))
     with Progress(1, len(ids), shown=False) as progress:
         measurer = ShardMeasurer(config.measuring, context, bench, RoundOrder((SETTING.key,), 0))

@@ -24,10 +24,10 @@ from experiment_core_utils.knobs.registry import load_knob_module
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.measuring.execution import settle_execution
+from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.requests.request_source import RequestSource
 from tests.measuring.test_batches import Numbers
 from tests.models.hf.interpreted_engines import take_few_programs
 from tests.models.hf.test_graphed_stages import read

@@ -24,7 +24,7 @@ from experiment_core_utils.models.interface import Runnable
 from experiment_core_utils.primitives.device import available_memory_bytes
 from experiment_core_utils.primitives.errors import DataChanged, SampleError, library_faults_named
 from experiment_core_utils.primitives.interruption import time_limit
-from experiment_core_utils.records.provenance import FinalPrompt, Preparation
+from experiment_core_utils.records.provenance import Preparation
 from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.tasks.content import read_unchanged
 from experiment_core_utils.tasks.interface import Sample, Task
@@ -196,22 +196,6 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor on the host."""
     content: Any = tensor.flatten().view(torch.uint8).numpy()
     return memoryview(content)
-
-
-def first_final_prompt(
-    task: Task, model: Runnable, sample_ids: Sequence[int], crops: CropRange | None, sample_timeout_s: float | None
-) -> FinalPrompt | None:
-    """What the model is given of the first sample that can be used; None where none can."""
-    for sample_id in sample_ids:
-        try:
-            with library_faults_named(f"sample {sample_id}"), time_limit(sample_timeout_s):
-                sample = task[sample_id]
-                request = model.prepare(sample, prompt_for(task, sample, model.prompt_family), crops)
-        except SampleError:  # not counted: it is a failed sample where it is requested
-            continue
-        ids = request.inputs.get("input_ids")
-        return FinalPrompt.of_ids(sample_id, request.text, None if ids is None else ids[0].tolist())
-    return None
 
 
 MAX_WORKERS = 4

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiment_core_utils.measuring.noted_caveats import served_caveats, speed_step
+from experiment_core_utils.finishing.noted_caveats import served_caveats, speed_step
 from experiment_core_utils.records.requests import StagedRun
 from tests.hand_made_records import measured_sample, staged_run
 

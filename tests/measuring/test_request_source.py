@@ -12,10 +12,7 @@ import torch
 from PIL import Image
 
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.primitives.errors import DataChanged, SampleError, SampleTimedOut
-from experiment_core_utils.primitives.interruption import time_limit
-from experiment_core_utils.records.requests import PreparedRequest, RequestShape
-from experiment_core_utils.requests.request_source import (
+from experiment_core_utils.measuring.request_source import (
     RequestKey,
     RequestSource,
     SamplePreparer,
@@ -23,6 +20,9 @@ from experiment_core_utils.requests.request_source import (
     picture_bytes,
     request_bytes,
 )
+from experiment_core_utils.primitives.errors import DataChanged, SampleError, SampleTimedOut
+from experiment_core_utils.primitives.interruption import time_limit
+from experiment_core_utils.records.requests import PreparedRequest, RequestShape
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import load_task
 from tests.scripted.scripted_model import ScriptedModel
