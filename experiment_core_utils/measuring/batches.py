@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.e_inference import sample_record
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, vision_of
 from experiment_core_utils.measuring.request_source import RequestSource
+from experiment_core_utils.measuring.staged_runs import sample_record
 from experiment_core_utils.models.common.engine_proof import higher_precision, is_right
 from experiment_core_utils.models.common.finite_logits import failure_named
 from experiment_core_utils.models.common.greedy import MOST_POSITIONS

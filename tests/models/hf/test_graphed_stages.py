@@ -13,10 +13,10 @@ import torch
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.common.cuda_graphs import GraphCapturer, Reruns
 from experiment_core_utils.models.common.greedy import generate_greedily
