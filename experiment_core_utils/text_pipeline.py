@@ -17,7 +17,7 @@ from experiment_core_utils.a_distributed import generate_unique_id, setup_distri
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.config.text_grid import Combination
 from experiment_core_utils.d_energy_tracking import EnergySources, TextEnergy
-from experiment_core_utils.e_inference import TextShard, Window, prepare_gen_inference, run_prepared
+from experiment_core_utils.e_inference import prepare_gen_inference, run_prepared
 from experiment_core_utils.f_experiment_info import (
     gather_experiment_info,
     gather_experimental_variables,
@@ -44,6 +44,7 @@ from experiment_core_utils.k_results_aggregation import (
     with_indices_of_source,
 )
 from experiment_core_utils.l_results_csv_cleaning import write_experiments_table
+from experiment_core_utils.measuring.text_shard import TextShard, Window
 from experiment_core_utils.meters.load import LoadSampler, load_sampler
 from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.primitives.collectives import (

@@ -9,15 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiment_core_utils.c_prompt_processing import (
-    draw_other_samples,
-    draw_samples,
     filter_prompts_by_length,
     fingerprint_of_ids,
-    refuse_picture_tasks,
-    refuse_unfit_pictures,
     sort_prompts_by_length,
     tokenise_prompts,
-    with_task_named,
 )
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import parse_config
@@ -25,6 +20,8 @@ from experiment_core_utils.f_experiment_info import picture_caveats
 from experiment_core_utils.knobs.block_choice import BlockChoice, ScoredQuestions
 from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.requests.drawing import draw_other_samples, draw_samples, with_task_named
+from experiment_core_utils.requests.fitting import refuse_picture_tasks, refuse_unfit_pictures
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.registry import load_data_file, load_task

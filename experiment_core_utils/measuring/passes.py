@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from experiment_core_utils.d_energy_tracking import energy_of_pass
-from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.measuring.batches import Bench
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.meters.stages import StagedRequest, StageMeasurement, StageRounds, are_narrow
 from experiment_core_utils.meters.windows import idle_power
 from experiment_core_utils.models.interface import Stepwise, Switchable, devices_of

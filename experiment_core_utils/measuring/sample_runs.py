@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from experiment_core_utils.config.parts import MeasuringConfig
-from experiment_core_utils.e_inference import run_staged, sample_record
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.measuring.arrivals import arrivals_s, arrive, trace_of
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.profiles import TorchProfiles
+from experiment_core_utils.measuring.staged_runs import run_staged, sample_record
 from experiment_core_utils.meters.load import LoadSampler
 from experiment_core_utils.meters.stability import needs_another_run, warm_up_of
 from experiment_core_utils.meters.steadiness import Outlook

@@ -5,10 +5,7 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from experiment_core_utils.c_prompt_processing import (
-    VISION_TASK,
-    fingerprint_of_ids,
-)
+from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.registry import all_knobs
@@ -32,6 +29,7 @@ from experiment_core_utils.records.journal import (
 )
 from experiment_core_utils.records.ledger import Ledger
 from experiment_core_utils.records.setting_result import PROTOCOL_VERSION
+from experiment_core_utils.requests.drawing import VISION_TASK
 from experiment_core_utils.tasks.prompt_forms import form_of
 
 

@@ -7,14 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.b_model_loader import find_requested_model
-from experiment_core_utils.c_prompt_processing import (
-    draw_other_samples,
-    open_task,
-    refuse_picture_tasks,
-    refuse_unfit_pictures,
-    refuse_unfit_requests,
-    with_task_named,
-)
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.knobs.active_blocks import block_choice_of, blocks_of
@@ -30,6 +22,8 @@ from experiment_core_utils.planning.estimate import PlanSize
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.records.settings import MeasuringOrder
+from experiment_core_utils.requests.drawing import draw_other_samples, open_task, with_task_named
+from experiment_core_utils.requests.fitting import refuse_picture_tasks, refuse_unfit_pictures, refuse_unfit_requests
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.prompt_forms import described_form

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from experiment_core_utils.b_model_loader import find_requested_checkpoint
-from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig
@@ -27,6 +26,7 @@ from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.planning.plan import max_new_tokens_of, plan_for
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.requests.drawing import draw_samples, open_task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.benchmarks.shared import best_of_rounds, loaded_model, parsed
 

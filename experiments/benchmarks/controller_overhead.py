@@ -28,18 +28,18 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.b_model_loader import load_staged_model
-from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.engines.answer_ends import HasEnds
 from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.pausable import PausableModel, can_pause
 from experiment_core_utils.planning.plan import max_new_tokens_of
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
+from experiment_core_utils.requests.drawing import draw_samples, open_task
 from experiments.benchmarks.molmoe_1b import shape_source
 from experiments.controller.knob_choices import published_space, tier_of
 from experiments.controller.networks.action_logits import ActionLogits

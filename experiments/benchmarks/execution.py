@@ -30,15 +30,14 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
-from experiment_core_utils.c_prompt_processing import draw_samples, open_task
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.e_inference import staged_run
 from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
+from experiment_core_utils.measuring.staged_runs import staged_run
 from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
 from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.planning.plan import plan_for
@@ -46,6 +45,7 @@ from experiment_core_utils.primitives.device import choose_device, choose_dtype,
 from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, replaced_whole, write_json_atomically
 from experiment_core_utils.records.requests import StagedRun, TimedTokens
+from experiment_core_utils.requests.drawing import draw_samples, open_task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.analyses.charts.matplotlib_charts import figure_of
 from experiments.analyses.charts.style import joined_caption

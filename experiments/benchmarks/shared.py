@@ -11,12 +11,12 @@ import torch
 from tqdm import tqdm
 
 from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
-from experiment_core_utils.c_prompt_processing import open_task
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.knobs.vision_tokens import VisionTarget
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads, synchronize
+from experiment_core_utils.requests.drawing import open_task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 
 T = TypeVar("T")

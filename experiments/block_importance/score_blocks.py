@@ -14,13 +14,6 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
-from experiment_core_utils.c_prompt_processing import (
-    ids_that_chose,
-    open_tasks,
-    refuse_picture_tasks,
-    refuse_unfit_pictures,
-    with_task_named,
-)
 from experiment_core_utils.config.command import reporting_errors
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
@@ -39,6 +32,8 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import IS_CHECKOUT, check_writable, write_json_atomically
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
+from experiment_core_utils.requests.drawing import ids_that_chose, open_tasks, with_task_named
+from experiment_core_utils.requests.fitting import refuse_picture_tasks, refuse_unfit_pictures
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.interface import Task

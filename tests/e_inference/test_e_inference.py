@@ -14,10 +14,11 @@ from transformers import AutoModelForImageTextToText
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.c_prompt_processing import sort_prompts_by_length, tokenise_prompts
 from experiment_core_utils.config.text import TextConfig, published_form
-from experiment_core_utils.e_inference import run_gen_inference, run_staged, staged_run
+from experiment_core_utils.e_inference import run_gen_inference
 from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.k_results_aggregation import pool_inference_results
+from experiment_core_utils.measuring.staged_runs import run_staged, staged_run
 from experiment_core_utils.meters.energy_files import read_windows
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import HostMarks

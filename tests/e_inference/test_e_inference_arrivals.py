@@ -3,7 +3,7 @@
 import pytest
 
 from experiment_core_utils.config.text import LatencySimulation
-from experiment_core_utils.e_inference import simulated_delays
+from experiment_core_utils.measuring.text_shard import simulated_delays
 
 
 def test_nothing_is_simulated_unless_requested() -> None:

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from experiment_core_utils.config.text import validated
-from experiment_core_utils.e_inference import WARM_UP_TOKENS, OwnPrompts, TextShard, run_shard
+from experiment_core_utils.e_inference import run_shard
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
+from experiment_core_utils.measuring.text_shard import WARM_UP_TOKENS, OwnPrompts, TextShard
 from experiment_core_utils.primitives.errors import GenerationFailed, OutOfMemory, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest
 from tests.tiny_models.tiny_text_model import (

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from experiment_core_utils.config.parts import ExecutionMode
-from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.engines import batch_runner
 from experiment_core_utils.engines.answer_ends import NO_ENDS, AnswerEnds
 from experiment_core_utils.engines.description import EngineKnobs
@@ -22,6 +21,7 @@ from experiment_core_utils.engines.select import decode_engine
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.engine_model import MolmoeEngineModel

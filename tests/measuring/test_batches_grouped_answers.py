@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, VisionTarget, tier_target, vision_of
@@ -22,6 +21,7 @@ from experiment_core_utils.measuring.batches import (
     answer_prepared,
     batches_of,
 )
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL

@@ -28,10 +28,10 @@ import experiment_core_utils.text_pipeline  # noqa: F401
 import experiments.core_exp.closing_lines  # noqa: F401
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.tasks.registry import load_task
 from experiments.core_exp import acc_lat_profiling, report
 from experiments.text_exp import run_text_generation

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from experiment_core_utils.c_prompt_processing import open_task, open_tasks
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.dry_run import describe_plan
 from experiment_core_utils.primitives.errors import ConfigurationError, DataChanged, ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.requests.drawing import open_task, open_tasks
 from experiment_core_utils.saved_results.rescoring import compare_folder, rescore
 from experiment_core_utils.saved_results.tasks_command import main as tasks_main
 from experiment_core_utils.tasks import registry

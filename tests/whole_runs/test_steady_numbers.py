@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 
 from experiment_core_utils.b_model_loader import find_model
-from experiment_core_utils.c_prompt_processing import draw_samples
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.meters.stability import shuffled
 from experiment_core_utils.pipeline import measure_settings, run_profiling
 from experiment_core_utils.planning.plan import RequestedRun, plan_for
 from experiment_core_utils.records.ledger import Ledger
+from experiment_core_utils.requests.drawing import draw_samples
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Sample
 from tests.given_flags import over

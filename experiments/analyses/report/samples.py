@@ -7,12 +7,12 @@ from io import BytesIO
 
 from PIL import Image
 
-from experiment_core_utils.c_prompt_processing import open_task
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ProfilerError
 from experiment_core_utils.primitives.texts import counted, first_of
 from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.records.sample_result import SampleResult
+from experiment_core_utils.requests.drawing import open_task
 from experiment_core_utils.tasks.content import with_picture_digest
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.registry import GENERATED_TASKS, load_task

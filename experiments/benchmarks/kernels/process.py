@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.e_inference import staged_run
+from experiment_core_utils.measuring.staged_runs import staged_run
 from experiment_core_utils.meters.host_facts import cpu_name, package_version
 from experiment_core_utils.models.common.judging import modules_in
 from experiment_core_utils.models.interface import StagedModel, own_setting

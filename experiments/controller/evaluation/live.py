@@ -8,12 +8,6 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
-from experiment_core_utils.c_prompt_processing import (
-    draw_other_samples,
-    open_task,
-    refuse_picture_tasks,
-    with_task_named,
-)
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.knobs.block_choice import BlockChoice
@@ -24,6 +18,8 @@ from experiment_core_utils.planning.plan import chosen_blocks, max_new_tokens_of
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.requests.drawing import draw_other_samples, open_task, with_task_named
+from experiment_core_utils.requests.fitting import refuse_picture_tasks
 from experiment_core_utils.tasks.interface import Metric, Task
 from experiment_core_utils.tasks.registry import get_metric
 from experiment_core_utils.tasks.sampling import choose_latency_ids

@@ -7,11 +7,11 @@ from typing import Protocol
 
 import numpy as np
 
-from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.measuring.batches import PreparedQuestion, answer_prepared
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import out_of_memory_named, synchronize
 from experiment_core_utils.primitives.errors import SampleError, library_faults_named

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from experiment_core_utils.c_prompt_processing import open_tasks
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.progress import sample_lines
 from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.requests.drawing import open_tasks
 from experiments.analyses.knobs.conclusion import invalid_lines
 from experiments.controller.evaluation.replay import spread_budgets
 from experiments.controller.measured_grid import MeasuredGrid, load_grid, split_by_picture

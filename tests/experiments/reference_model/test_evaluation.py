@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, num_blocks_of
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration, MolmoeProcessor
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError

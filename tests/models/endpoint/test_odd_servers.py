@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.config.served import served_models
-from experiment_core_utils.e_inference import run_staged
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.endpoint.model import EndpointModel
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, Stopped
 from experiment_core_utils.records.requests import ServedNotes, StagedRun

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.e_inference import staged_run
+from experiment_core_utils.measuring.staged_runs import staged_run
 from experiment_core_utils.models.endpoint.chunks import Choice, Chunk, Delta
 from experiment_core_utils.models.endpoint.client import Bounds
 from experiment_core_utils.models.endpoint.stream import ArrivingAnswer, PieceIds, ServedEnds

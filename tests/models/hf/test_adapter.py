@@ -13,12 +13,12 @@ from transformers import OPTConfig, OPTForCausalLM
 
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
 from experiment_core_utils.measuring.sample_runs import check_proof
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.common.describe import implementations
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange

@@ -11,12 +11,12 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.engines.cuda_graphs import GraphCapturer
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
 from experiment_core_utils.measuring.sample_runs import check_proof
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.hf.engine_stages import EngineParts
 from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config
 from experiment_core_utils.models.hf.graphed_stages import GraphedGeneration

@@ -13,12 +13,12 @@ import torch
 from experiment_core_utils.b_model_loader import find_model, load_staged_model
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.engines.cuda_graphs import GraphCapturer, Reruns
 from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target, vision_of
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.primitives.device import NoMarks
@@ -71,9 +71,7 @@ def read(folder: Path, execution: ExecutionMode = "eager") -> TransformersModel:
     return endless(model)
 
 
-def replayed_by(
-    graph_capturer: GraphCapturer, folder: Path, execution: ExecutionMode = "graph"
-) -> TransformersModel:
+def replayed_by(graph_capturer: GraphCapturer, folder: Path, execution: ExecutionMode = "graph") -> TransformersModel:
     model = read(folder)
     return endless(TransformersModel(model.name, model.model, model.requests, execution, graph_capturer))
 

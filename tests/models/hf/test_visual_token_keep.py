@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from experiment_core_utils.b_model_loader import find_model
-from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.engines.cuda_graphs import Reruns
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
 from experiment_core_utils.measuring.sample_runs import check_proof
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.visual_token_keep import FAMILIES
 from experiment_core_utils.primitives.errors import KnobDidNotAct

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.e_inference import run_staged
 from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
 from experiment_core_utils.knobs.setting import Setting
@@ -15,6 +14,7 @@ from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
 from experiment_core_utils.measuring.sample_runs import check_proof
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.tasks.registry import load_task

@@ -1,0 +1,97 @@
+"""Requests that a model or a server cannot be given are refused before anything is loaded."""
+
+from collections.abc import Iterable, Sequence
+
+from experiment_core_utils.config.parts import TaskConfig
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.requests.drawing import TEXT_TASK, VISION_TASK
+from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
+from experiment_core_utils.tasks.interface import Task
+from experiment_core_utils.tasks.registry import load_task_module, task_entry
+from experiment_core_utils.tasks.sampling import inspected
+
+
+def refuse_unfit_pictures(
+    task: Task, sample_ids: Sequence[int], config: TaskConfig, *, takes_pictures: bool, model: str
+) -> None:
+    """Refuse to ask a text model about pictures, and a model with vision about rows without any, as if it were blind.
+
+    Args:
+        sample_ids: by the first few of them that can be read, a text model's task has pictures.
+
+    Raises:
+        ConfigurationError: see above, where `--text_only` is not given; or it is given for a model that sees pictures,
+            and a task that is not a file.
+    """
+    if takes_pictures:
+        if config.text_only and config.data_file is None:
+            raise ConfigurationError(f"--text_only is for a text model or the rows of --data_file, not {task.name}")
+        if isinstance(task, DataFileTask) and not task.has_pictures and not config.text_only:
+            raise ConfigurationError(
+                f"--data_file {config.data_file} has no picture in any row, and this model takes pictures: give the "
+                "column of the pictures by --columns image=COLUMN, or --text_only to ask without any"
+            )
+    elif not config.text_only and any(each.image is not None for each in inspected(task, sample_ids)):
+        raise _unseen(model, task.name)
+
+
+def refuse_picture_tasks(names: Iterable[str | None], config: TaskConfig, *, takes_pictures: bool, model: str) -> None:
+    """Refuse to ask a text model about tasks that are known to have pictures, before their data are looked for.
+
+    Raises:
+        ConfigurationError: see above; or there is no task of a name.
+    """
+    if takes_pictures or config.text_only or config.data_file is not None:
+        return
+    if config.task_module is not None:
+        load_task_module(config.task_module)
+    if pictured := [name for name in names if name is not None and task_entry(name).has_pictures]:
+        raise _unseen(model, pictured[0])
+
+
+def _unseen(model: str, task: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{model} is a text model and cannot see the pictures of {task}; give a task without pictures, such as "
+        f"--dataset_name {TEXT_TASK}, or --text_only to ask without them"
+    )
+
+
+def refuse_unfit_requests(
+    task: Task,
+    sample_ids: Sequence[int],
+    config: TaskConfig,
+    *,
+    sides: Sequence[int] | None,
+    limits: Sequence[int] | None,
+    max_new_tokens: int,
+) -> None:
+    """Refuse what a request to a server would have that its samples lack, or that the limit of all answers cuts.
+
+    Args:
+        sides, limits: of `--picture_side_list` and `--answer_limit_list`; None if not given.
+        max_new_tokens: the limit of all answers.
+
+    Raises:
+        ConfigurationError: pictures are scaled, and by its first few samples the task has none; a limit of answers is
+            above that of all; or `--text_only` is given for a task that is not a file.
+    """
+    if config.text_only and config.data_file is None:
+        raise ConfigurationError(f"--text_only is for a text model or the rows of --data_file, not {task.name}")
+    if sides is not None and not _has_pictures(task, sample_ids):
+        raise ConfigurationError(
+            f"--picture_side_list cannot act: {task.name} has no pictures; give a task with some, such as "
+            f"--dataset_name {VISION_TASK}, or drop it"
+        )
+    most = max(limits or (), default=0)
+    if most > max_new_tokens:
+        raise ConfigurationError(
+            f"--answer_limit_list {most} is above the {max_new_tokens} tokens that an answer of {task.name} may have; "
+            f"give --max_new_tokens {most}"
+        )
+
+
+def _has_pictures(task: Task, sample_ids: Sequence[int]) -> bool:
+    """Whether any row of a file, or any of the first few samples that can be read, has one."""
+    if isinstance(task, DataFileTask):
+        return task.has_pictures
+    return any(each.image is not None for each in inspected(task, sample_ids))
