@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +33,6 @@ from experiment_core_utils.models.common.describe import (
     stored_bytes,
 )
 from experiment_core_utils.models.common.gguf_files import quantised_file_of
-from experiment_core_utils.primitives.device import usable_cores
 from experiment_core_utils.primitives.texts import without_secrets
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.provenance import Hardware, Variables
@@ -248,15 +247,13 @@ def shared_cores_caveats(device: torch.device, processes_here: int) -> list[Cave
     return [caveat("shared_cores", num_processes=processes_here)]
 
 
-def crowded_cores_caveats(
-    device: torch.device, processes_here: int, other_pids: Collection[int] | None
-) -> list[Caveat]:
+def crowded_cores_caveats(device: torch.device, processes_here: int, cores: float) -> list[Caveat]:
     """The caveat of a run on the CPU whose processes on this machine have more threads than cores; none otherwise.
 
     Args:
-        other_pids: of the processes beside this one; None where they are not known.
+        cores: `usable_cores` of all of them.
     """
-    threads, cores = processes_here * torch.get_num_threads(), usable_cores(other_pids)
+    threads = processes_here * torch.get_num_threads()
     is_crowded = device.type == "cpu" and threads > cores
     return [caveat("crowded_cores", num_threads=threads, num_cores=cores)] if is_crowded else []
 

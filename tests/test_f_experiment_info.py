@@ -154,10 +154,9 @@ def test_variables_hold_every_parameter_under_its_name() -> None:
 
 def test_more_threads_than_cores_are_a_caveat_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
-    assert crowded_cores_caveats(CPU, 8, None) == []
-    assert crowded_cores_caveats(torch.device("cuda"), 9, None) == []
-    (found,) = crowded_cores_caveats(CPU, 9, None)
+    assert crowded_cores_caveats(CPU, 8, 16) == []
+    assert crowded_cores_caveats(torch.device("cuda"), 9, 16) == []
+    (found,) = crowded_cores_caveats(CPU, 9, 16)
     assert found.sentence == (
         "cores: the run's own 18 threads share 16 CPU cores and slow each other: times are those of a shared machine; "
         "use fewer processes, or fewer threads in each (--num_threads)"

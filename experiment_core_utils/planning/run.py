@@ -42,7 +42,7 @@ from experiment_core_utils.planning.fingerprint import refuse_other_engines
 from experiment_core_utils.planning.plan import RequestedRun, chosen_blocks, max_new_tokens_of, num_timed, stops_of
 from experiment_core_utils.primitives.collectives import check_folder_is_shared, other_pids, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import available_cpus
-from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
+from experiment_core_utils.primitives.device import choose_device, set_cpu_threads, usable_cores
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     MeterUnavailable,
@@ -319,15 +319,16 @@ def facts_of_run(
     started: Mapping[str, Any],
     unseen: Sequence[Caveat],
     model: Runnable,
-    context: RunContext,
+    run_uid: str | None,
+    cores: float,
 ) -> Provenance:
     """`provenance_of_run` with the run's identity, and the caveats of its server and of the machine's cores."""
     at = requested, accelerator, device, processes_here, experiment_id, described, final_prompt
-    provenance = provenance_of_run(*at, started=started, unseen=unseen).with_keys(run_uid=context.run_uid)
+    provenance = provenance_of_run(*at, started=started, unseen=unseen).with_keys(run_uid=run_uid)
     if isinstance(model, Concurrent):
         provenance = provenance.with_caveats(model.caveats)
     num_processes = requested.config.model.tensor_parallel or processes_here
-    return provenance.with_caveats(crowded_cores_caveats(device, num_processes, context.other_pids))
+    return provenance.with_caveats(crowded_cores_caveats(device, num_processes, cores))
 
 
 def loaded_run(
@@ -358,5 +359,7 @@ def loaded_run(
     unseen = unseen_in_server_caveats(source, config.measuring.energy, config.model)
     bench = bench_of(model, requested, context, accelerator, here, settings)
     at = requested, accelerator, model.device, here, experiment_id, model.describe(), first
-    gather_facts = partial(facts_of_run, *at, started, unseen, model, context)
+    # Now: a process that ends during the run has no cores to be asked for.
+    cores = usable_cores(context.other_pids)
+    gather_facts = partial(facts_of_run, *at, started, unseen, model, run_uid, cores)
     return ProfilingRun(requested, context, bench, gather_facts, meters)
