@@ -63,6 +63,9 @@ COMMANDS = Group(
             "analyses of a run: stages, knobs, latency",
             ("knobprof analyse stages results/core_exp", "knobprof analyse knobs results/core_exp --percentile 99"),
         ),
+        "choose": Command(
+            "experiments.core_exp.choose", "what an accepted loss of accuracy saves, and what fits into a budget"
+        ),
         "compare": Command("experiments.core_exp.compare_runs", "what is faster, slower or the same in another run"),
         "verify": Command(
             "experiments.core_exp.verify_run", "whether results, tables and conclusion are what the run wrote"

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from experiment_core_utils.config.parts import QuestionConfig, validated_as
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.knobs.registry import load_knob_module
 from experiment_core_utils.pipeline import run_profiling
@@ -17,12 +18,13 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.notebook_html import block, listed, paragraph
 from experiment_core_utils.primitives.texts import counted, did_you_mean
 from experiment_core_utils.records.conclusion import Conclusion
+from experiment_core_utils.records.price_list import PriceList
 from experiment_core_utils.records.setting_result import SettingResult, setting_key
 from experiment_core_utils.records.settings import SettingFailure
 from experiments.analyses.charts.knob_charts import fronts_chart
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
-from experiments.analyses.knobs.conclusion import conclude, invalid_tasks
+from experiments.analyses.knobs.conclusion import answered, conclude, invalid_tasks
 from experiments.analyses.knobs.grid import TaskGrid, grids_of
 from experiments.analyses.knobs.objectives import COSTS, LATENCY_MEAN, NoObjectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis
@@ -133,6 +135,32 @@ class Results:
         if len(found) > 1:
             raise ResultsError(f"there are {len(found)} tasks, each with a conclusion; take them from conclusions()")
         return found[0]
+
+    def choose(
+        self,
+        accept_loss: float | None = None,
+        *,
+        min_accuracy: float | None = None,
+        budget_ms: float | None = None,
+        budget_p95_ms: float | None = None,
+        budget_j: float | None = None,
+    ) -> list[PriceList]:
+        """What an accepted loss saves, and what fits into budgets, of each task; the answers of `knobprof choose`.
+
+        Args:
+            accept_loss: accuracy that may be lost, as a fraction of the best score; None for five losses.
+            min_accuracy: as a fraction of the best score, that the cheapest setting is to have.
+            budget_ms: for the mean latency of the most accurate setting.
+            budget_p95_ms: for the 95th percentile of its latencies.
+            budget_j: for its mean energy.
+
+        Raises:
+            ConfigurationError: a value that is not possible.
+        """
+        given = {name: value for name, value in locals().items() if name != "self"}
+        question = validated_as(QuestionConfig, given, lambda location: str(location[0]))
+        void = invalid_tasks(self._grids, self.sweep.settings)
+        return [answered(grid, question, void.get(grid.task)) for grid in self._grids]
 
     def report(self, path: Path | str | None = None) -> Path:
         """Write one HTML page about the folder's results; returns its path, by default `report.html` in the folder."""

@@ -545,6 +545,34 @@ class MeasuringConfig(Part):
         return self
 
 
+_Budget = Annotated[float, Field(gt=0, le=MOST_TIMES), Metavar("MS")]
+
+
+class QuestionConfig(Part):
+    """What a user accepts to lose, or can pay: the prices that a run ends with answer it, and no measurement does."""
+
+    accept_loss: Annotated[float, Field(ge=0, lt=1), Metavar("FRACTION")] | None = Field(
+        default=None,
+        description="accuracy that may be lost, a fraction of the best score, 0.05 is 5 points: which setting is "
+        "cheapest (default: 0.2 0.1 0.05 0.02 0)",
+    )
+    min_accuracy: ProperFraction | None = Field(
+        default=None, description="which setting is cheapest of those that surely have this fraction of the best score"
+    )
+    budget_ms: _Budget | None = Field(
+        default=None, description="which setting is most accurate of those whose mean latency is surely within it"
+    )
+    budget_p95_ms: _Budget | None = Field(default=None, description="the same of the 95th percentile of latencies")
+    budget_j: Annotated[float, Field(gt=0, le=MOST_TIMES), Metavar("J")] | None = Field(
+        default=None, description="the same of the mean energy of a request"
+    )
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether anything is given."""
+        return bool(self.model_fields_set)
+
+
 class MachineConfig(Part):
     """On what it runs, with how much of it, and where the results go."""
 

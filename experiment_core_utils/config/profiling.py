@@ -1,4 +1,4 @@
-"""The configuration of a knob run: six parts, validated once, from a command line or from Python.
+"""The configuration of a knob run: its parts, validated once, from a command line or from Python.
 
 Nothing here imports torch, so that `--help` and a wrong flag answer at once.
 """
@@ -16,6 +16,7 @@ from experiment_core_utils.config.parts import (
     MachineConfig,
     MeasuringConfig,
     ModelConfig,
+    QuestionConfig,
     TaskConfig,
     knob_config,
     validated_as,
@@ -35,6 +36,7 @@ class ProfilingConfig(Part):
     knobs: Any = Field(default_factory=lambda: knob_config()(), title="knobs")
     measuring: MeasuringConfig = Field(default_factory=MeasuringConfig, title="how it is measured")
     machine: MachineConfig = Field(default_factory=MachineConfig, title="the machine and the output")
+    question: QuestionConfig = Field(default_factory=QuestionConfig, title="the question")
 
     @classmethod
     def of(cls, **values: Any) -> Self:

@@ -15,6 +15,7 @@ from experiment_core_utils.primitives.notebook_html import block, field_table, f
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_change_text, time_text
 from experiment_core_utils.records.controls import Control, control_lines
+from experiment_core_utils.records.price_list import PriceList
 from experiment_core_utils.records.result_files import CONCLUSION_FILE, RESULT_FILES, content_digest, read_json_object
 
 WORDS: tuple[Word, ...] = ("yes", "likely", "can't tell", "no")
@@ -111,6 +112,7 @@ class Conclusion:
     metric_best: float = 1.0  #: highest score of the metric
     #: ratios of times that are 1 if nothing but the knobs changed a time; empty if settings did not take turns
     controls: tuple[Control, ...] = ()
+    prices: PriceList | None = None  #: what each accepted loss of accuracy saves; None if nothing is concluded
 
     @property
     def sentence(self) -> str:
@@ -144,23 +146,28 @@ class Conclusion:
 
     @property
     def lines(self) -> list[str]:
-        """The sentence, what each knob changes and the run's controls where these are known."""
+        """The sentence, the prices, what each knob changes and the run's controls where these are known."""
+        prices = [] if self.prices is None else self.prices.lines
+        return [f"conclusion: {self.sentence}", *prices, *self.notes]
+
+    @property
+    def notes(self) -> list[str]:
+        """What each knob changes, and the run's controls, where these are known."""
         changes = "; ".join(map(self._change, self.changes))
-        more = [f"knobs: {changes}"] if changes else []
-        return [f"conclusion: {self.sentence}", *more, *control_lines(self.controls)]
+        return [*([f"knobs: {changes}"] if changes else []), *control_lines(self.controls)]
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it: the sentence, what each knob changes, and the fields."""
-        hidden = ("changes", "nearest", "metric_best", "controls")
+        """As a notebook shows it: the lines and the fields."""
+        hidden = ("changes", "nearest", "metric_best", "controls", "prices")
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in hidden}
         if self.nearest is not None:
             own |= {f"nearest.{name}": each for name, each in asdict(self.nearest).items()}
         return block(
             paragraph(self.sentence, bold=f"{self.task}:"),
-            listed([*map(self._change, self.changes), *control_lines(self.controls)]),
+            listed(self.lines[1:]),
             folded("fields of the conclusion", field_table(own)),
         )
 

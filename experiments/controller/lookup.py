@@ -567,6 +567,8 @@ def _line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
     more = [*verdict, *_late(entry, lookup.limit_ms(budget_ms))]
     if not table.fits[place]:
         more.append("no setting fits, this is the nearest")
+    elif is_in_time and not table.accuracy[place]:
+        more.append("no setting gives a right answer in time")
     elif is_in_time and table.latency_ms[place] > budget_ms:
         by_mean = predict(lookup.by("mean"), budget_ms, prompt)
         more.append("it gives the most right answers in time")

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # It comes from E2, which takes a second to import: too long before the first sample.
     from experiments.core_exp.closing_lines import closing_lines, concluded_and_saved
 
-    found = concluded_and_saved(report, config.machine.tracker)
+    found = concluded_and_saved(report, config.machine.tracker, config.question)
     print("\n".join(printable(line) for lines in closing_lines(report, found) for line in lines.split("\n")))
     return found.exit_code(report, is_strict=config.machine.strict)
 

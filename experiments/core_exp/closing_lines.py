@@ -4,10 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from experiment_core_utils.config.parts import QuestionConfig
 from experiment_core_utils.finishing.run_report import RunReport
 from experiment_core_utils.primitives.errors import EXIT_CODE_INVALID
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.conclusion import Conclusion, save_conclusion
+from experiment_core_utils.records.price_list import PriceList
 from experiment_core_utils.records.setting_result import SettingResult, setting_file_name, setting_key
 from experiment_core_utils.saved_results.terminal import (
     caveat_lines,
@@ -23,6 +25,7 @@ from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.conclusion import conclude, front_words
 from experiments.analyses.knobs.grid import grid_of
 from experiments.analyses.knobs.objectives import LATENCY_MEAN
+from experiments.analyses.knobs.prices import price_list
 from experiments.analyses.sweeps import StoredSetting, setting_order
 
 # Enough for verdicts on knobs; intervals, which need more, are not printed.
@@ -35,6 +38,7 @@ class Concluded:
 
     conclusion: Conclusion | None  #: None without results
     front: Mapping[str, str] = field(default_factory=dict)  #: empty where there is none
+    answer: PriceList | None = None  #: to the user's question; None without one, and where nothing is concluded
 
     def exit_code(self, report: RunReport, *, is_strict: bool) -> int:
         """The run's own, but for an INVALID run of which no setting failed, where the driver is strict."""
@@ -42,8 +46,8 @@ class Concluded:
         return EXIT_CODE_INVALID if is_strict and is_invalid and not report.failed else report.exit_code
 
 
-def concluded(results: Sequence[SettingResult], folder: Path) -> Concluded:
-    """The conclusion of the results of a finished run in its folder."""
+def concluded(results: Sequence[SettingResult], folder: Path, question: QuestionConfig | None = None) -> Concluded:
+    """The conclusion of the results of a finished run in its folder, and the answer to the user's question."""
     if not results:
         return Concluded(None)
     task = results[0].provenance.task.name
@@ -54,15 +58,20 @@ def concluded(results: Sequence[SettingResult], folder: Path) -> Concluded:
     try:
         (analysis,) = analyse_knobs([grid_of(task, settings)], [LATENCY_MEAN], NUM_DRAWS).tasks
         found = conclude(analysis, settings)
+        answer = (
+            None
+            if question is None or not question.is_asked or found.why is not None
+            else price_list(analysis.grid, question)
+        )
     # The run is measured and saved: nothing that an analysis meets may end it.
     except Exception as error:
         return Concluded(Conclusion(task, f"{type(error).__name__}: {error}"))
-    return Concluded(found, front_words(analysis) if found.why is None else {})
+    return Concluded(found, front_words(analysis) if found.why is None else {}, answer)
 
 
-def concluded_and_saved(report: RunReport, tracker: str | None) -> Concluded:
+def concluded_and_saved(report: RunReport, tracker: str | None, question: QuestionConfig | None = None) -> Concluded:
     """The conclusion of a finished run, also in its folder and, with the settings, in an experiment tracker."""
-    found = concluded(report.results, report.output_dir)
+    found = concluded(report.results, report.output_dir, question)
     if found.conclusion is not None:
         save_conclusion(found.conclusion, report.experiment_id, report.output_dir)
         if tracker is not None:
@@ -82,6 +91,7 @@ def closing_lines(report: RunReport, found: Concluded | None = None) -> list[str
         lines.append(closing_table(report.results, found.front))
         lines += [*column_lines(report.results, found.front), *reference_lines(report.results)]
         lines += [] if found.conclusion is None else found.conclusion.lines
+        lines += [] if found.answer is None else found.answer.lines
         fixed = {setting_key(each): each.T_fixed_length for each in report.results if not each.is_placebo}
         line = fixed_length_line({key: time for key, time in fixed.items() if time is not None})
         lines += [] if line is None else [line]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from experiment_core_utils.config.parts import QuestionConfig
 from experiment_core_utils.primitives.contrasts import (
     ACCURACY_MARGIN,
     PairedContrasts,
@@ -24,6 +25,7 @@ from experiment_core_utils.primitives.contrasts import (
 from experiment_core_utils.primitives.statistics import CONFIDENCE
 from experiment_core_utils.records.conclusion import Comparison, Conclusion, KnobChange, TypeChange
 from experiment_core_utils.records.ledger import Ledger, plan_path, read_plan
+from experiment_core_utils.records.price_list import PriceList
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.terminal import worst_of_each_kind
 from experiments.analyses.caveats import AnalysisCaveat
@@ -31,6 +33,7 @@ from experiments.analyses.knobs.effects import Effects, LevelMean
 from experiments.analyses.knobs.fronts import compared_with, replacing_p_values
 from experiments.analyses.knobs.grid import TaskGrid, knob_title
 from experiments.analyses.knobs.objectives import LATENCY_MEAN, NoObjectives, Objectives
+from experiments.analyses.knobs.prices import price_list
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 from experiments.analyses.sweeps import StoredSetting, mixed_executions
 
@@ -64,6 +67,7 @@ def conclude(analysis: TaskAnalysis, settings: Sequence[StoredSetting] = ()) -> 
         found = Conclusion(grid.task, why, tuple(voided), changes, metric_best=grid.best)
     else:
         found = _concluded(each.found, changes, _num_rounds(each.found, [one.result for one in own]))
+        found = replace(found, prices=price_list(grid))
     return replace(found, controls=grid.controls)
 
 
@@ -94,6 +98,15 @@ def invalid_tasks(grids: Iterable[TaskGrid], settings: Sequence[StoredSetting]) 
     """The same as `why_invalid` of the tasks' conclusions, without analysing any cost."""
     checked = [(grid.task, *_objections(grid, _of_task(grid, settings))) for grid in grids]
     return why_invalid([Conclusion(task, why, tuple(voided)) for task, voided, why in checked])
+
+
+def answered(grid: TaskGrid, question: QuestionConfig, invalid: str | None) -> PriceList:
+    """The prices of a task that answer a question.
+
+    Args:
+        invalid: why the run is INVALID; None where it is not.
+    """
+    return price_list(grid, question, why=invalid or accuracy_says_nothing(grid))
 
 
 def _concluded(found: Objectives, changes: tuple[KnobChange, ...], num_rounds: int | None) -> Conclusion:

@@ -94,6 +94,8 @@ class TaskGrid:
     question_types: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
     controls: tuple[Control, ...] = ()  #: of settings that took turns
     independent: str = "pictures"  #: what `pictures` names: `samples` where none has a picture
+    #: [S, N], a number for each different answer, nan where there is none; None where the answers are not known
+    answers: np.ndarray | None = None
 
 
 def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[Level, ...]:
@@ -136,6 +138,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
     samples = {sample_id: row[sample_id] for row in rows for sample_id in row}
     metadata = {sample_id: each.metadata for sample_id, each in samples.items()}
     log_times = _matrix(rows, ids, mean_log_time)
+    numbers: dict[str, int] = {}
     return TaskGrid(
         task=task,
         metric=metric,
@@ -157,6 +160,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         question_types=tuple(samples[sample_id].question_type for sample_id in ids),
         controls=controls,
         independent="pictures" if any(each.may_have_picture for each in samples.values()) else "samples",
+        answers=_matrix(rows, ids, lambda sample: numbers.setdefault(sample.pred, len(numbers))),
     )
 
 

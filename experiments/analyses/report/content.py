@@ -24,7 +24,7 @@ from experiments.analyses.charts.style import QUIET, joint_setup
 from experiments.analyses.knobs.conclusion import front_words
 from experiments.analyses.report.analyses import Analyses
 from experiments.analyses.report.caveats import conditions_facts, report_caveats
-from experiments.analyses.report.findings import headlines
+from experiments.analyses.report.findings import headlines, price_table
 from experiments.analyses.report.parts import Column, FrontPicture, Report, ReportTable, Section, Value
 from experiments.analyses.report.samples import sample_section
 from experiments.analyses.report.sections import estimator_section, front_pictures, knob_section, stage_section
@@ -110,6 +110,7 @@ def report_of(found: Analyses, budget_ms: float | None = None) -> Report:
         caveats=report_caveats(found),
         settings=settings,
         legend=VERDICT_LEGEND if has_words else "",
+        prices=price_table([each for each in found.conclusions if each.prices is not None]),
         sections=sections,
         samples=sample_section(found.stored),
         facts=[fact for sweep in sweeps for fact in _facts(sweep)],

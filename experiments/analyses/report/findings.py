@@ -9,9 +9,9 @@ import pandas as pd
 
 from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN
 from experiment_core_utils.primitives.errors import ResultsError
-from experiment_core_utils.records.conclusion import Conclusion
+from experiment_core_utils.records.conclusion import WORDS, Conclusion
 from experiments.analyses.report.analyses import Analyses, Missing, SweepAnalyses
-from experiments.analyses.report.parts import Headline
+from experiments.analyses.report.parts import Column, Headline, ReportTable, Value
 from experiments.analyses.shared_samples import SharedSamples
 from experiments.analyses.stages.analysis import decode_sentences, longest_stage
 from experiments.analyses.sweeps import Sweep
@@ -29,8 +29,7 @@ def headlines(found: Analyses) -> list[Headline]:
 
 def _concluded(found: Conclusion, about: str) -> Headline:
     word = found.word if found.why is None else "INVALID" if found.voided_by else "no setting"
-    _, *more = found.lines
-    return Headline(about, word, found.sentence, more, "a cheaper setting" if found.why is None else "")
+    return Headline(about, word, found.sentence, found.notes, "a cheaper setting" if found.why is None else "")
 
 
 def _against_the_first(sweeps: Sequence[Sweep]) -> list[Headline]:
@@ -103,3 +102,46 @@ def energy_findings(frame: pd.DataFrame) -> Iterator[str]:
 
 def _named(row: pd.Series) -> str:
     return " ".join(str(row[name]) for name in ("task", "sweep", "setting") if name in row)
+
+
+def price_table(conclusions: Sequence[Conclusion]) -> ReportTable | None:
+    """The price list of each task: a row for each type of question and accepted loss; None without prices."""
+    several = len(conclusions) > 1
+    columns = [
+        *([Column("task", "name of the task", False)] if several else []),
+        Column("type of question", "the task's column question_type; over all: each question once", False),
+        Column("questions", "that all settings have a score of", True),
+        Column("accepted loss", "accuracy that may be lost, in points of the best score", True),
+        Column("setting", "the cheapest that surely loses less; without a yes the one that is nearest", False),
+        Column("sure", "whether it is surely faster and surely not worse by the accepted loss", False),
+        Column("% of time", "of the model as it is, with a 95 % interval for all rows together", True),
+        Column("% of J", "the same of the energy of a request", True),
+        Column("accuracy", "change in points, with a 95 % interval for all rows together", True),
+        Column("questions needed", "that would decide, were the means as they are", True),
+    ]
+    rows = []
+    for each in conclusions:
+        for found in [] if each.prices is None else each.prices.types:
+            for price in found.prices:
+                word = "same answers" if price.loss == 0 and price.is_identical else price.word
+                rows.append([
+                    *([Value(each.task, each.task)] if several else []),
+                    Value(found.question_type, found.question_type),
+                    Value(f"{found.num_samples}", found.num_samples),
+                    Value(f"{100 * price.loss:g}", price.loss),
+                    Value(price.setting, price.setting),
+                    Value(word, f"{WORDS.index(price.word)}"),
+                    _figure(price.time_ratio, price.time_ratio_ci95, ".0f"),
+                    _figure(price.energy_ratio, price.energy_ratio_ci95, ".0f"),
+                    _figure(price.accuracy_difference, price.accuracy_difference_ci95, "+.1f"),
+                    Value(None if price.samples_needed is None else f"{price.samples_needed}", price.samples_needed),
+                ])  # fmt: skip
+    return ReportTable(columns, rows) if rows else None
+
+
+def _figure(value: float | None, ends: tuple[float, float] | None, form: str) -> Value:
+    """A hundred times a figure, with its interval."""
+    if value is None:
+        return Value(None, None)
+    more = "" if ends is None else f"[{100 * ends[0]:{form}}, {100 * ends[1]:{form}}]"
+    return Value(f"{100 * value + 0.0:{form}}", value, more)

@@ -255,6 +255,23 @@
       heading.querySelector("button").addEventListener("click", () => sort(table, heading));
     }
   }
+  // Rows of one accepted loss, or at the slider's left end all of them.
+  const prices = document.querySelector("#prices");
+  if (prices) {
+    const [slider, shown] = [prices.querySelector("input"), prices.querySelector("output")];
+    const rows = [...prices.querySelectorAll("tbody tr")];
+    const column = [...prices.querySelector("thead tr").cells].findIndex((each) => each.textContent === "accepted loss");
+    const lossOf = (row) => row.cells[column].textContent;
+    const losses = [...new Set(rows.map(lossOf))];
+    slider.max = losses.length;
+    const show = () => {
+      const loss = losses[slider.value - 1];
+      for (const row of rows) row.hidden = loss !== undefined && lossOf(row) !== loss;
+      shown.textContent = loss === undefined ? "any" : `${loss} points`;
+    };
+    slider.addEventListener("input", show);
+    show();
+  }
   // A table that is wider than the page fades out at its edge until it is scrolled to the end.
   for (const box of document.querySelectorAll(".scroll")) {
     const show = () => {

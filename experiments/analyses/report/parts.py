@@ -159,6 +159,7 @@ class Report:
     #: plot and panel of the first screen where there is no front; None with fronts, or without times
     instead: tuple[str, Panel] | None = None
     legend: str = ""  #: what the words of verdicts say
+    prices: ReportTable | None = None  #: of every task with prices; None where there are none
 
     @property
     def first_front(self) -> str:

@@ -1,0 +1,176 @@
+"""What a user pays and saves, as one record: for each accepted loss of accuracy the cheapest setting, and for budgets
+the most accurate one, by type of question and over all. Every reader shows the lines that are made from it here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from experiment_core_utils.primitives.contrasts import Word
+from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.primitives.units import time_text
+
+Interval = tuple[float, float]
+OVERALL = "over all"
+
+
+@dataclass(frozen=True)
+class Price:
+    """The setting that costs least at an accepted loss, against the reference, on the questions of one type."""
+
+    loss: float  #: accuracy that may be lost, as a fraction of the metric's best score
+    word: Word  #: whether it is faster and not worse by more than the loss; `yes` is sure
+    setting: str | None  #: its key; where none is sure, what is nearest; None where no other setting is faster
+    is_identical: bool  #: whether all its answers are those of the reference, by which a loss of 0 is meant
+    time_ratio: float | None  #: geometric mean over samples of its time over the reference's; None without a setting
+    time_ratio_ci95: Interval | None  #: together for all types and settings
+    energy_ratio: float | None  #: the same of joules a request; None where these were not measured
+    energy_ratio_ci95: Interval | None
+    accuracy_difference: float | None  #: its accuracy less the reference's, in the metric's scores
+    accuracy_difference_ci95: Interval | None
+    samples_needed: int | None  #: samples of the type that would decide, were means as they are; None if decided
+
+
+@dataclass(frozen=True)
+class WithinBudget:
+    """The most accurate setting that keeps to a budget, on the questions of one type."""
+
+    budget: float  #: in `unit`
+    unit: str  #: `ms` or `J`, of a request; of an accuracy `score`
+    statistic: str  #: `mean` or `p95`, over samples
+    word: Word  #: whether it keeps to it; of several settings together
+    setting: str | None  #: its key; where none surely does, the one that is nearest
+    cost: float | None  #: the statistic of its cost, in the unit
+    time_ratio: float | None  #: as in `Price`
+    accuracy: float | None  #: its mean score
+    accuracy_ci95: Interval | None  #: of this setting alone
+
+
+@dataclass(frozen=True)
+class TypePrices:
+    """The prices of one type of question."""
+
+    question_type: str  #: OVERALL for all questions, each counted once
+    num_samples: int  #: that all settings have a score of
+    reference_ms: float  #: mean total time of the reference
+    reference_accuracy: float  #: its mean score
+    #: the smallest loss that can be excluded where no answer changes, as a fraction of the metric's best score
+    least_loss: float
+    prices: tuple[Price, ...]  #: a row a loss, from the largest to the smallest
+    budgets: tuple[WithinBudget, ...] = ()
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What it would give to use, for each type of question, the setting that is sure at a loss."""
+
+    loss: float
+    settings: Mapping[str, str]  #: type -> key of its setting; the reference where none is sure
+    accuracy: float
+    accuracy_difference: float
+    time_ratio: float  #: weighted by the numbers of questions
+    time_ratio_ci95: Interval
+
+
+@dataclass(frozen=True)
+class PriceList:
+    """Prices by type of question, the row of all questions last."""
+
+    task: str
+    against: str | None  #: key of the reference; None where nothing can be said
+    why: str | None  #: why there are no prices; None where there are
+    types: tuple[TypePrices, ...] = ()
+    routing: Routing | None = None  #: None where one setting is the choice of all types
+    metric_best: float = 1.0
+
+    @property
+    def lines(self) -> list[str]:
+        """The prices as they are printed."""
+        if self.why is not None or self.against is None:
+            return [f"no prices: {self.why}"]
+        head = f"prices, in percent of the time of {self.against}, the model as it is, by accepted loss of accuracy:"
+        return [head, *[line for each in self.types for line in self._of_type(each)], *self._routing()]
+
+    def _of_type(self, found: TypePrices) -> list[str]:
+        reference = f"{self._score(found.reference_accuracy)} in {time_text(found.reference_ms)}"
+        least = f"{counted(found.num_samples, 'question')} can exclude losses down to {self._loss(found.least_loss)}"
+        lines = [f"  {found.question_type}: the model as it is {reference}; {least}"]
+        sure = [price for price in found.prices if price.word == "yes"]
+        for at, price in enumerate(sure):
+            # A setting that is also the choice of a smaller loss is shown there.
+            if not any(later.setting == price.setting for later in sure[at + 1 :]):
+                lines.append(f"    {self._sure(price)}")
+        left = next((price for price in found.prices if price.word != "yes"), None)
+        if left is not None:
+            lines.append(f"    {self._nearest(left)}")
+        return lines + [f"    {self._budget(each)}" for each in found.budgets]
+
+    def _sure(self, price: Price) -> str:
+        meaning = f"not worse by {self._loss(price.loss)} or more"
+        if price.loss == 0:
+            meaning = "identical answers" if price.is_identical else "better"
+        return f"surely {meaning}: {self._figures(price)}"
+
+    def _nearest(self, price: Price) -> str:
+        loss = "no loss" if price.loss == 0 else f"a loss below {self._loss(price.loss)}"
+        if price.setting is None:
+            return f"{loss}: none, no other setting is surely faster"
+        needed = price.samples_needed
+        more = "" if needed is None else f"; about {counted(needed, 'question')} would decide"
+        return f"{loss}: none is sure, the nearest is {self._figures(price)}: {price.word}{more}"
+
+    def _figures(self, price: Price) -> str:
+        assert price.time_ratio is not None and price.accuracy_difference is not None
+        joules = "" if price.energy_ratio is None else f", {_percent(price.energy_ratio, price.energy_ratio_ci95)} of J"
+        change = self._change(price.accuracy_difference)
+        ends = price.accuracy_difference_ci95
+        ends_text = "" if ends is None else " [{}, {}]".format(*map(self._number, ends))
+        time = f"{_percent(price.time_ratio, price.time_ratio_ci95)} of the time"
+        return f"{price.setting}, {time}{joules}, accuracy {change}{ends_text}"
+
+    def _budget(self, found: WithinBudget) -> str:
+        if found.unit == "score":
+            asked = f"accuracy of at least {self._score(found.budget)}"
+        else:
+            asked = f"{found.statistic} of {found.budget:g} {found.unit} or less"
+        if found.setting is None:
+            return f"{asked}: not measured"
+        assert found.cost is not None and found.accuracy is not None
+        cost = "" if found.unit == "score" else f"{found.cost:.3g} {found.unit}, "
+        ends = "" if found.accuracy_ci95 is None else " [{}, {}]".format(*map(self._score, found.accuracy_ci95))
+        time = "" if found.time_ratio is None else f", {100 * found.time_ratio:.0f} % of the time"
+        figures = f"{found.setting}, {cost}accuracy {self._score(found.accuracy)}{ends}{time}"
+        return (
+            f"{asked}: surely {figures}"
+            if found.word == "yes"
+            else (f"{asked}: none is sure, the nearest is {figures}: {found.word}")
+        )
+
+    def _routing(self) -> list[str]:
+        found = self.routing
+        if found is None:
+            return []
+        chosen = ", ".join(f"{name} {key}" for name, key in found.settings.items())
+        return [
+            f"  routed by type ({chosen}): accuracy {self._score(found.accuracy)} "
+            f"({self._change(found.accuracy_difference)}) in {_percent(found.time_ratio, found.time_ratio_ci95)} of "
+            f"the time; surely not worse by {self._loss(found.loss)} or more in any type"
+        ]
+
+    def _score(self, score: float) -> str:
+        return f"{score:.3f}"
+
+    def _loss(self, loss: float) -> str:
+        return f"{100 * loss:.3g} points" if self.metric_best == 1 else f"{loss * self.metric_best:.3g}"
+
+    def _change(self, change: float) -> str:
+        return f"{self._number(change)}{' points' if self.metric_best == 1 else ''}"
+
+    def _number(self, change: float) -> str:
+        scale, decimals = (100.0, 1) if self.metric_best == 1 else (1.0, 3)
+        # Not minus zero.
+        return f"{round(scale * change, decimals) + 0.0:+.{decimals}f}"
+
+
+def _percent(ratio: float, ends: Interval | None) -> str:
+    interval = "" if ends is None else f" [{100 * ends[0]:.0f}, {100 * ends[1]:.0f}]"
+    return f"{100 * ratio:.0f} %{interval}"
