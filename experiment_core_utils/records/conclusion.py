@@ -147,7 +147,7 @@ class Conclusion:
     @property
     def lines(self) -> list[str]:
         """The sentence, the prices, what each knob changes and the run's controls where these are known."""
-        prices = [] if self.prices is None else self.prices.lines
+        prices = [] if self.prices is None or self.prices.why is not None else self.prices.lines
         return [f"conclusion: {self.sentence}", *prices, *self.notes]
 
     @property
