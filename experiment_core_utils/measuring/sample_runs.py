@@ -61,7 +61,19 @@ from experiment_core_utils.tasks.interface import Sample, check_scorable
 from experiment_core_utils.tasks.sampling import split_by
 
 T = TypeVar("T")
-Taken = dict[tuple[int, CropRange | None], tuple[Sample, PreparedRequest] | SampleError]
+
+
+@dataclass
+class TakenRequest:
+    """A request of a group of samples, which settings with the same crops share."""
+
+    sample: Sample
+    request: PreparedRequest
+    inputs: Mapping[str, Any] | None = None  #: on the device; None until a setting needs them
+    transfer_s: float = 0.0  #: that bringing them there took
+
+
+Taken = dict[tuple[int, CropRange | None], TakenRequest | SampleError]
 
 
 @contextmanager
@@ -276,25 +288,27 @@ class SampleRunner:
             taken: requests of the round so far, to which this one is added.
         """
         with time_limit(self.config.sample_timeout):
-            sample, request = self._taken(each, sample_id, taken)
+            found = self._taken(each, sample_id, taken)
         # Scored at the merge, with all others; one that no answer could score is not worth the time of its runs.
-        check_scorable(sample, self.bench.metric)
+        check_scorable(found.sample, self.bench.metric)
         model, started_s = self.bench.model, self._clock.now_s()
         with time_limit(self.config.sample_timeout):
-            inputs = model.to_device(request.inputs)
-            synchronize(*devices_of(model))
-            transfer_s = self._clock.now_s() - started_s
+            if found.inputs is None:
+                found.inputs = model.to_device(found.request.inputs)
+                synchronize(*devices_of(model))
+                found.transfer_s = self._clock.now_s() - started_s
             model.apply(each.setting)
-            model.warm_up(inputs, self.bench.max_new_tokens)
-            self._warm_up_shape(request.shape, inputs)
-        return SampleAtWork(each, sample, request, inputs, transfer_s, self._clock.now_s() - started_s)
+            model.warm_up(found.inputs, self.bench.max_new_tokens)
+            self._warm_up_shape(found.request.shape, found.inputs)
+        spent_s = self._clock.now_s() - started_s
+        return SampleAtWork(each, found.sample, found.request, found.inputs, found.transfer_s, spent_s)
 
-    def _taken(self, each: SettingAtWork, sample_id: int, taken: Taken) -> tuple[Sample, PreparedRequest]:
+    def _taken(self, each: SettingAtWork, sample_id: int, taken: Taken) -> TakenRequest:
         place = sample_id, each.crops
         if place not in taken:
             try:
                 with library_faults_named(f"sample {sample_id}"):
-                    taken[place] = self.bench.requests.take(*place)
+                    taken[place] = TakenRequest(*self.bench.requests.take(*place))
             except SampleError as error:  # raised below, for each setting that needs it
                 taken[place] = error
         found = taken[place]

@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,18 +43,11 @@ def own_cpu_s(pids: Sequence[int] = ()) -> float:
 
 def with_descendants(pids: Iterable[int]) -> dict[int, psutil.Process]:
     """These processes by their ids, each before its descendants, without those that are gone."""
-    # One look at the table of processes, however many they are.
-    there, children = dict[int, psutil.Process](), defaultdict[int, list[int]](list)
-    for each in psutil.process_iter():
+    found = dict[int, psutil.Process]()
+    for pid in pids:
         with suppress(psutil.Error):
-            children[each.ppid()].append(each.pid)
-            there[each.pid] = each
-    found, left = dict[int, psutil.Process](), list(pids)[::-1]
-    while left:
-        pid = left.pop()
-        if pid in there and pid not in found:
-            found[pid] = there[pid]
-            left += children[pid]
+            process = psutil.Process(pid)
+            found |= {each.pid: each for each in (process, *process.children(recursive=True)) if each.pid not in found}
     return found
 
 

@@ -54,6 +54,10 @@ class TakingTurns(ScriptedModel):
             self.stop.note(2, None)
         return super().generate_timed(inputs, max_new_tokens, marks)
 
+    def to_device(self, inputs: Any) -> Any:
+        self.calls.append("to device")
+        return super().to_device(inputs)
+
     @property
     def turns(self) -> list[int]:
         """Top-k of each run, in order."""
@@ -95,6 +99,8 @@ def test_each_sample_runs_at_every_setting_before_the_next_one_and_the_first_rou
     assert all(each.failure is None for each in done.values())
     # Two rounds of each of three samples; then the first sample once more, at each setting.
     assert model.turns[:18] == expected_turns(range(6)) and sorted(model.turns[18:]) == [1, 2, 3]
+    # One request to warm up each setting, and one of each sample, which all settings share.
+    assert model.calls.count("to device") == 3 + 3
     ended = [each.finished_unix_s for each in journal_of(tmp_path, KEYS[0]).finished]
     for place, key in enumerate(KEYS):
         content = journal_of(tmp_path, key)
