@@ -6,8 +6,9 @@ what this machine cannot do of a text experiment.
 
 import atexit
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -17,8 +18,11 @@ from experiment_core_utils.a_distributed import leave_process_group
 from experiment_core_utils.config.parts import ModelConfig, say_only_model
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import TextConfig, validated
+from experiment_core_utils.knobs.loading import Loading, config_of_loading, loading_name, loading_of
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.common.placement import refuse_device_map
 from experiment_core_utils.models.common.quantisation import supported_types
+from experiment_core_utils.models.common.side_by_side import ModelsSideBySide
 from experiment_core_utils.models.endpoint.source import endpoint_source
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
@@ -42,6 +46,7 @@ from experiment_core_utils.primitives.device import choose_device, set_cpu_threa
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.in_step import Crew
 from experiment_core_utils.primitives.progress import announced
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.text import QuantSupport
 
 # What serves models, in the order in which they are asked; the last one takes every folder.
@@ -192,14 +197,39 @@ def follow_run(config: ProfilingConfig, crew: Crew) -> None:
 
 
 def load_requested(
-    config: ProfilingConfig, source: ModelSource, device: torch.device, crew: Crew | None, *, shown: bool
+    config: ProfilingConfig,
+    source: ModelSource,
+    settings: Sequence[Setting],
+    device: torch.device,
+    crew: Crew | None,
+    *,
+    shown: bool,
 ) -> Runnable:
-    """The model of a profiling run on its device, or behind its server; processes of `crew` load their parts of it."""
+    """The model of a profiling run on its device, or behind its server; processes of `crew` load their parts of it.
+
+    Where settings turn a loading knob, there is a model for each of its values, beside the one of the run's flags.
+
+    Raises:
+        ConfigurationError: several processes would load several models each, or one model together.
+    """
+    loadings = list(dict.fromkeys([(), *map(loading_of, settings)]))
+    if len(loadings) > 1 and (crew is not None or int(os.environ.get("WORLD_SIZE", "1")) > 1):
+        raise ConfigurationError(
+            f"{counted(len(loadings), 'model')} in memory ({', '.join(map(loading_name, loadings))}) are measured by "
+            "one process; run knobprof alone, or one value in a run"
+        )
     if crew is not None:
         crew.tell(LOAD)
-    work = f"connecting to {source.name} at {source.place}"
-    with announced(work if source.is_served else f"loading {source.name} on {device}", shown=shown):
-        model = source.load(config.model, device, is_profiled=config.measuring.profiler is not None)
+    is_profiled, models = config.measuring.profiler is not None, dict[Loading, Any]()
+    for loading in loadings:
+        asked = config.model.model_copy(update=config_of_loading(loading))
+        name = source.name if len(loadings) == 1 else f"{source.name} ({loading_name(loading)})"
+        work = f"connecting to {source.name} at {source.place}"
+        with announced(work if source.is_served else f"loading {name} on {device}", shown=shown):
+            models[loading] = source.load(asked, device, is_profiled=is_profiled)
+    model: Runnable = models[()]
+    if len(models) > 1:
+        return cast(StagedModel, ModelsSideBySide(models))
     if crew is None:
         return model
     assert isinstance(model, TransformersModel)

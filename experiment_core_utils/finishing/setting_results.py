@@ -159,7 +159,8 @@ def summarise_and_save(
     scoring = scored(answers, metric)
     accuracy = summarise_accuracy(answers, scoring, metric)
     summary = summarise(merged.samples, accuracy, len(merged.failures))
-    compute = setting_compute(setting, merged, model, run.facts.model.dtype)
+    facts = run.facts_at(setting)
+    compute = setting_compute(setting, merged, model, facts.model.dtype)
     energy = with_correct_answers(
         energy_of(merged.energy, merged.energy_passes, merged.energy_end),
         accuracy,
@@ -179,7 +180,7 @@ def summarise_and_save(
     as_measured = sorted(merged.samples, key=lambda sample: places[sample.sample_id])
     noted = block_caveats(requested, [setting]) + alone_caveats(merged.samples)
     noted += served_caveats(as_measured, have_waited=steadiness.open_loop is not None)
-    provenance = run.facts.with_keys(
+    provenance = facts.with_keys(
         experiment_ids=list(merged.experiment_ids),
         run_uids=list(merged.run_uids),
     ).with_caveats(noted)

@@ -12,6 +12,7 @@ from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS
 from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT
 from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
 from experiment_core_utils.knobs.interface import Knob
+from experiment_core_utils.knobs.loading import ATTENTION, ENGINE, NUMBER_FORMAT, QUANTIZED
 from experiment_core_utils.knobs.picture_side import PICTURE_SIDE
 from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.reasoning_effort import REASONING_EFFORT
@@ -33,7 +34,7 @@ _KNOBS: dict[str, Knob[Any]] = {
     knob.name: knob
     for knob in (
         VISION_TOKENS, VISUAL_TOKEN_KEEP, TOP_K, EXPERT_MASS, ACTIVE_BLOCKS,
-        PICTURE_SIDE, ANSWER_LIMIT, REASONING_EFFORT, VARIANT, PLACEBO,
+        PICTURE_SIDE, ANSWER_LIMIT, REASONING_EFFORT, VARIANT, NUMBER_FORMAT, QUANTIZED, ENGINE, ATTENTION, PLACEBO,
     )
 }
 # Content of the files that `load_knob_module` ran, by path.

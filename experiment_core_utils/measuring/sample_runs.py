@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from experiment_core_utils.config.parts import MeasuringConfig
+from experiment_core_utils.knobs.loading import Loading, loading_of
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
@@ -41,7 +42,6 @@ from experiment_core_utils.records.journal import Journal
 from experiment_core_utils.records.requests import (
     KnobProof,
     PreparedRequest,
-    RequestShape,
     StagedRun,
     whole_window,
 )
@@ -277,7 +277,7 @@ class SampleRunner:
         while needs_another_run(totals_s, least, self.config.max_warmup_runs):
             with time_limit(self.config.sample_timeout):
                 totals_s.append(run_staged(model, inputs, self.bench.max_new_tokens).total_s)
-        self.warm_layouts.add(request.shape.layout)
+        self.warm_layouts.add((loading_of(setting), request.shape.layout))
         each.journal.append(warm_up_of(totals_s, least, self.context.experiment_id, self.context.rank))
         return proof
 
@@ -293,13 +293,14 @@ class SampleRunner:
         check_scorable(found.sample, self.bench.metric)
         model, started_s = self.bench.model, self._clock.now_s()
         with time_limit(self.config.sample_timeout):
+            model.apply(each.setting)
             if found.inputs is None:
+                sent_s = self._clock.now_s()
                 found.inputs = model.to_device(found.request.inputs)
                 synchronize(*devices_of(model))
-                found.transfer_s = self._clock.now_s() - started_s
-            model.apply(each.setting)
+                found.transfer_s = self._clock.now_s() - sent_s
             model.warm_up(found.inputs, self.bench.max_new_tokens)
-            self._warm_up_shape(found.request.shape, found.inputs)
+            self._warm_up_shape((loading_of(each.setting), found.request.shape.layout), found.inputs)
         spent_s = self._clock.now_s() - started_s
         return SampleAtWork(each, found.sample, found.request, found.inputs, found.transfer_s, spent_s)
 
@@ -316,11 +317,11 @@ class SampleRunner:
             raise found
         return found
 
-    def _warm_up_shape(self, shape: RequestShape, inputs: Mapping[str, Any]) -> None:
-        """One unmeasured run for a layout that this process meets first: libraries prepare kernels for new shapes."""
-        if self.config.num_warmup_runs and shape.layout not in self.warm_layouts:
+    def _warm_up_shape(self, layout: tuple[Loading, object], inputs: Mapping[str, Any]) -> None:
+        """One unmeasured run for a layout that a model meets first: libraries prepare kernels for new shapes."""
+        if self.config.num_warmup_runs and layout not in self.warm_layouts:
             run_staged(self.bench.model, inputs, self.bench.max_new_tokens)
-        self.warm_layouts.add(shape.layout)
+        self.warm_layouts.add(layout)
 
     def run(self, at: SampleAtWork) -> tuple[StagedRun, float]:
         """One measured run of a sample, and the seconds that it took to put its setting in force."""

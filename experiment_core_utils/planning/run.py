@@ -23,6 +23,7 @@ from experiment_core_utils.f_experiment_info import (
     picture_caveats,
     variables_of,
 )
+from experiment_core_utils.knobs.loading import loading_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.measuring.batches import Bench, untimed_line
@@ -35,6 +36,7 @@ from experiment_core_utils.meters.host_facts import facts_of_start
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.common.placement import placement_caveats
 from experiment_core_utils.models.common.preferences import decoding_caveats
+from experiment_core_utils.models.common.side_by_side import ModelsSideBySide
 from experiment_core_utils.models.hf.slow_functions import slow_functions_caveats
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise, answers_in_batches
 from experiment_core_utils.models.source import ModelSource
@@ -109,7 +111,9 @@ def bench_of(
             say(found)
     proofs = settle_execution(model, requests, tuple(settings), taken, limit, timeout, accelerator)
     engines = model.describe()["execution_stages"]
-    refuse_other_engines(engines, context.ledger, requested.keys, context.journals, accelerator)
+    # Another loading may run by other engines.
+    as_it_is = [each.key for each in requested.settings if not loading_of(each)]
+    refuse_other_engines(engines, context.ledger, as_it_is, context.journals, accelerator)
     answered, runs = len(ids) - len(latency_ids), config.measuring.num_runs_per_sample
     line = untimed_line(answered, len(latency_ids), runs, engines)
     if line is not None and accelerator.is_main_process:
@@ -274,6 +278,13 @@ class ProfilingRun:
         preparation = self.bench.requests.describe()
         self.facts = self.provenance.with_keys(preparation=preparation)
 
+    def facts_at(self, setting: Setting) -> Provenance:
+        """The facts, with the model as it was loaded for a setting."""
+        model = self.bench.model
+        if not isinstance(model, ModelsSideBySide):
+            return self.facts
+        return self.facts.with_keys(model={**self.facts.model.content(), **model.described_at(setting)})
+
     @cached_property
     def provenance(self) -> Provenance:
         """Who measured what with what, and the caveats that hold for all settings."""
@@ -349,9 +360,8 @@ def loaded_run(
     # loads at its first request its GPUs are not known before.
     is_required = config.measuring.energy == "required"
     meters = agreed_meters(config, source, energy, accelerator) if is_required else None
-    model = load_requested(
-        config, source, device_of_run(requested, accelerator, here), crew_of(config), shown=context.is_main
-    )
+    on_device = device_of_run(requested, accelerator, here)
+    model = load_requested(config, source, settings, on_device, crew_of(config), shown=context.is_main)
     first = first_final_prompt(
         requested.task, model, requested.sample_ids, first_crops(requested), config.measuring.sample_timeout
     )

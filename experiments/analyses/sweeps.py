@@ -10,6 +10,7 @@ import pandas as pd
 
 from experiment_core_utils.engines.api import SERVER
 from experiment_core_utils.knobs.interface import Level
+from experiment_core_utils.knobs.loading import Loading, loading_of
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting, setting_of
 from experiment_core_utils.knobs.vision_tokens import vision_of
@@ -212,10 +213,18 @@ def _one_sweep(stored: Sequence[StoredSetting]) -> Sweep:
 
 
 def mixed_executions(results: Sequence[SettingResult]) -> str | None:
-    """The sentence that refuses settings of one run that were not all executed in the same way; None where they were.
+    """The sentence that refuses settings of one run and loading that were not all executed in the same way; None where
+    they were.
 
-    A model runs several times faster by engines or CUDA graphs than by its modules, whatever its knobs are.
+    A model runs several times faster by engines or CUDA graphs than by its modules, whatever its other knobs are.
     """
+    by_loading: dict[Loading, list[SettingResult]] = {}
+    for result in results:
+        by_loading.setdefault(loading_of(setting_of(result)), []).append(result)
+    return next((found for alike in by_loading.values() if (found := _mixed(alike)) is not None), None)
+
+
+def _mixed(results: Sequence[SettingResult]) -> str | None:
     ways: dict[str, list[SettingResult]] = {}
     for result in results:
         if result.realised is not None:
@@ -324,9 +333,12 @@ def _check_no_twins(settings: Sequence[StoredSetting]) -> None:
 
 
 def _check_common(settings: Sequence[StoredSetting]) -> None:
-    first = settings[0]
-    for each in settings[1:]:
+    by_loading: dict[Loading, StoredSetting] = {}
+    for each in settings:
+        alike = by_loading.setdefault(loading_of(each.setting), each)
         for name, place in COMMON.items():
+            # The model as it was loaded; everything else is common to all.
+            first = alike if place[0] == "model" and name != "model" else settings[0]
             one, other = (_at(setting, *place) for setting in (first, each))
             if one != other:
                 raise ResultsError(
@@ -366,7 +378,8 @@ def _at(setting: StoredSetting, *place: str) -> Any:
 
 
 def _provenance(settings: Sequence[StoredSetting]) -> SweepProvenance:
-    first = settings[0]
+    # The model as it is, where it was measured.
+    first = next((each for each in settings if not loading_of(each.setting)), settings[0])
     hardware = first.result.provenance.hardware
     peaks = first.result.hardware_utilisation
     return SweepProvenance(

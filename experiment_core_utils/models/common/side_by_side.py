@@ -1,0 +1,179 @@
+"""Several loaded models as one, whose loading knobs say which of them answers; all of them stay in memory."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from experiment_core_utils.knobs.loading import LOADING_KNOBS, Loading, loading_of
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.models.costs.memory import ModelBytes
+from experiment_core_utils.models.interface import StagedModel, devices_of
+from experiment_core_utils.primitives.device import Marks
+from experiment_core_utils.primitives.errors import EngineRefused, KnobDidNotAct
+from experiment_core_utils.records.requests import FollowedAnswer, KnobProof, RequestShape, StageFlops, TimedTokens
+
+
+class SentRequest(dict[str, Any]):
+    """A request's tensors on the device, in the number format of each model that needed them so far.
+
+    Args:
+        host: the tensors on the host.
+    """
+
+    def __init__(self, host: Mapping[str, Any]) -> None:
+        super().__init__(host)
+        self.by_loading: dict[Loading, Mapping[str, Any]] = {}
+
+
+def _without_loading(setting: Setting) -> Setting:
+    """The setting as the model of its loading has it."""
+    return setting.replaced(**{knob.name: None for knob in LOADING_KNOBS})
+
+
+class ModelsSideBySide:
+    """Implements `StagedModel`, `Spread` among it: what is asked goes to the model of the setting in force.
+
+    Args:
+        models: by their loading; the empty one is the model as it is, which is in force first.
+    """
+
+    def __init__(self, models: Mapping[Loading, StagedModel]) -> None:
+        self._models = dict(models)
+        self._loading: Loading = ()
+
+    @property
+    def in_force(self) -> StagedModel:
+        """The model that answers now."""
+        return self._models[self._loading]
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All devices of all models, the one that requests are sent to first."""
+        return tuple(dict.fromkeys(device for model in self._models.values() for device in devices_of(model)))
+
+    def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """For the model in force; another one's format is made when it needs the request, which `warm_up` does."""
+        request = SentRequest(inputs)
+        self._sent(request)
+        return request
+
+    def _sent(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The tensors of a request for the model in force."""
+        if not isinstance(inputs, SentRequest):
+            return inputs
+        if self._loading not in inputs.by_loading:
+            inputs.by_loading[self._loading] = self.in_force.to_device(dict(inputs))
+        return inputs.by_loading[self._loading]
+
+    def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
+        return self.in_force.generate_timed(self._sent(inputs), max_new_tokens, marks)
+
+    def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
+        return self.in_force.answer_batch([self._sent(each) for each in inputs_list], max_new_tokens)
+
+    def follow_batch(
+        self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+    ) -> list[FollowedAnswer]:
+        return self.in_force.follow_batch([self._sent(each) for each in inputs_list], answers)
+
+    def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
+        return self.in_force.follow_exactly(self._sent(inputs), answer)
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
+        return self.in_force.encode_image(self._sent(inputs))
+
+    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
+        return self.in_force.prefill(self._sent(inputs), features)
+
+    def apply(self, setting: Setting) -> AbstractContextManager[object]:
+        loading, before = loading_of(setting), self._loading
+        own = self._models[loading].apply(_without_loading(setting))
+        self._loading = loading
+        restoring = ExitStack()
+        restoring.callback(setattr, self, "_loading", before)
+        # First what the model itself restores.
+        restoring.push(own)
+        return restoring
+
+    def restored_afterwards(self) -> AbstractContextManager[object]:
+        restoring = ExitStack()
+        restoring.callback(setattr, self, "_loading", self._loading)
+        for model in self._models.values():
+            restoring.enter_context(model.restored_afterwards())
+        return restoring
+
+    @contextmanager
+    def _failing_alone(self) -> Iterator[None]:
+        """A context in which a model that has no other way to run refuses its own settings, and not those of others."""
+        try:
+            yield
+        except EngineRefused as error:
+            if self.in_force.has_next_way:
+                raise
+            raise KnobDidNotAct(str(error)) from error
+
+    def refuse_setting(self) -> None:
+        with self._failing_alone():
+            self.in_force.refuse_setting()
+
+    def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        with self._failing_alone():
+            self.in_force.warm_up(self._sent(inputs), max_new_tokens)
+
+    def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
+        with self._failing_alone():
+            return self.in_force.prove(_without_loading(setting), self._sent(inputs))
+
+    def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
+        return self._models[loading_of(setting)].count_flops(_without_loading(setting), shape, output_tokens)
+
+    def count_bytes(self, setting: Setting) -> ModelBytes | None:
+        return self._models[loading_of(setting)].count_bytes(_without_loading(setting))
+
+    def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
+        return self._models[loading_of(setting)].expected_experts(_without_loading(setting))
+
+    def describe(self) -> Mapping[str, Any]:
+        """What the model as it is says of itself."""
+        return self._models[()].describe()
+
+    def described_at(self, setting: Setting) -> Mapping[str, Any]:
+        """What the model of a setting says of itself."""
+        return self._models[loading_of(setting)].describe()
+
+    @property
+    def has_next_way(self) -> bool:
+        return any(model.has_next_way for model in self._models.values())
+
+    def run_next_way(self, reason: str) -> None:
+        """The model that refused runs otherwise; another way of loading is another way to run."""
+        self.in_force.run_next_way(reason)
+
+    def fix_execution(self) -> None:
+        for model in self._models.values():
+            model.fix_execution()
+
+    def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
+        for model in self._models.values():
+            model.end_answers_at(stop, ignore_eos)
+
+    def release_prepared(self) -> None:
+        for model in self._models.values():
+            model.release_prepared()
+
+    def samples_per_round(self, num_settings: int) -> int:
+        return max(model.samples_per_round(num_settings) for model in self._models.values())
+
+
+def _of_model_in_force(name: str) -> property:
+    return property(lambda self: getattr(self.in_force, name))
+
+
+# What the model in force does by itself; `isinstance` of the interface finds members of the class alone.
+for _name in (
+    "components", "decode_step", "decode_text", "decoder_blocks", "decoding", "default_top_k", "device", "ends", "name",
+    "num_experts", "num_total_blocks", "prepare", "prompt_family", "rewind",
+):  # fmt: skip
+    setattr(ModelsSideBySide, _name, _of_model_in_force(_name))
