@@ -18,7 +18,7 @@ from experiment_core_utils.a_distributed import leave_process_group
 from experiment_core_utils.config.parts import ModelConfig, say_only_model
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import TextConfig, validated
-from experiment_core_utils.knobs.loading import Loading, config_of_loading, loading_name, loading_of
+from experiment_core_utils.knobs.loading import Loading, config_of_loading, loading_name, loadings_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.common.placement import refuse_device_map
 from experiment_core_utils.models.common.quantisation import supported_types
@@ -46,7 +46,6 @@ from experiment_core_utils.primitives.device import choose_device, set_cpu_threa
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.in_step import Crew
 from experiment_core_utils.primitives.progress import announced
-from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.text import QuantSupport
 
 # What serves models, in the order in which they are asked; the last one takes every folder.
@@ -208,16 +207,8 @@ def load_requested(
     """The model of a profiling run on its device, or behind its server; processes of `crew` load their parts of it.
 
     Where settings turn a loading knob, there is a model for each of its values, beside the one of the run's flags.
-
-    Raises:
-        ConfigurationError: several processes would load several models each, or one model together.
     """
-    loadings = list(dict.fromkeys([(), *map(loading_of, settings)]))
-    if len(loadings) > 1 and (crew is not None or int(os.environ.get("WORLD_SIZE", "1")) > 1):
-        raise ConfigurationError(
-            f"{counted(len(loadings), 'model')} in memory ({', '.join(map(loading_name, loadings))}) are measured by "
-            "one process; run knobprof alone, or one value in a run"
-        )
+    loadings = loadings_of(settings)
     if crew is not None:
         crew.tell(LOAD)
     is_profiled, models = config.measuring.profiler is not None, dict[Loading, Any]()

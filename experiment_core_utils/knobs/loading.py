@@ -4,7 +4,7 @@ At rest each is as the flag of the run has it: `--precision`, `--quantization`, 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
@@ -162,6 +162,11 @@ def loading_of(setting: Turned) -> Loading:
     """Which of the models in memory a setting needs; empty for the one that the run's flags describe."""
     values = ((knob.name, setting.value(knob.name)) for knob in LOADING_KNOBS)
     return tuple((name, value) for name, value in values if value != OWN)
+
+
+def loadings_of(settings: Iterable[Turned]) -> list[Loading]:
+    """Each loading that settings need, once, behind the one of the run's flags."""
+    return list(dict.fromkeys([(), *map(loading_of, settings)]))
 
 
 def config_of_loading(loading: Loading) -> dict[str, Level]:

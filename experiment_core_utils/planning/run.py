@@ -23,7 +23,7 @@ from experiment_core_utils.f_experiment_info import (
     picture_caveats,
     variables_of,
 )
-from experiment_core_utils.knobs.loading import loading_of
+from experiment_core_utils.knobs.loading import loading_name, loading_of, loadings_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.measuring.batches import Bench, untimed_line
@@ -53,6 +53,7 @@ from experiment_core_utils.primitives.errors import (
 )
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.progress import WaitingLines
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger
 from experiment_core_utils.records.provenance import ASKED_AT, FinalPrompt, Model, Provenance, TaskDescription
@@ -295,8 +296,15 @@ def device_of_run(requested: RequestedRun, accelerator: Accelerator, processes_h
     """The device of this process, once its CPU threads are set.
 
     Raises:
-        ConfigurationError: several processes would ask one server, each while the others are timed.
+        ConfigurationError: several processes would ask one server, each while the others are timed, or load several
+            copies of the model each.
     """
+    loadings = loadings_of(requested.settings)
+    if len(loadings) > 1 and accelerator.num_processes > 1:
+        raise ConfigurationError(
+            f"{counted(len(loadings), 'model')} in memory ({', '.join(map(loading_name, loadings))}) are measured by "
+            f"one process, and {accelerator.num_processes} were launched: run knobprof alone, or one value in a run"
+        )
     if requested.source.is_served and accelerator.num_processes > 1:
         raise ConfigurationError(
             f"--endpoint is measured by one process, and {accelerator.num_processes} were launched: run knobprof "

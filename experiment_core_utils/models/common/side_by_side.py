@@ -42,6 +42,7 @@ class ModelsSideBySide:
     def __init__(self, models: Mapping[Loading, StagedModel]) -> None:
         self._models = dict(models)
         self._loading: Loading = ()
+        self._described: dict[Loading, Mapping[str, Any]] = {}
 
     @property
     def in_force(self) -> StagedModel:
@@ -94,7 +95,7 @@ class ModelsSideBySide:
         restoring = ExitStack()
         restoring.callback(setattr, self, "_loading", before)
         # First what the model itself restores.
-        restoring.push(own)
+        restoring.enter_context(own)
         return restoring
 
     def restored_afterwards(self) -> AbstractContextManager[object]:
@@ -140,8 +141,9 @@ class ModelsSideBySide:
         return self._models[()].describe()
 
     def described_at(self, setting: Setting) -> Mapping[str, Any]:
-        """What the model of a setting says of itself."""
-        return self._models[loading_of(setting)].describe()
+        """What the model of a setting said of itself when its execution was settled; now where it is not."""
+        loading = loading_of(setting)
+        return self._described.get(loading) or self._models[loading].describe()
 
     @property
     def has_next_way(self) -> bool:
@@ -152,8 +154,10 @@ class ModelsSideBySide:
         self.in_force.run_next_way(reason)
 
     def fix_execution(self) -> None:
-        for model in self._models.values():
+        for loading, model in self._models.items():
             model.fix_execution()
+            # Later a setting is in force, of which blocks may be left out.
+            self._described[loading] = model.describe()
 
     def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
         for model in self._models.values():

@@ -1,0 +1,73 @@
+"""Whole runs with several copies of a model in memory: what each setting ran by, and which answers are those of a run
+with that copy alone.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.planning.plan import requested_run
+from experiment_core_utils.planning.run import device_of_run
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.analyses.sweeps import load_sweep
+from tests.models.tiny_checkpoints import write_checkpoint
+
+FLAGS = ["--ids", "3", "1", "2", "--num_warmup_runs", "0", "--max_repeats", "0", "--num_threads", "1",
+         "--max_new_tokens", "4", "--num_runs_per_sample", "1", "--tier_list", "low",
+         "--num_active_blocks_list", "2"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a model that sees, whose pictures are sent in its number format."""
+    return write_checkpoint("llava_next", tmp_path_factory.mktemp("llava_next"))
+
+
+def config_for(folder: Path, output_dir: Path, *more: str) -> ProfilingConfig:
+    return parse_config(["--model_path", str(folder), "--output_dir", str(output_dir), *FLAGS, *more])
+
+
+def test_each_copy_answers_as_it_does_alone_and_results_say_which_it_was(folder: Path, tmp_path: Path) -> None:
+    both = ("--precision_list", "own", "bfloat16", "--execution_list", "eager", "--no_reference")
+    report = run_profiling(config_for(folder, tmp_path / "together", *both))
+    assert not report.failed
+    found = {result.provenance.model.dtype: result for result in report.results}
+    values = {dtype: (result.knobs.get("number_format"), result.knobs["engine"]) for dtype, result in found.items()}
+    assert values == {"float32": (None, "eager"), "bfloat16": ("bfloat16", "eager")}
+    for dtype, together in found.items():
+        (alone,) = run_profiling(
+            config_for(folder, tmp_path / dtype, "--precision", dtype, "--execution", "eager", "--no_reference")
+        ).results
+        own, other = together.content(), alone.content()
+        assert own["provenance"]["model"] == other["provenance"]["model"]
+        for one, same in zip(own["per_sample_results"], other["per_sample_results"], strict=True):
+            for key in ("sample_id", "pred", "output_tokens", "prompt_tokens", "prefill_flops"):
+                assert one[key] == same[key]
+    sweep = load_sweep(tmp_path / "together")
+    assert [each.key for each in sweep.settings] == [
+        "tier-low_blocks2_format-bfloat16_run-eager", "tier-low_blocks2_run-eager",
+    ]  # fmt: skip
+    # All is there: a second run has nothing to measure.
+    again = run_profiling(config_for(folder, tmp_path / "together", *both))
+    assert [each.content() for each in again.results] == [each.content() for each in report.results]
+
+
+def test_a_copy_that_is_the_model_as_it_is_fails_its_setting_alone(folder: Path, tmp_path: Path) -> None:
+    report = run_profiling(config_for(folder, tmp_path, "--precision_list", "own", "float32", "--execution", "eager"))
+    ((key, failure),) = report.failed.items()
+    assert key == "tier-low_blocks2_format-float32"
+    assert failure.reason == f"{key}: number format is float32, as in the model as it is; leave the value out"
+    assert {result.provenance.model.dtype for result in report.results} == {"float32"}
+
+
+def test_one_process_measures_several_copies(folder: Path, tmp_path: Path) -> None:
+    requested = requested_run(config_for(folder, tmp_path, "--precision_list", "own", "bfloat16"))
+    several: Any = SimpleNamespace(num_processes=2, local_process_index=0)
+    with pytest.raises(
+        ConfigurationError, match=r"2 models in memory \(as it is, bfloat16\) are measured by one process, and 2 were"
+    ):
+        device_of_run(requested, several, 2)
