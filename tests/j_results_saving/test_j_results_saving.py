@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
+from experiment_core_utils.finishing.pooling import merge_parts
 from experiment_core_utils.j_results_saving import (
     add_to_results,
     aggregate_stats,
@@ -22,7 +23,6 @@ from experiment_core_utils.j_results_saving import (
     save_aggregated_results_json,
     save_raw_results_json,
 )
-from experiment_core_utils.k_results_aggregation import merge_parts
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import token_target
@@ -136,7 +136,9 @@ def test_every_key_of_a_setting() -> None:
         "compute_utilisation": [],
         "memory_timeline": None,
         "hardware_utilisation": {
-            "peak_flops_per_s": None, "peak_bytes_per_s": None, "utilisation_reason": "no known card"
+            "peak_flops_per_s": None,
+            "peak_bytes_per_s": None,
+            "utilisation_reason": "no known card",
         },
         "energy": None,
         "failed_samples": [{"sample_id": 9, "error": "SampleError", "reason": "truncated file"}],
