@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from experiment_core_utils.finishing.setting_content import setting_result
-from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
+from experiment_core_utils.finishing.setting_summary import summarise, summarise_accuracy
 from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting

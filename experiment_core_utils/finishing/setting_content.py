@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from experiment_core_utils.g_metrics_inference import published_figures, value_of_run
 from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import VisionTarget, vision_of
@@ -16,6 +15,7 @@ from experiment_core_utils.records.energy import Energy
 from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.records.quantities.energy import SampleEnergy
 from experiment_core_utils.records.quantities.latency import StageTimes
+from experiment_core_utils.records.quantities.readings import published_figures, value_of_run
 from experiment_core_utils.records.requests import KnobProof, VisionGeometry
 from experiment_core_utils.records.sample_result import (
     QUANTITIES,

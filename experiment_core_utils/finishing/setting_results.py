@@ -10,7 +10,7 @@ from experiment_core_utils.finishing.noted_caveats import alone_caveats, served_
 from experiment_core_utils.finishing.pooling import collect_parts, merge_parts, shared_setting
 from experiment_core_utils.finishing.setting_compute import setting_compute
 from experiment_core_utils.finishing.setting_content import setting_result
-from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
+from experiment_core_utils.finishing.setting_summary import summarise, summarise_accuracy
 from experiment_core_utils.i_metrics_energy import AnsweredRequest, energy_of, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.knobs.setting import Setting, reference_setting

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from experiment_core_utils.finishing.setting_content import score_part
-from experiment_core_utils.g_metrics_inference import summarise_accuracy
+from experiment_core_utils.finishing.setting_summary import summarise_accuracy
 from experiment_core_utils.i_metrics_energy import AnsweredRequest, with_correct_answers
 from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.knobs.setting import setting_of
