@@ -22,8 +22,8 @@ from experiment_core_utils.f_experiment_info import (
     gather_experiment_info,
     gather_experimental_variables,
     get_model_architecture_info,
-    shared_cores_caveats,
 )
+from experiment_core_utils.facts.run_caveats import shared_cores_caveats
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics
 from experiment_core_utils.i_metrics_energy import (
