@@ -8,7 +8,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.c_prompt_processing import tokenise_prompts
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.engines.cuda_graphs import Reruns
@@ -31,7 +31,7 @@ STEPS = 12
 
 def loaded(folder: Path, *flags: str) -> StagedModel:
     config = parse_config(["--model_path", str(folder), "--device", "cpu", "--precision", "float32", *flags])
-    return load_staged_model(config.model, find_model(str(folder)), torch.device("cpu"))
+    return find_model(str(folder)).load(config.model, torch.device("cpu"))
 
 
 def with_turn_end(folder: Path) -> int:
