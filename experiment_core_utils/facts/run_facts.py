@@ -7,10 +7,10 @@ import torch
 from accelerate import Accelerator
 
 from experiment_core_utils.config.parts import EnergyMode, ModelConfig
-from experiment_core_utils.d_energy_tracking import energy_gpus
 from experiment_core_utils.f_experiment_info import gather_provenance
 from experiment_core_utils.facts.run_caveats import batching_caveats, caveats_of, crowded_cores_caveats, picture_caveats
 from experiment_core_utils.facts.variables import variables_of
+from experiment_core_utils.meters.requested_energy import energy_gpus
 from experiment_core_utils.models.common.placement import placement_caveats
 from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.models.hf.slow_functions import slow_functions_caveats
