@@ -11,14 +11,21 @@ import torch
 from torch import nn
 
 from experiment_core_utils.config.text import validated
+from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.models.costs.prompt_flops import FlopMethod, count_prompt_flops
+from experiment_core_utils.models.interface import Runnable
 from experiment_core_utils.primitives.device import gpu_uuid, resident_bytes
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.records.compute import ComputeUtilisation, LoadSample, LoadTrace, utilisation_of
-from experiment_core_utils.records.requests import TokenisedPrompts
+from experiment_core_utils.records.requests import RequestShape, StageFlops, TokenisedPrompts
 from experiment_core_utils.records.text import ComputeMetrics, GpuMemory, InferenceResults, ProcessPlace, all_absent
 from experiment_core_utils.text_run.generated_compute import text_memory
+
+
+def request_flops(model: Runnable, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
+    """Operations of each stage of a request at a setting, by formula; None where the architecture is not known."""
+    return model.count_flops(setting, shape, output_tokens)
 
 
 def get_flops(

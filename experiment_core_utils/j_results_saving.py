@@ -3,7 +3,6 @@
 Every file is written whole or not at all.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -12,18 +11,17 @@ from typing import Any
 from experiment_core_utils.primitives.csv_tables import named_rows, table_text
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
-from experiment_core_utils.primitives.texts import without_hidden
 from experiment_core_utils.records.caveats import Caveat, caveat_fields
+from experiment_core_utils.records.journal import Journal
 from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.result_files import (
     LOCAL_ENERGY,
     aggregated_path,
-    content_digest,
     local_energy_type,
     raw_result_path,
     read_experiments,
 )
-from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.records.settings import ArrivedGroup, FinishedSample
 from experiment_core_utils.records.text import ProcessPlace
 
 
@@ -72,6 +70,11 @@ def _text_key(key: Any, where: str) -> str:
     return str(key)
 
 
+def save_samples(journal: Journal, finished: FinishedSample | ArrivedGroup) -> None:
+    """Write a sample, or those that arrived together, as one line; all of it is on the disk when this returns."""
+    journal.append(finished)
+
+
 def experiment_result(
     experiment_id: str,
     digest: str,
@@ -97,13 +100,6 @@ def experiment_result(
         "custom": custom["columns"],
         "custom_failures": custom["failures"],
     }
-
-
-def save_setting_result(result: SettingResult, path: Path) -> None:
-    """Write the JSON of a setting and its digest, whole or not at all; raises OutputRefused or ResultsNotSaved."""
-    # The file has no secret either.
-    content = json.loads(without_hidden(json.dumps(result.content())))
-    write_json_atomically(content | {"digest": content_digest(content)}, path)
 
 
 def save_raw_results_json(

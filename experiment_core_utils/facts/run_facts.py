@@ -6,44 +6,17 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.config.parts import EnergyMode, ModelConfig
 from experiment_core_utils.f_experiment_info import gather_provenance
 from experiment_core_utils.facts.run_caveats import batching_caveats, caveats_of, crowded_cores_caveats, picture_caveats
 from experiment_core_utils.facts.variables import variables_of
-from experiment_core_utils.meters.requested_energy import energy_gpus
 from experiment_core_utils.models.common.placement import placement_caveats
 from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.models.hf.slow_functions import slow_functions_caveats
-from experiment_core_utils.models.interface import Concurrent, Runnable, answers_in_batches
-from experiment_core_utils.models.source import ModelSource
+from experiment_core_utils.models.interface import answers_in_batches
 from experiment_core_utils.planning.plan import RequestedRun, chosen_blocks, max_new_tokens_of, num_timed
-from experiment_core_utils.primitives.errors import MeterUnavailable
-from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
+from experiment_core_utils.records.caveats import Caveat, caveat_fields
 from experiment_core_utils.records.provenance import ASKED_AT, FinalPrompt, Model, Provenance, TaskDescription
 from experiment_core_utils.tasks.sampling import few_samples_caveats
-
-
-def unseen_in_server_caveats(source: ModelSource, energy: EnergyMode, asked: ModelConfig) -> list[Caveat]:
-    """What is absent from the results of a model that another process runs, with the reason, and how it was asked;
-    nothing for others.
-    """
-    caveats = [] if energy == "off" else _energy_caveats(source)
-    if source.is_served:
-        caveats.append(caveat("server_unseen", place=source.place))
-    if asked.concurrency > 1:
-        caveats.append(caveat("server_concurrency", concurrency=asked.concurrency))
-    if asked.request_rate is not None:
-        caveats.append(caveat("open_loop", request_rate=asked.request_rate))
-    return caveats
-
-
-def _energy_caveats(source: ModelSource) -> list[Caveat]:
-    """Why a model's energy is not measured, or of which GPUs it is; nothing for a model in this process."""
-    try:
-        gpus = energy_gpus(source)
-    except MeterUnavailable as error:
-        return [caveat("energy_not_measured", reason=str(error))]
-    return [] if gpus is None else [caveat("server_gpus", gpus=gpus)]
 
 
 def provenance_of_run(
@@ -116,14 +89,11 @@ def facts_of_run(
     final_prompt: FinalPrompt | None,
     started: Mapping[str, Any],
     unseen: Sequence[Caveat],
-    model: Runnable,
     run_uid: str | None,
     cores: float,
 ) -> Provenance:
-    """`provenance_of_run` with the run's identity, and the caveats of its server and of the machine's cores."""
+    """`provenance_of_run` with the run's identity, and the caveat of the machine's cores."""
     at = requested, accelerator, device, processes_here, experiment_id, described, final_prompt
     provenance = provenance_of_run(*at, started=started, unseen=unseen).with_keys(run_uid=run_uid)
-    if isinstance(model, Concurrent):
-        provenance = provenance.with_caveats(model.caveats)
     num_processes = requested.config.model.tensor_parallel or processes_here
     return provenance.with_caveats(crowded_cores_caveats(device, num_processes, cores))

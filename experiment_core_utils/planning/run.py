@@ -13,8 +13,9 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import crew_of
 from experiment_core_utils.b_model_loader import load_requested
 from experiment_core_utils.c_prompt_processing import first_final_prompt
+from experiment_core_utils.config.parts import EnergyMode, ModelConfig
 from experiment_core_utils.d_energy_tracking import agreed_meters
-from experiment_core_utils.facts.run_facts import facts_of_run, unseen_in_server_caveats
+from experiment_core_utils.facts.run_facts import facts_of_run
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.measuring.batches import Bench, untimed_line
@@ -24,16 +25,24 @@ from experiment_core_utils.measuring.profiles import TorchProfiles
 from experiment_core_utils.measuring.request_source import RequestSource, num_preparation_workers, request_budget_bytes
 from experiment_core_utils.measuring.rounds import RoundOrder
 from experiment_core_utils.meters.host_facts import facts_of_start
+from experiment_core_utils.meters.requested_energy import energy_gpus
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise
+from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.planning.fingerprint import refuse_other_engines
 from experiment_core_utils.planning.plan import RequestedRun, max_new_tokens_of, num_timed, stops_of
 from experiment_core_utils.primitives.collectives import check_folder_is_shared, other_pids, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import available_cpus
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads, usable_cores
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    MeterUnavailable,
+    SampleError,
+    library_faults_named,
+)
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.progress import WaitingLines
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger
 from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.records.run_context import RunContext
@@ -169,9 +178,11 @@ class ProfilingRun:
         self.measurer = ShardMeasurer(measuring, context, bench, order, profiles, energy=energy)
 
     def gather_facts(self) -> None:
-        """Gather the facts that are not known yet, and note how requests were prepared so far."""
+        """Note how requests were prepared and what a server's cache did so far, beside the facts that do not change."""
         preparation = self.bench.requests.describe()
         self.facts = self.provenance.with_keys(preparation=preparation)
+        if isinstance(self.bench.model, Concurrent):
+            self.facts = self.facts.with_caveats(self.bench.model.caveats)
 
     @cached_property
     def provenance(self) -> Provenance:
@@ -234,8 +245,31 @@ def loaded_run(
     meters = meters or agreed_meters(config, source, energy, accelerator)
     unseen = unseen_in_server_caveats(source, config.measuring.energy, config.model)
     bench = bench_of(model, requested, context, accelerator, here, settings)
-    at = requested, accelerator, model.device, here, experiment_id, model.describe(), first
+    at = requested, accelerator, model.device, here, experiment_id, model.describe(), first, started, unseen, run_uid
     # Now: a process that ends during the run has no cores to be asked for.
     cores = usable_cores(context.other_pids)
-    gather_facts = partial(facts_of_run, *at, started, unseen, model, run_uid, cores)
+    gather_facts = partial(facts_of_run, *at, cores)
     return ProfilingRun(requested, context, bench, gather_facts, meters)
+
+
+def unseen_in_server_caveats(source: ModelSource, energy: EnergyMode, asked: ModelConfig) -> list[Caveat]:
+    """What is absent from the results of a model that another process runs, with the reason, and how it was asked;
+    nothing for others.
+    """
+    caveats = [] if energy == "off" else _energy_caveats(source)
+    if source.is_served:
+        caveats.append(caveat("server_unseen", place=source.place))
+    if asked.concurrency > 1:
+        caveats.append(caveat("server_concurrency", concurrency=asked.concurrency))
+    if asked.request_rate is not None:
+        caveats.append(caveat("open_loop", request_rate=asked.request_rate))
+    return caveats
+
+
+def _energy_caveats(source: ModelSource) -> list[Caveat]:
+    """Why a model's energy is not measured, or of which GPUs it is; nothing for a model in this process."""
+    try:
+        gpus = energy_gpus(source)
+    except MeterUnavailable as error:
+        return [caveat("energy_not_measured", reason=str(error))]
+    return [] if gpus is None else [caveat("server_gpus", gpus=gpus)]

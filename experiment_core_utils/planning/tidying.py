@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.l_results_csv_cleaning import table_paths
 from experiment_core_utils.meters.requested_energy import check_energy
@@ -16,6 +15,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
 from experiment_core_utils.records.journal import finished_samples, own_journals, tidy_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, read_plan
+from experiment_core_utils.records.setting_result import save_setting_result
 from experiment_core_utils.records.settings import MeasuringOrder
 
 

@@ -14,13 +14,18 @@ from typing import Any, TypeVar
 from experiment_core_utils.finishing.setting_content import score_part
 from experiment_core_utils.finishing.setting_summary import summarise_accuracy
 from experiment_core_utils.i_metrics_energy import AnsweredRequest, with_correct_answers
-from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.l_results_csv_cleaning import read_results, write_tables
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
-from experiment_core_utils.records.setting_result import RescoredResult, Rescoring, SettingResult, setting_key
+from experiment_core_utils.records.setting_result import (
+    RescoredResult,
+    Rescoring,
+    SettingResult,
+    save_setting_result,
+    setting_key,
+)
 from experiment_core_utils.saved_results.result_caveats import with_caveats
 from experiment_core_utils.tasks.answers import scored_text
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired

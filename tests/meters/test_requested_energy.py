@@ -14,9 +14,9 @@ import torch
 from experiment_core_utils.b_model_loader import find_requested_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.d_energy_tracking import meters_of
-from experiment_core_utils.facts.run_facts import unseen_in_server_caveats
 from experiment_core_utils.meters.requested_energy import energy_gpus
 from experiment_core_utils.models.source import ModelSource
+from experiment_core_utils.planning.run import unseen_in_server_caveats
 from experiment_core_utils.primitives.errors import EnergyRefused, MeterUnavailable
 from tests.meters.nvml.scripted_nvml import ScriptedEnergyNvml
 

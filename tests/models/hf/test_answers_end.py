@@ -13,10 +13,11 @@ from experiment_core_utils.c_prompt_processing import tokenise_prompts
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.engines.cuda_graphs import Reruns
 from experiment_core_utils.engines.greedy import generate_greedily
+from experiment_core_utils.g_metrics_inference import sample_record
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.measuring.staged_runs import run_staged, sample_record
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import NoMarks
