@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.a_distributed import leave_process_group
-from experiment_core_utils.config.parts import ModelConfig, say_only_model
+from experiment_core_utils.config.parts import say_only_model
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.knobs.loading import Loading, config_of_loading, loading_name, loadings_of
@@ -28,7 +28,7 @@ from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
 from experiment_core_utils.models.hf.source import transformers_checkpoint
 from experiment_core_utils.models.hf.tensor_parallel import LOAD, LeadingModel, follow
-from experiment_core_utils.models.interface import Runnable, StagedModel
+from experiment_core_utils.models.interface import Runnable
 from experiment_core_utils.models.molmoe.source import molmoe_checkpoint
 from experiment_core_utils.models.molmoe.text_source import published_molmoe
 from experiment_core_utils.models.source import Backend, CheckpointSource, ModelSource, RequestedModel
@@ -116,13 +116,6 @@ def find_requested_checkpoint(config: ProfilingConfig) -> CheckpointSource:
     return _checkpoint(find_requested_model(config))
 
 
-def load_staged_model(
-    config: ModelConfig, source: CheckpointSource, device: torch.device, *, is_profiled: bool = False
-) -> StagedModel:
-    """The model on `device`, ready to be measured; see `CheckpointSource.load`."""
-    return source.load(config, device, is_profiled=is_profiled)
-
-
 def detect_supported_quant_types() -> QuantSupport:
     """What this machine can quantise while loading, on the GPU where it has one, else on the CPU.
 
@@ -190,7 +183,7 @@ def follow_run(config: ProfilingConfig, crew: Crew) -> None:
     source = find_requested_checkpoint(config)
     device = choose_device(config.machine.device, int(os.environ.get("LOCAL_RANK", "0")))
     set_cpu_threads(config.machine.num_threads, crew.size)
-    model = load_staged_model(config.model, source, device)
+    model = source.load(config.model, device)
     assert isinstance(model, TransformersModel)
     follow(model, crew)
 
@@ -220,7 +213,7 @@ def load_requested(
             models[loading] = source.load(asked, device, is_profiled=is_profiled)
     model: Runnable = models[()]
     if len(models) > 1:
-        return cast(StagedModel, ModelsSideBySide(models))
+        return cast(Runnable, ModelsSideBySide(models))
     if crew is None:
         return model
     assert isinstance(model, TransformersModel)

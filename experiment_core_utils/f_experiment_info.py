@@ -2,23 +2,17 @@
 
 import math
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import Enum
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
-from pydantic import BaseModel
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from experiment_core_utils.b_model_loader import ModelWrapper
-from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import validated
-from experiment_core_utils.knobs.block_choice import BlockChoice
-from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.meters.host_facts import facts_of_start, hardware_info, host_hardware, run_facts
 from experiment_core_utils.models.common.describe import (
     MIB,
@@ -33,12 +27,8 @@ from experiment_core_utils.models.common.describe import (
     stored_bytes,
 )
 from experiment_core_utils.models.common.gguf_files import quantised_file_of
-from experiment_core_utils.primitives.texts import without_secrets
-from experiment_core_utils.records.caveats import Caveat, caveat
-from experiment_core_utils.records.provenance import Hardware, Variables
+from experiment_core_utils.records.provenance import Hardware
 from experiment_core_utils.records.text import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
-from experiment_core_utils.tasks.interface import Task
-from experiment_core_utils.tasks.sampling import inspected
 
 TEXT_PACKAGES = (
     "torch",
@@ -55,7 +45,6 @@ TEXT_PACKAGES = (
     "numpy",
     "pandas",
 )
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def gather_experiment_info(experiment_config: Any, accelerator: Accelerator, experiment_id: str) -> ExperimentInfo:
@@ -181,99 +170,3 @@ def describe_hardware(device: torch.device) -> Hardware:
         gpu_memory_bytes=torch.cuda.get_device_properties(device).total_memory if is_cuda else None,
         **host_hardware().content(),
     )
-
-
-def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoice) -> Variables:
-    """The experimental parameters as requested; `max_new_tokens` and the choice of blocks as they came out."""
-    parts = (config.task, config.model, config.knobs, config.measuring, config.machine)
-    found = {name: value for part in parts for name, value in part if name in Variables.model_fields}
-    return Variables.of(
-        **found
-        | {
-            "endpoint": shown_endpoints(config.model.endpoint),
-            "model": list(config.model.model) if config.model.model is not None else None,
-            "knob_flags": knob_flags(config.knobs),
-            "ids": list(config.task.ids) if config.task.ids is not None else None,
-            "columns": list(config.task.columns) if config.task.columns is not None else None,
-            "max_new_tokens": max_new_tokens,
-            "batch_size": 1,
-            "decoding": "greedy",
-            "importance_scores_file": str(choice.file) if choice.scores is not None else None,
-            "block_sets_file": str(choice.file) if choice.sets is not None else None,
-            "sample_timeout_s": config.measuring.sample_timeout,
-            "profiler": config.measuring.profiler,
-            "first_block_top_k_rule": "the first block with experts keeps the model's own top-k",
-        }
-    )
-
-
-def shown_endpoints(given: Any) -> Any:
-    """The addresses of `--endpoint` as records show them; anything else as it is."""
-    return [without_secrets(str(each)) for each in given] if isinstance(given, list | tuple) else given
-
-
-def knob_flags(given: BaseModel) -> dict[str, Any]:
-    """Flags of the knobs that are no lists of values and no files and not at their default, such as a rule."""
-    return {
-        name: value
-        for knob in all_knobs()
-        for name, value in knob.flags_beside_values(given)
-        if not isinstance(value, Path)
-    }
-
-
-def caveats_of(
-    random_weights: bool, device: torch.device, processes_here: int, data_source: Mapping[str, str]
-) -> list[Caveat]:
-    """What a reader must know before quoting the numbers.
-
-    Args:
-        data_source: the task's `source`.
-    """
-    caveats = []
-    if data_source.get("read_from") == "hub" and not _COMMIT.fullmatch(data_source["revision"]):
-        caveats.append(caveat("data_commit_unknown"))
-    if "left_out" in data_source:
-        caveats.append(caveat("task_decoding_left_out", names=data_source["left_out"]))
-    if random_weights:
-        caveats.append(caveat("random_weights"))
-    return [*caveats, *shared_cores_caveats(device, processes_here)]
-
-
-def shared_cores_caveats(device: torch.device, processes_here: int) -> list[Caveat]:
-    """The caveat of a run on the CPU of which several processes are on this machine; none otherwise."""
-    if device.type != "cpu" or processes_here == 1:
-        return []
-    return [caveat("shared_cores", num_processes=processes_here)]
-
-
-def crowded_cores_caveats(device: torch.device, processes_here: int, cores: float) -> list[Caveat]:
-    """The caveat of a run on the CPU whose processes on this machine have more threads than cores; none otherwise.
-
-    Args:
-        cores: `usable_cores` of all of them.
-    """
-    threads = processes_here * torch.get_num_threads()
-    is_crowded = device.type == "cpu" and threads > cores
-    return [caveat("crowded_cores", num_threads=threads, num_cores=cores)] if is_crowded else []
-
-
-def picture_caveats(task: Task, sample_ids: Sequence[int], takes_pictures: bool) -> list[Caveat]:
-    """The caveat where a text model gets a task with pictures, by the first few samples that can be read."""
-    if takes_pictures:
-        return []
-    if all(sample.image is None for sample in inspected(task, sample_ids)):
-        return []
-    return [caveat("pictures_not_shown")]
-
-
-def batching_caveats(num_samples: int, num_latency_samples: int | None, dtype: str | None) -> list[Caveat]:
-    """What a reader must know where samples are answered in batches in another precision than float32.
-
-    Args:
-        dtype: None where a server answers, whose batches are not seen.
-    """
-    if num_latency_samples is None or num_latency_samples >= num_samples or dtype in ("float32", None):
-        return []
-    answered = num_samples - num_latency_samples
-    return [caveat("batched_answers", num_batched=answered, num_samples=num_samples, dtype=dtype)]

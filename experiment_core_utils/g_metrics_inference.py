@@ -1,198 +1,19 @@
-"""In: what ran, pooled over processes (scored samples, or generated texts); out: accuracy, spread of times, rates."""
+"""In: the runs of a sample, or what a text run generated; out: the sample's record, or counts, rates and spreads."""
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
-from experiment_core_utils.meters.stability import find_outliers
-from experiment_core_utils.primitives.statistics import (
-    Distribution,
-    bounded_mean_interval,
-    describe,
-    fraction_of,
-    mean_of,
-    rate,
-)
-from experiment_core_utils.records.sample_result import QUANTITIES
-from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, TypeScores
-from experiment_core_utils.records.settings import MeasuredSample, SettingSummary
+from experiment_core_utils.h_metrics_compute import request_flops
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.models.interface import Runnable
+from experiment_core_utils.primitives.statistics import describe, fraction_of, mean_of, rate
+from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest, StagedRun
+from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import InferenceMetrics, InferenceResults
-from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
-
-# Above this fraction of unreadable, empty, one-token or cut answers a result has a caveat.
-MOST_UNREADABLE = 0.05
-
-
-# How a quantity is read of a run, where no attribute of it has the quantity's name.
-_OF_RUN: Mapping[str, Callable[[MeasuredSample, int], float | None]] = {
-    "e2e_s": lambda sample, place: sample.runs[place].total_s,
-    "thinking_s": MeasuredSample.thinking_s_of,
-}
-# How it is read of a sample, where it is not among the sample's host times.
-_OF_SAMPLE: Mapping[str, Callable[[MeasuredSample], float | None]] = {
-    "preprocess_s": lambda sample: sample.shape.preprocess_s,
-    "vision_tokens": lambda sample: sample.shape.vision_tokens,
-    "vision_tokens_diff": lambda sample: sample.shape.vision_tokens_difference,
-    "pooled_image_features": lambda sample: sample.shape.actual.pooled_features if sample.shape.actual else None,
-    "image_marker_tokens": lambda sample: sample.shape.image_marker_tokens,
-    "text_tokens": lambda sample: sample.shape.text_tokens,
-    "prompt_tokens": lambda sample: sample.shape.known_prompt_tokens,
-    "output_tokens": lambda sample: sample.output_tokens,
-    "thinking_tokens": lambda sample: sample.thinking_tokens,
-    "vision_flops": lambda sample: sample.flops.vision_flops if sample.flops else None,
-    "prefill_flops": lambda sample: sample.flops.prefill_flops if sample.flops else None,
-    "decode_flops_per_token": lambda sample: sample.flops.decode_flops_per_token if sample.flops else None,
-    "energy_j": lambda sample: sample.energy_j,
-}
-
-
-def value_of_run(sample: MeasuredSample, place: int, name: str) -> float | None:
-    """The quantity of this name of the run at `place`; None where it is absent."""
-    read = _OF_RUN.get(name)
-    found: float | None = getattr(sample.runs[place], name) if read is None else read(sample, place)
-    return found
-
-
-def value_of_sample(sample: MeasuredSample, name: str) -> float | None:
-    """The quantity of this name of a sample, whatever its runs; None where it is absent."""
-    read = _OF_SAMPLE.get(name)
-    return sample.host_s.get(name) if read is None else read(sample)
-
-
-def published_figures(sample: MeasuredSample) -> dict[str, float | None]:
-    """The quantities of a sample, whatever its runs, by key; without those of some samples that it does not have."""
-    quantities = [quantity for quantity in QUANTITIES.values() if quantity.of == "sample"]
-    values = {quantity: quantity.published(value_of_sample(sample, quantity.name)) for quantity in quantities}
-    return {quantity.key: value for quantity, value in values.items() if quantity.is_everywhere or value is not None}
-
-
-def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_failed: int) -> SettingSummary:
-    """Accuracy and distributions over samples; a sample without a quantity does not enter that one.
-
-    Args:
-        num_failed: samples that could not be run.
-    """
-    outliers = find_outliers([[run.total_s for run in sample.runs] for sample in samples])
-    num_discarded = sum(sample.num_discarded_runs for sample in samples)
-    counts = CountsPart.of(
-        num_samples=len(samples),
-        num_failed_samples=num_failed,
-        num_latency_samples=sum(bool(sample.runs) for sample in samples),
-        share_truncated=mean_of([not sample.ended for sample in samples]),
-        share_one_token=mean_of([_is_cut_short(sample) for sample in samples]),
-        share_failed=fraction_of(num_failed, len(samples) + num_failed),
-        share_outlier_runs=outliers.share,
-        share_outlier_runs_reason=outliers.reason,
-        num_discarded_runs=num_discarded,
-        share_discarded_runs=fraction_of(num_discarded, num_discarded + sum(len(sample.runs) for sample in samples)),
-        num_disturbed_samples=sum(bool(sample.disturbances) for sample in samples),
-    )
-    return SettingSummary(accuracy, counts, distributions(samples), typical_distributions(samples), outliers.by_sample)
-
-
-def _is_cut_short(sample: MeasuredSample) -> bool:
-    """Whether the answer is one token, although most of its references have several words."""
-    several_words = sum(len(reference.split()) > 1 for reference in sample.references)
-    are_longer = 2 * several_words > len(sample.references)
-    return sample.output_tokens - sample.ended == 1 and not sample.options and are_longer
-
-
-def summarise_accuracy(answers: Sequence[Answer], scoring: Scoring, metric: Metric) -> AccuracyPart:
-    """What the scores of a whole run come to; an answer for which the metric has no value enters no mean."""
-    scored = [
-        (score.value, answer.image_id)
-        for answer, score in zip(answers, scoring.scores, strict=True)
-        if score.value is not None
-    ]
-    values = [value for value, _ in scored]
-    spread = describe(values)
-    interval = bounded_mean_interval(values, [image for _, image in scored], metric.best)
-    unparsed = sum(not score.parsed for score in scoring.scores)
-    return AccuracyPart.of(
-        metric=metric.name,
-        metric_best=metric.best,
-        metric_details=dict(scoring.details),
-        accuracy=scoring.overall,
-        accuracy_std=spread.std if spread else None,
-        accuracy_ci95=None if interval is None else list(interval),
-        accuracy_by_type=accuracy_by_type(answers, scoring.scores),
-        num_unparsed=unparsed,
-        share_unparsed=fraction_of(unparsed, len(answers)),
-        share_empty=mean_of([not answer.prediction.strip() for answer in answers]),
-    )
-
-
-def distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
-    """The spread of every quantity that at least one sample has; intervals of means are over pictures.
-
-    Those of runs are over all measured runs; a sample's runs together count as one sample. A run without
-    a stage that others have spent no time on it, so that the means of the stages add up to that of the total.
-    """
-    of_samples = {
-        quantity.name: [
-            [value]
-            for value in quantity.with_absent_parts([value_of_sample(sample, quantity.name) for sample in samples])
-        ]
-        for quantity in QUANTITIES.values()
-        if quantity.of == "sample" and quantity.figures is not None
-    }
-    found = _spreads(samples, _of_runs(samples, [range(len(each.runs)) for each in samples]) | of_samples)
-    # Of a model that does not think it would say nothing.
-    if "thinking_tokens" in found and found["thinking_tokens"].max == 0:
-        del found["thinking_tokens"]
-    return found
-
-
-def typical_distributions(samples: Sequence[MeasuredSample]) -> dict[str, Distribution]:
-    """The spread of quantities of runs over each sample's median run, so without its slow runs; of an even number of
-    runs the mean of the two in the middle."""
-    found = _of_runs(samples, [each.median_places for each in samples])
-    return _spreads(samples, {name: [[mean_of(own)] for own in values] for name, values in found.items()})
-
-
-def _of_runs(samples: Sequence[MeasuredSample], places: Sequence[Sequence[int]]) -> dict[str, list[list[float | None]]]:
-    """The quantities of the runs at these places of each sample."""
-    found = {}
-    for quantity in QUANTITIES.values():
-        if quantity.of == "run":
-            own = [
-                [value_of_run(sample, place, quantity.name) for place in at]
-                for sample, at in zip(samples, places, strict=True)
-            ]
-            values = iter(quantity.with_absent_parts(list(chain(*own))))
-            found[quantity.name] = [[next(values) for _ in each] for each in own]
-    return found
-
-
-def _spreads(
-    samples: Sequence[MeasuredSample], values: Mapping[str, Sequence[Sequence[float | None]]]
-) -> dict[str, Distribution]:
-    """The spread of each quantity, from its values of each sample; all that a sample has together weigh 1."""
-    spreads: dict[str, Distribution] = {}
-    for name, of_samples in values.items():
-        known = [
-            (value, sample.image_id, 1 / len(own))
-            for sample, found in zip(samples, of_samples, strict=True)
-            if (own := [value for value in found if value is not None])
-            for value in own
-        ]
-        spread = describe(*zip(*known, strict=True)) if known else None
-        if spread is not None:
-            spreads[name] = spread
-    return spreads
-
-
-def accuracy_by_type(answers: Sequence[Answer], scores: Sequence[Score]) -> dict[str, TypeScores]:
-    """Mean score of each type of question, types in alphabetical order."""
-    by_type: dict[str, list[float | None]] = defaultdict(list)
-    for answer, score in zip(answers, scores, strict=True):
-        by_type[answer.question_type].append(score.value)
-    return {
-        kind: TypeScores(accuracy=mean_of(values), num_samples=len(values)) for kind, values in sorted(by_type.items())
-    }
-
+from experiment_core_utils.tasks.content import digest_of
+from experiment_core_utils.tasks.interface import Sample
 
 # Of every batch, and added up over all.
 _SUMMED = ("input_tokens", "padded_input_tokens", "output_tokens", "computed_output_tokens")
@@ -244,3 +65,54 @@ def spread_of(values: Sequence[float]) -> dict[str, Any] | None:
     """The keys of `Distribution`; None for no values."""
     spread = describe(values)
     return None if spread is None else asdict(spread)
+
+
+def _output_of(model: Runnable, run: StagedRun) -> tuple[object, ...]:
+    """What is the same in runs of one output: its ids, or where a server sends none its text, length and end."""
+    if run.first_token_s is None:
+        return run.token_ids
+    return model.decode_text(run.token_ids), len(run.token_ids), run.ended
+
+
+def sample_record(
+    model: Runnable,
+    setting: Setting,
+    sample: Sample,
+    request: PreparedRequest,
+    runs: tuple[StagedRun, ...] = (),
+    transfer_s: float | None = None,
+    answer: BatchedAnswer | None = None,
+    scored_ids: tuple[int, ...] | None = None,
+) -> MeasuredSample:
+    """The record of a sample that was run alone and measured, or that was answered in a batch and has no times.
+
+    Args:
+        scored_ids: of the answer that is scored where it is none of the runs'.
+    """
+    first = runs[0] if runs else answer
+    assert first is not None
+    read_ids = first.token_ids if scored_ids is None else scored_ids
+    shape = setting.shape(request.shape)
+    if runs and runs[0].prompt_tokens is not None:
+        shape = shape.counted_by_server(runs[0].prompt_tokens)
+    prediction, scored = model.decode_text(read_ids), model.ends.answer(read_ids)
+    return MeasuredSample(
+        sample_id=sample.sample_id,
+        shape=shape,
+        runs=runs,
+        outputs_identical=len({_output_of(model, run) for run in runs}) == 1 if runs else None,
+        host_s={} if transfer_s is None else {"transfer_s": transfer_s},
+        prediction=prediction,
+        flops=request_flops(model, setting, shape, len(first.token_ids)),
+        question_type=sample.question_type,
+        image_id=sample.image_id,
+        references=sample.answers,
+        options=sample.options,
+        answer_index=sample.answer_index,
+        metadata={**sample.metadata, "question": sample.question},
+        answer=answer,
+        data_sha256=digest_of(sample),
+        picture_sha256=sample.picture_sha256,
+        scored_answer=None if scored == prediction else scored,
+        thinking_tokens=model.ends.thinking_tokens(read_ids),
+    )

@@ -19,27 +19,20 @@ from experiment_core_utils.a_distributed import (
 )
 from experiment_core_utils.b_model_loader import follow_run
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.finishing.run_report import RunReport
-from experiment_core_utils.finishing.setting_results import (
-    Publisher,
-    pool_and_save,
-    save_unfinished,
-    unfinished_saved,
-    wait_for_main,
-)
+from experiment_core_utils.finishing.setting_results import pool_and_save, save_stopped, save_unfinished, wait_for_main
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.l_results_csv_cleaning import write_tables
+from experiment_core_utils.measuring.live_table import Publisher
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.planning.planned_run import planned_run
-from experiment_core_utils.planning.run import (
-    ProfilingRun,
-    loaded_run,
-)
+from experiment_core_utils.planning.run import ProfilingRun, loaded_run
 from experiment_core_utils.primitives.csv_tables import check_table_format
 from experiment_core_utils.primitives.device import release_cached_memory
+from experiment_core_utils.primitives.errors import Stopped
 from experiment_core_utils.primitives.files import state_folder
 from experiment_core_utils.primitives.interruption import signals_stop
 from experiment_core_utils.primitives.progress import Progress
+from experiment_core_utils.records.run_report import RunReport
 from experiment_core_utils.records.settings import SettingFailure
 from experiment_core_utils.saved_results.eval_results import write_eval_results
 from experiment_core_utils.saved_results.trackers import check_tracker
@@ -97,20 +90,20 @@ def measure_settings(run: ProfilingRun, settings: Sequence[Setting]) -> dict[str
     context, failed = run.context, {}
     if context.is_main and not getattr(run.bench.metric, "runs_foreign_code", False):
         run.measurer.publish = Publisher(lambda: save_unfinished(run, settings))
-    with (
-        signals_stop(context.stop),
-        # It prints: behind the bars, when these are closed.
-        unfinished_saved(run, settings),
-        Progress(1, len(settings) * len(context.own_ids), shown=context.is_main) as progress,
-    ):
-        context.stop.raise_if_requested()
-        with run.bench.requests:
-            done = run.measurer.measure(dict.fromkeys(settings, context.own_ids), progress)
-        run.gather_facts()
-        for setting in settings:
-            failure = pool_and_save(run, setting) if context.is_main else done[setting.key].failure
-            if failure is not None:
-                failed[setting.key] = failure
+    with signals_stop(context.stop):
+        try:
+            with Progress(1, len(settings) * len(context.own_ids), shown=context.is_main) as progress:
+                context.stop.raise_if_requested()
+                with run.bench.requests:
+                    done = run.measurer.measure(dict.fromkeys(settings, context.own_ids), progress)
+            run.gather_facts()
+            for setting in settings:
+                failure = pool_and_save(run, setting) if context.is_main else done[setting.key].failure
+                if failure is not None:
+                    failed[setting.key] = failure
+        except Stopped:
+            save_stopped(run, settings)
+            raise
         if run.config.machine.enable_memory_optimization:
             release_cached_memory(run.bench.model.device)
     return failed

@@ -16,16 +16,15 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import generate_unique_id, setup_distributed
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.config.text_grid import Combination
-from experiment_core_utils.d_energy_tracking import EnergySources, TextEnergy
 from experiment_core_utils.e_inference import prepare_gen_inference, run_prepared
 from experiment_core_utils.f_experiment_info import (
     gather_experiment_info,
     gather_experimental_variables,
     get_model_architecture_info,
-    shared_cores_caveats,
 )
+from experiment_core_utils.facts.run_caveats import shared_cores_caveats
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
-from experiment_core_utils.h_metrics_compute import combine_comp_metrics, with_generation
+from experiment_core_utils.h_metrics_compute import combine_comp_metrics
 from experiment_core_utils.i_metrics_energy import (
     allocated_energy,
     allocated_energy_metrics,
@@ -72,6 +71,8 @@ from experiment_core_utils.records.result_files import saved_traceback
 from experiment_core_utils.records.text import InferenceResults
 from experiment_core_utils.saved_results.result_caveats import ANSWER_CAVEATS, text_caveats
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
+from experiment_core_utils.text_run.energy import EnergySources, TextEnergy
+from experiment_core_utils.text_run.generated_compute import with_generation
 from experiment_core_utils.text_run.last_model import LastModel
 from experiment_core_utils.text_run.plan import DueExperiment, TextPlan, any_config, plan_of
 

@@ -18,7 +18,7 @@ import checkout  # noqa: F401
 import torch
 from tqdm import tqdm
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.parts import only_model_in
@@ -74,7 +74,7 @@ def load_once(path: Path, device: str) -> PictureModel:
     torch.set_num_threads(1)
     precision = "float32" if device == "cpu" else "bfloat16"
     config = parse_config(["--model_path", str(path), "--precision", precision, "--execution", "eager"])
-    model = load_staged_model(config.model, find_model(str(path)), torch.device(device))
+    model = find_model(str(path)).load(config.model, torch.device(device))
     assert is_picture_model(model)
     return model
 

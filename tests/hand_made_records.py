@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
+from experiment_core_utils.finishing.setting_content import setting_result
+from experiment_core_utils.finishing.setting_summary import summarise, summarise_accuracy
 from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
-from experiment_core_utils.j_results_saving import setting_result
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target

@@ -14,7 +14,6 @@ from experiment_core_utils.b_model_loader import (
     detect_supported_quant_types,
     find_model,
     load_model_tokenizer,
-    load_staged_model,
     validate_loadable,
 )
 from experiment_core_utils.config.parts import Precision
@@ -45,7 +44,7 @@ def without_weights(tiny_checkpoint: Path, tmp_path: Path) -> Path:
 
 
 def loaded(config: ProfilingConfig) -> MolmoeStagedModel:
-    model = load_staged_model(config.model, find_model(config.model.model_path), CPU)
+    model = find_model(config.model.model_path).load(config.model, CPU)
     assert isinstance(model, MolmoeStagedModel)
     return model
 
@@ -114,7 +113,7 @@ def test_random_weights_need_no_file_and_are_the_same_each_time(config: Profilin
 
 def test_turning_knobs_does_not_change_the_source(config: ProfilingConfig) -> None:
     source = find_model(config.model.model_path)
-    model = load_staged_model(config.model.model_copy(update={"random_weights": True}), source, CPU)
+    model = source.load(config.model.model_copy(update={"random_weights": True}), CPU)
     model.apply(Setting.of(vision=tier_target("low"), top_k=1, num_active_blocks=RunningBlocks.of((0, 1))))
     assert source.limits.num_total_blocks == 4
 
@@ -214,8 +213,8 @@ def test_the_default_takes_engines_unless_a_flag_is_about_the_modules(
 ) -> None:
     """Of the embedded model every stage has a compiled kernel."""
     config = parse_config(["--device", "cpu", "--precision", "float32", *flags])
-    model = load_staged_model(
-        config.model, find_model(config.model.model_path), CPU, is_profiled=config.measuring.profiler is not None
+    model = find_model(config.model.model_path).load(
+        config.model, CPU, is_profiled=config.measuring.profiler is not None
     )
     described = model.describe()
     assert described["execution"] == runs

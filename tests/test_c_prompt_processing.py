@@ -16,7 +16,6 @@ from experiment_core_utils.c_prompt_processing import (
 )
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.f_experiment_info import picture_caveats
 from experiment_core_utils.knobs.block_choice import BlockChoice, ScoredQuestions
 from experiment_core_utils.models.common.text_generation import is_surely_longer
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
@@ -114,16 +113,6 @@ class TextTask:
         if index == 0:
             raise SampleError("torn")
         return Sample(index, "none", "Why?", ("so",), None, "why")
-
-
-def test_a_text_model_on_a_task_with_pictures_is_a_caveat() -> None:
-    pictures = load_task("reference_vqa", "validation")
-    (caveat,) = picture_caveats(pictures, (3, 4), takes_pictures=False)
-    assert caveat.kind == "pictures_not_shown"
-    assert caveat.sentence.startswith("pictures: a text model answered the questions without their pictures")
-    assert picture_caveats(pictures, (3, 4), takes_pictures=True) == []
-    assert picture_caveats(TextTask(), (0, 1, 2), takes_pictures=False) == []  # type: ignore[arg-type]
-    assert picture_caveats(TextTask(), (0,), takes_pictures=False) == []  # type: ignore[arg-type]
 
 
 def test_a_text_model_is_not_asked_about_pictures_without_text_only() -> None:

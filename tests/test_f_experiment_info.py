@@ -17,11 +17,8 @@ from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import ModelWrapper, load_model_tokenizer
-from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.config.text import TextConfig, published_form
 from experiment_core_utils.f_experiment_info import (
-    caveats_of,
-    crowded_cores_caveats,
     describe_hardware,
     gather_experiment_info,
     gather_experimental_variables,
@@ -61,18 +58,6 @@ def test_a_cpu_has_no_gpu_figures() -> None:
         "device", "gpu_name", "gpu_memory_bytes", "cuda", "num_gpus", "cpu", "cpu_count", "cpu_quota", "torch_threads",
         "ram_bytes",
     }  # fmt: skip
-
-
-def test_data_of_the_hub_whose_commit_is_not_known_is_a_caveat() -> None:
-    config = parse_config([])
-    for source, caveats in (
-        ({"read_from": "generated scenes"}, 0),
-        ({"read_from": "hub", "revision": "a" * 40}, 0),
-        ({"read_from": "hub", "revision": "unknown"}, 1),
-    ):
-        assert len(caveats_of(config.model.random_weights, CPU, 1, source)) == caveats
-    (found,) = caveats_of(False, CPU, 1, {"left_out": "temperature 0.7"})
-    assert found.sentence.startswith("decoding: the task requests temperature 0.7, and decoding is greedy here; do not")
 
 
 # --- text experiments -----------------------------------------------------------------------------------------------
@@ -150,14 +135,3 @@ def test_variables_hold_every_parameter_under_its_name() -> None:
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     adaptive = published_form(batching_options={"adaptive_batching": True})
     assert gather_experimental_variables(adaptive)["batch_size"] is None
-
-
-def test_more_threads_than_cores_are_a_caveat_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert crowded_cores_caveats(CPU, 8, 16) == []
-    assert crowded_cores_caveats(torch.device("cuda"), 9, 16) == []
-    (found,) = crowded_cores_caveats(CPU, 9, 16)
-    assert found.sentence == (
-        "cores: the run's own 18 threads share 16 CPU cores and slow each other: times are those of a shared machine; "
-        "use fewer processes, or fewer threads in each (--num_threads)"
-    )

@@ -12,10 +12,10 @@ import pytest
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.engines.cpu import decode as decode_step
-from experiment_core_utils.finishing.setting_results import Publisher
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
+from experiment_core_utils.measuring.live_table import Publisher
 from experiment_core_utils.measuring.sample_runs import check_proof
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.pipeline import run_profiling

@@ -17,7 +17,6 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 from experiment_core_utils.b_model_loader import validate_loadable
 from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.config.text_grid import combinations
-from experiment_core_utils.d_energy_tracking import EnergySources
 from experiment_core_utils.j_results_saving import save_aggregated_results_json
 from experiment_core_utils.l_results_csv_cleaning import read_results_csv
 from experiment_core_utils.meters.codecarbon import CodecarbonLibrary
@@ -38,6 +37,7 @@ from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.saved_results.terminal import text_table
 from experiment_core_utils.tasks.prompts import read_prompts
 from experiment_core_utils.text_pipeline import TextReport, launched, plan_of, run_text_experiments
+from experiment_core_utils.text_run.energy import EnergySources
 from experiment_core_utils.text_run.plan import fingerprint_parts
 from tests.processes.deadline import ends_within
 from tests.scripted.scripted_codecarbon import WINDOW, scripted_library

@@ -2,73 +2,46 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from experiment_core_utils.finishing.noted_caveats import alone_caveats, served_caveats
-from experiment_core_utils.g_metrics_inference import summarise, summarise_accuracy
-from experiment_core_utils.h_metrics_compute import setting_compute
+from experiment_core_utils.finishing.pooling import collect_parts, merge_parts, shared_setting
+from experiment_core_utils.finishing.setting_compute import setting_compute
+from experiment_core_utils.finishing.setting_content import setting_result
+from experiment_core_utils.finishing.setting_summary import summarise, summarise_accuracy
 from experiment_core_utils.i_metrics_energy import AnsweredRequest, energy_of, with_correct_answers
-from experiment_core_utils.j_results_saving import save_setting_result, setting_result
-from experiment_core_utils.k_results_aggregation import collect_parts, merge_parts, shared_setting
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.meters.steadiness import steadiness_part
 from experiment_core_utils.planning.plan import block_caveats
 from experiment_core_utils.planning.run import ProfilingRun
-from experiment_core_utils.primitives.errors import Stopped, WorkerLost
+from experiment_core_utils.primitives.errors import WorkerLost
 from experiment_core_utils.primitives.interruption import signals_stop
 from experiment_core_utils.primitives.texts import all_of, counted
 from experiment_core_utils.records.journal import remove_journals
 from experiment_core_utils.records.locks import MainProcessWatch
 from experiment_core_utils.records.run_context import RunContext
-from experiment_core_utils.records.setting_result import setting_file_name
+from experiment_core_utils.records.setting_result import save_setting_result, setting_file_name
 from experiment_core_utils.records.settings import MeasuredSetting, SettingFailure
 from experiment_core_utils.saved_results.result_caveats import with_caveats
 from experiment_core_utils.tasks.interface import answer_of, scored
 
 _POLL_S = 0.5
-PUBLISHED_EVERY_S = 5.0
 
 
-@dataclass
-class Publisher:
-    """Saves what has run so far for those who read beside the run: at most every 5 s and in 1 % of its time."""
-
-    save: Callable[[], object]
-    clock: Callable[[], float] = time.monotonic  #: in seconds
-
-    def __post_init__(self) -> None:
-        self._due_s = self.clock() + PUBLISHED_EVERY_S
-
-    def __call__(self) -> None:
-        """Save, if it is time."""
-        began = self.clock()
-        if began >= self._due_s:
-            self.save()
-            ended = self.clock()
-            self._due_s = ended + max(PUBLISHED_EVERY_S, 100 * (ended - began))
-
-
-@contextmanager
-def unfinished_saved(run: ProfilingRun, settings: Sequence[Setting]) -> Iterator[None]:
-    """A context that, where the run is stopped inside, saves results of the samples that all settings have by then.
+def save_stopped(run: ProfilingRun, settings: Sequence[Setting]) -> None:
+    """Save results of the samples that all settings have at the stop of a run, and say so.
 
     They say that they are unfinished; the same command resumes, and replaces them.
     """
-    try:
-        yield
-    except Stopped:
-        context = run.context
-        left = [setting for setting in settings if context.ledger.result(setting.key) is None]
-        if context.is_main and len(left) > 1 and (saved := save_unfinished(run, left)) is not None:
-            print(
-                f"stopped: {run.config.machine.output_dir} has {counted(saved[0], 'sample')} of each of "
-                f"{counted(saved[1], 'setting')}, as results of an unfinished run",
-                file=sys.stderr,
-                flush=True,
-            )
-        raise
+    context = run.context
+    left = [setting for setting in settings if context.ledger.result(setting.key) is None]
+    if context.is_main and len(left) > 1 and (saved := save_unfinished(run, left)) is not None:
+        print(
+            f"stopped: {run.config.machine.output_dir} has {counted(saved[0], 'sample')} of each of "
+            f"{counted(saved[1], 'setting')}, as results of an unfinished run",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def save_unfinished(run: ProfilingRun, settings: Sequence[Setting]) -> tuple[int, int] | None:

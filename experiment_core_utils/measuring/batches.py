@@ -15,12 +15,12 @@ import torch
 
 from experiment_core_utils.engines.engine_proof import higher_precision, is_right
 from experiment_core_utils.engines.greedy import MOST_POSITIONS
+from experiment_core_utils.g_metrics_inference import sample_record
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, vision_of
 from experiment_core_utils.measuring.request_source import RequestSource
-from experiment_core_utils.measuring.staged_runs import sample_record
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, StagedModel, answers_in_batches
 from experiment_core_utils.primitives.device import NoMarks, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (

@@ -1,6 +1,8 @@
-"""What the settings at work have shown so far, as lines for a terminal: samples, accuracy and mean time."""
+"""What readers beside a run are shown while it measures: lines for a terminal, and results so far."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from experiment_core_utils.measuring.sample_runs import SettingAtWork
 from experiment_core_utils.primitives.statistics import bounded_mean_interval, describe, mean_of
@@ -62,3 +64,25 @@ def _time(samples: Sequence[MeasuredSample]) -> str:
     if spread.ci_low is None or spread.ci_high is None:
         return f"{spread.mean:.1f}"
     return f"{spread.mean:.1f} [{spread.ci_low:.1f}, {spread.ci_high:.1f}]"
+
+
+PUBLISHED_EVERY_S = 5.0
+
+
+@dataclass
+class Publisher:
+    """Saves what has run so far for those who read beside the run: at most every 5 s and in 1 % of its time."""
+
+    save: Callable[[], object]
+    clock: Callable[[], float] = time.monotonic  #: in seconds
+
+    def __post_init__(self) -> None:
+        self._due_s = self.clock() + PUBLISHED_EVERY_S
+
+    def __call__(self) -> None:
+        """Save, if it is time."""
+        began = self.clock()
+        if began >= self._due_s:
+            self.save()
+            ended = self.clock()
+            self._due_s = ended + max(PUBLISHED_EVERY_S, 100 * (ended - began))

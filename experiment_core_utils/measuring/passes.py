@@ -14,25 +14,29 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from experiment_core_utils.d_energy_tracking import energy_of_pass
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.staged_runs import run_staged
+from experiment_core_utils.meters.energy_statistics import preferred_act
+from experiment_core_utils.meters.power import allocated_to_runs
 from experiment_core_utils.meters.stages import StagedRequest, StageMeasurement, StageRounds, are_narrow
-from experiment_core_utils.meters.windows import idle_power
+from experiment_core_utils.meters.windows import energy_of_whole_acts, idle_power
 from experiment_core_utils.models.interface import Stepwise, Switchable, devices_of
 from experiment_core_utils.primitives.device import MemoryWindow, out_of_memory_named, release_cached_memory
-from experiment_core_utils.primitives.errors import (
-    MeterUnavailable,
-    SampleError,
-    SettingError,
-    library_faults_named,
-)
+from experiment_core_utils.primitives.errors import MeterUnavailable, SampleError, SettingError, library_faults_named
 from experiment_core_utils.primitives.interruption import StopRequest, time_limit
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.primitives.replication import PASSES_THAT_DECIDE
-from experiment_core_utils.records.energy import EnergyPass, EnergyPassesEnd, IdlePower, PassesEnd, SettingEnergy
+from experiment_core_utils.records.energy import (
+    ActEnergy,
+    AllocatedJoules,
+    EnergyPass,
+    EnergyPassesEnd,
+    IdlePower,
+    PassesEnd,
+    SettingEnergy,
+)
 from experiment_core_utils.records.journal import Journal
 from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.records.settings import MeasuredSample, MemoryPass
@@ -435,3 +439,31 @@ def nearest_the_mean(samples: Sequence[MeasuredSample]) -> list[tuple[int, float
     mean = sum(sizes) / len(sizes) if sizes else 0.0
     order = sorted(range(len(samples)), key=lambda place: abs(sizes[place] - mean))
     return [(samples[place].sample_id, sizes[place] / mean if is_known and mean else None) for place in order]
+
+
+def energy_of_pass(
+    requests: Sequence[Callable[[], object]], how: StageMeasurement
+) -> tuple[tuple[ActEnergy, ...], tuple[AllocatedJoules, ...]]:
+    """One window in which all requests run back to back, as often as the goal needs; an act is each of them once.
+
+    Args:
+        requests: at least one; each runs one, warm and prepared, and begins and ends synchronised.
+
+    Returns:
+        The energy of an act by every source and device, and the part of it that each request has.
+
+    Raises:
+        MeterUnavailable: there is nothing to measure with.
+    """
+    clock = how.using.clock
+    spans: list[list[tuple[float, float]]] = [[] for _ in requests]
+
+    def run_all() -> None:
+        for request, own in zip(requests, spans, strict=True):
+            started_s = clock.now_s()
+            request()
+            own.append((started_s, clock.now_s()))
+
+    with how.using.power_beside() as traces:
+        windows = tuple(energy_of_whole_acts(run_all, how.using, how.goal))
+    return windows, allocated_to_runs(preferred_act(windows), traces, spans)

@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from experiment_core_utils.config.parts import MeasuringConfig
+from experiment_core_utils.g_metrics_inference import sample_record
+from experiment_core_utils.j_results_saving import save_samples
 from experiment_core_utils.knobs.loading import Loading, loading_of
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting
@@ -16,7 +18,7 @@ from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.measuring.arrivals import arrivals_s, arrive, trace_of
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.profiles import TorchProfiles
-from experiment_core_utils.measuring.staged_runs import run_staged, sample_record
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.meters.load import LoadSampler
 from experiment_core_utils.meters.stability import needs_another_run, warm_up_of
 from experiment_core_utils.meters.steadiness import Outlook
@@ -29,22 +31,12 @@ from experiment_core_utils.primitives.device import (
     release_cached_memory,
     synchronize,
 )
-from experiment_core_utils.primitives.errors import (
-    SampleError,
-    SettingError,
-    Stopped,
-    library_faults_named,
-)
+from experiment_core_utils.primitives.errors import SampleError, SettingError, Stopped, library_faults_named
 from experiment_core_utils.primitives.finite_logits import failure_named
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.records.journal import Journal
-from experiment_core_utils.records.requests import (
-    KnobProof,
-    PreparedRequest,
-    StagedRun,
-    whole_window,
-)
+from experiment_core_utils.records.requests import KnobProof, PreparedRequest, StagedRun, whole_window
 from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.records.sample_result import FailedSample, failed_sample
 from experiment_core_utils.records.settings import (
@@ -406,7 +398,7 @@ class SampleRunner:
         if self._group is not None:
             self._group.setdefault(each.key, []).append(finished)
             return
-        each.journal.append(finished)
+        save_samples(each.journal, finished)
         self._add(each, finished)
         self.progress.advance()
 
@@ -439,7 +431,7 @@ class SampleRunner:
                 traces = tuple(part for part in parts if isinstance(part, ArrivalsTrace))
                 done = [replace(part, finished_unix_s=now_unix_s) for part in parts if isinstance(part, FinishedSample)]
                 if done and each.error is None:
-                    each.journal.append(ArrivedGroup(traces, tuple(done)))
+                    save_samples(each.journal, ArrivedGroup(traces, tuple(done)))
                     for finished in done:
                         self._add(each, finished)
                     self.progress.advance(len(done))

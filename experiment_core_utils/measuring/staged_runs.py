@@ -3,13 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.interface import Runnable, devices_of
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
-from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest, SpanName, StagedRun, TimedTokens
-from experiment_core_utils.records.settings import MeasuredSample
-from experiment_core_utils.tasks.content import digest_of
-from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.records.requests import SpanName, StagedRun, TimedTokens
 
 
 def run_staged(
@@ -54,55 +50,4 @@ def staged_run(generated: TimedTokens, seconds: Sequence[float], ended: bool) ->
         prompt_tokens=generated.prompt_tokens,
         hidden_tokens=generated.hidden_tokens,
         served=generated.served,
-    )
-
-
-def _output_of(model: Runnable, run: StagedRun) -> tuple[object, ...]:
-    """What is the same in runs of one output: its ids, or where a server sends none its text, length and end."""
-    if run.first_token_s is None:
-        return run.token_ids
-    return model.decode_text(run.token_ids), len(run.token_ids), run.ended
-
-
-def sample_record(
-    model: Runnable,
-    setting: Setting,
-    sample: Sample,
-    request: PreparedRequest,
-    runs: tuple[StagedRun, ...] = (),
-    transfer_s: float | None = None,
-    answer: BatchedAnswer | None = None,
-    scored_ids: tuple[int, ...] | None = None,
-) -> MeasuredSample:
-    """The record of a sample that was run alone and measured, or that was answered in a batch and has no times.
-
-    Args:
-        scored_ids: of the answer that is scored where it is none of the runs'.
-    """
-    first = runs[0] if runs else answer
-    assert first is not None
-    read_ids = first.token_ids if scored_ids is None else scored_ids
-    shape = setting.shape(request.shape)
-    if runs and runs[0].prompt_tokens is not None:
-        shape = shape.counted_by_server(runs[0].prompt_tokens)
-    prediction, scored = model.decode_text(read_ids), model.ends.answer(read_ids)
-    return MeasuredSample(
-        sample_id=sample.sample_id,
-        shape=shape,
-        runs=runs,
-        outputs_identical=len({_output_of(model, run) for run in runs}) == 1 if runs else None,
-        host_s={} if transfer_s is None else {"transfer_s": transfer_s},
-        prediction=prediction,
-        flops=model.count_flops(setting, shape, len(first.token_ids)),
-        question_type=sample.question_type,
-        image_id=sample.image_id,
-        references=sample.answers,
-        options=sample.options,
-        answer_index=sample.answer_index,
-        metadata={**sample.metadata, "question": sample.question},
-        answer=answer,
-        data_sha256=digest_of(sample),
-        picture_sha256=sample.picture_sha256,
-        scored_answer=None if scored == prediction else scored,
-        thinking_tokens=model.ends.thinking_tokens(read_ids),
     )

@@ -18,10 +18,11 @@ import torch
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.d_energy_tracking import energy_plan_lines
-from experiment_core_utils.f_experiment_info import describe_hardware, shown_endpoints
+from experiment_core_utils.f_experiment_info import describe_hardware
+from experiment_core_utils.facts.variables import shown_endpoints
 from experiment_core_utils.knobs.setting import reference_setting
 from experiment_core_utils.l_results_csv_cleaning import read_results
+from experiment_core_utils.meters.requested_energy import energy_plan_lines
 from experiment_core_utils.models.request_work import unusable_lines
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.planning.estimate import (

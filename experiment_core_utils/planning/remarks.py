@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.f_experiment_info import shown_endpoints, variables_of
+from experiment_core_utils.facts.variables import shown_endpoints, variables_of
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, fewer_by_default
 from experiment_core_utils.knobs.loading import loading_name, loadings_of
 from experiment_core_utils.knobs.setting import Setting, reference_setting

@@ -14,15 +14,8 @@ from experiment_core_utils.a_distributed import crew_of
 from experiment_core_utils.b_model_loader import load_requested
 from experiment_core_utils.c_prompt_processing import first_final_prompt
 from experiment_core_utils.config.parts import EnergyMode, ModelConfig
-from experiment_core_utils.d_energy_tracking import agreed_meters, energy_gpus
-from experiment_core_utils.f_experiment_info import (
-    batching_caveats,
-    caveats_of,
-    crowded_cores_caveats,
-    gather_provenance,
-    picture_caveats,
-    variables_of,
-)
+from experiment_core_utils.d_energy_tracking import agreed_meters
+from experiment_core_utils.facts.run_facts import facts_of_run
 from experiment_core_utils.knobs.loading import loading_name, loading_of, loadings_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
@@ -33,15 +26,13 @@ from experiment_core_utils.measuring.profiles import TorchProfiles
 from experiment_core_utils.measuring.request_source import RequestSource, num_preparation_workers, request_budget_bytes
 from experiment_core_utils.measuring.rounds import RoundOrder
 from experiment_core_utils.meters.host_facts import facts_of_start
+from experiment_core_utils.meters.requested_energy import energy_gpus
 from experiment_core_utils.meters.stages import StageMeasurement
-from experiment_core_utils.models.common.placement import placement_caveats
-from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.models.common.side_by_side import ModelsSideBySide
-from experiment_core_utils.models.hf.slow_functions import slow_functions_caveats
-from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise, answers_in_batches
+from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.planning.fingerprint import refuse_other_engines
-from experiment_core_utils.planning.plan import RequestedRun, chosen_blocks, max_new_tokens_of, num_timed, stops_of
+from experiment_core_utils.planning.plan import RequestedRun, max_new_tokens_of, num_timed, stops_of
 from experiment_core_utils.primitives.collectives import check_folder_is_shared, other_pids, processes_on_this_machine
 from experiment_core_utils.primitives.cpu_threads import available_cpus
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads, usable_cores
@@ -54,14 +45,14 @@ from experiment_core_utils.primitives.errors import (
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.progress import WaitingLines
 from experiment_core_utils.primitives.texts import counted
-from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
+from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger
-from experiment_core_utils.records.provenance import ASKED_AT, FinalPrompt, Model, Provenance, TaskDescription
+from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiment_core_utils.tasks.registry import get_metric
-from experiment_core_utils.tasks.sampling import choose_latency_ids, few_samples_caveats, shards_of, split_by
+from experiment_core_utils.tasks.sampling import choose_latency_ids, shards_of, split_by
 
 
 def context_of(
@@ -154,89 +145,6 @@ def refuse_settings_as_loaded(model: Runnable, settings: Sequence[Setting]) -> N
             ) from error
 
 
-def unseen_in_server_caveats(source: ModelSource, energy: EnergyMode, asked: ModelConfig) -> list[Caveat]:
-    """What is absent from the results of a model that another process runs, with the reason, and how it was asked;
-    nothing for others.
-    """
-    caveats = [] if energy == "off" else _energy_caveats(source)
-    if source.is_served:
-        caveats.append(caveat("server_unseen", place=source.place))
-    if asked.concurrency > 1:
-        caveats.append(caveat("server_concurrency", concurrency=asked.concurrency))
-    if asked.request_rate is not None:
-        caveats.append(caveat("open_loop", request_rate=asked.request_rate))
-    return caveats
-
-
-def _energy_caveats(source: ModelSource) -> list[Caveat]:
-    """Why a model's energy is not measured, or of which GPUs it is; nothing for a model in this process."""
-    try:
-        gpus = energy_gpus(source)
-    except MeterUnavailable as error:
-        return [caveat("energy_not_measured", reason=str(error))]
-    return [] if gpus is None else [caveat("server_gpus", gpus=gpus)]
-
-
-def provenance_of_run(
-    requested: RequestedRun,
-    accelerator: Accelerator,
-    device: torch.device,
-    processes_here: int,
-    experiment_id: str,
-    described: Mapping[str, Any],
-    final_prompt: FinalPrompt | None = None,
-    *,
-    started: Mapping[str, Any] | None = None,
-    unseen: Sequence[Caveat] = (),
-) -> Provenance:
-    """Who measured what with what, and the caveats that hold for all settings; a setting adds its own.
-
-    Args:
-        processes_here: processes of the run on this machine.
-        described: what the loaded model says of itself.
-        final_prompt: what the model is given of the first sample.
-        started: the facts of the moment at which the run began; None gathers them now.
-        unseen: caveats of what is not seen in a server.
-    """
-    config, source, task = requested.config, requested.source, requested.task
-    origin = gather_provenance(accelerator, device, experiment_id, started)
-    if source.is_served:
-        origin["hardware"]["device"] = f"{ASKED_AT}{source.place}"
-    choice = chosen_blocks(config, source)
-    num_drawn, is_together = len(requested.drawn), answers_in_batches(described.get("execution_stages"))
-    timed = num_timed(config, num_drawn)
-    caveats = [
-        *caveats_of(config.model.random_weights, device, processes_here, task.source),
-        *placement_caveats(described.get("device_map")),
-        *slow_functions_caveats(described.get("slow_functions"), device),
-        *decoding_caveats((described.get("decoding") or {}).get("left_out") or {}),
-        *unseen,
-        *picture_caveats(task, requested.sample_ids, source.takes_pictures),
-        *(batching_caveats(num_drawn, timed, described.get("dtype")) if is_together else []),
-        *few_samples_caveats(len(requested.settings), num_drawn),
-    ]
-    return Provenance.model_validate(
-        {
-            **origin,
-            # What a backend does not say is None.
-            "model": dict.fromkeys(Model.model_fields)
-            | {"name": source.name, "revision": source.revision, **described}
-            | {"execution_untimed": None if timed >= num_drawn else "batches" if is_together else "as timed"},
-            "task": TaskDescription(
-                name=task.name,
-                split=task.split,
-                metric=task.metric,
-                max_new_tokens=task.max_new_tokens,
-                source=dict(task.source),
-                prompt_form=dict(requested.prompt_form) or None,
-            ),
-            "final_prompt": final_prompt,
-            "experimental_variables": variables_of(config, max_new_tokens_of(config.task, task), choice),
-            **caveat_fields(caveats),
-        }
-    )
-
-
 class ProfilingRun:
     """One process's part of a run, ready to measure its shard of the samples at every setting that is due.
 
@@ -275,9 +183,11 @@ class ProfilingRun:
         self.measurer = ShardMeasurer(measuring, context, bench, order, profiles, energy=energy)
 
     def gather_facts(self) -> None:
-        """Gather the facts that are not known yet, and note how requests were prepared so far."""
+        """Note how requests were prepared and what a server's cache did so far, beside the facts that do not change."""
         preparation = self.bench.requests.describe()
         self.facts = self.provenance.with_keys(preparation=preparation)
+        if isinstance(self.bench.model, Concurrent):
+            self.facts = self.facts.with_caveats(self.bench.model.caveats)
 
     def facts_at(self, setting: Setting) -> Provenance:
         """The facts, with the model as it was loaded for a setting."""
@@ -327,29 +237,6 @@ def first_crops(requested: RequestedRun) -> CropRange | None:
     return vision_of(requested.settings[0]).bounds
 
 
-def facts_of_run(
-    requested: RequestedRun,
-    accelerator: Accelerator,
-    device: torch.device,
-    processes_here: int,
-    experiment_id: str,
-    described: Mapping[str, Any],
-    final_prompt: FinalPrompt | None,
-    started: Mapping[str, Any],
-    unseen: Sequence[Caveat],
-    model: Runnable,
-    run_uid: str | None,
-    cores: float,
-) -> Provenance:
-    """`provenance_of_run` with the run's identity, and the caveats of its server and of the machine's cores."""
-    at = requested, accelerator, device, processes_here, experiment_id, described, final_prompt
-    provenance = provenance_of_run(*at, started=started, unseen=unseen).with_keys(run_uid=run_uid)
-    if isinstance(model, Concurrent):
-        provenance = provenance.with_caveats(model.caveats)
-    num_processes = requested.config.model.tensor_parallel or processes_here
-    return provenance.with_caveats(crowded_cores_caveats(device, num_processes, cores))
-
-
 def loaded_run(
     requested: RequestedRun,
     accelerator: Accelerator,
@@ -376,8 +263,31 @@ def loaded_run(
     meters = meters or agreed_meters(config, source, energy, accelerator)
     unseen = unseen_in_server_caveats(source, config.measuring.energy, config.model)
     bench = bench_of(model, requested, context, accelerator, here, settings)
-    at = requested, accelerator, model.device, here, experiment_id, model.describe(), first
+    at = requested, accelerator, model.device, here, experiment_id, model.describe(), first, started, unseen, run_uid
     # Now: a process that ends during the run has no cores to be asked for.
     cores = usable_cores(context.other_pids)
-    gather_facts = partial(facts_of_run, *at, started, unseen, model, run_uid, cores)
+    gather_facts = partial(facts_of_run, *at, cores)
     return ProfilingRun(requested, context, bench, gather_facts, meters)
+
+
+def unseen_in_server_caveats(source: ModelSource, energy: EnergyMode, asked: ModelConfig) -> list[Caveat]:
+    """What is absent from the results of a model that another process runs, with the reason, and how it was asked;
+    nothing for others.
+    """
+    caveats = [] if energy == "off" else _energy_caveats(source)
+    if source.is_served:
+        caveats.append(caveat("server_unseen", place=source.place))
+    if asked.concurrency > 1:
+        caveats.append(caveat("server_concurrency", concurrency=asked.concurrency))
+    if asked.request_rate is not None:
+        caveats.append(caveat("open_loop", request_rate=asked.request_rate))
+    return caveats
+
+
+def _energy_caveats(source: ModelSource) -> list[Caveat]:
+    """Why a model's energy is not measured, or of which GPUs it is; nothing for a model in this process."""
+    try:
+        gpus = energy_gpus(source)
+    except MeterUnavailable as error:
+        return [caveat("energy_not_measured", reason=str(error))]
+    return [] if gpus is None else [caveat("server_gpus", gpus=gpus)]

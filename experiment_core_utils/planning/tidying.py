@@ -6,23 +6,16 @@ import uuid
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from experiment_core_utils.d_energy_tracking import check_energy
-from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.l_results_csv_cleaning import table_paths
+from experiment_core_utils.meters.requested_energy import check_energy
 from experiment_core_utils.meters.stages import StageMeasurement
-from experiment_core_utils.planning.plan import (
-    RequestedRun,
-    plan_size,
-)
+from experiment_core_utils.planning.plan import RequestedRun, plan_size
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, WorkerLost
 from experiment_core_utils.primitives.files import check_replaceable, remove_leftovers
-from experiment_core_utils.records.journal import (
-    finished_samples,
-    own_journals,
-    tidy_journals,
-)
+from experiment_core_utils.records.journal import finished_samples, own_journals, tidy_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, read_plan
+from experiment_core_utils.records.setting_result import save_setting_result
 from experiment_core_utils.records.settings import MeasuringOrder
 
 

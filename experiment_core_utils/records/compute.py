@@ -208,3 +208,36 @@ def _mean(values: Sequence[float | None], spans: Sequence[float]) -> float | Non
     if not known:
         return None
     return sum(value * span for value, span in known) / whole if whole else known[-1][0]
+
+
+def fraction_of_peak(amount: float | None, seconds: float | None, peak_per_s: float | None) -> float | None:
+    """`amount` a second as a fraction of a peak; None where one of them is not known, or there was no time."""
+    if amount is None or not seconds or peak_per_s is None:
+        return None
+    return amount / seconds / peak_per_s
+
+
+def memory_parts(
+    peak_bytes: int | None,
+    weights_bytes: int | None,
+    cache_bytes: int | None,
+    rss_bytes: int,
+    reason: str | None = None,
+) -> MemoryParts:
+    """What is left of the peak beside weights and the largest cache counts as activations.
+
+    Args:
+        reason: why one of the three is None.
+    """
+    activations = None
+    if peak_bytes is not None and weights_bytes is not None and cache_bytes is not None:
+        activations = peak_bytes - weights_bytes - cache_bytes
+        if activations < 0:
+            activations, reason = None, f"weights and cache are more than the peak of {peak_bytes} bytes on this GPU"
+    return MemoryParts(
+        weights_bytes=weights_bytes,
+        kv_cache_bytes=cache_bytes,
+        activation_bytes=activations,
+        process_rss_bytes=rss_bytes,
+        parts_reason=reason,
+    )

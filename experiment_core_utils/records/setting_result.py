@@ -3,6 +3,7 @@
 The tables of docs/results_schema.md are made from the `#:` comments. Keys that are not known are kept.
 """
 
+import json
 import math
 import re
 from collections import Counter
@@ -17,8 +18,10 @@ from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.knobs.vision_tokens import TIERS
 from experiment_core_utils.primitives.errors import ConfigurationError, OtherVersion, ResultsRefused
+from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.notebook_html import block, field_table, shown
 from experiment_core_utils.primitives.statistics import fraction_of
+from experiment_core_utils.primitives.texts import without_hidden
 from experiment_core_utils.records.at_dfe8f148 import completed_result
 from experiment_core_utils.records.columns import ANALYSIS_KEYS, TABLE_COLUMNS
 from experiment_core_utils.records.compute import ComputePart
@@ -499,3 +502,10 @@ def setting_file_name(result: SettingResult) -> str:
     vision, *others = setting_of(result).labels
     task = result.provenance.task.name.replace("_", "-")
     return f"{task}_imgsize{'_'.join([f'{vision}{crops}', *others])}.json"
+
+
+def save_setting_result(result: SettingResult, path: Path) -> None:
+    """Write the JSON of a setting and its digest, whole or not at all; raises OutputRefused or ResultsNotSaved."""
+    # The file has no secret either.
+    content = json.loads(without_hidden(json.dumps(result.content())))
+    write_json_atomically(content | {"digest": content_digest(content)}, path)

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from experiment_core_utils.g_metrics_inference import summarise_accuracy
+from experiment_core_utils.finishing.setting_content import score_part
+from experiment_core_utils.finishing.setting_summary import summarise_accuracy
 from experiment_core_utils.i_metrics_energy import AnsweredRequest, with_correct_answers
-from experiment_core_utils.j_results_saving import save_setting_result, score_part
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.l_results_csv_cleaning import read_results, write_tables
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
@@ -23,6 +23,7 @@ from experiment_core_utils.records.setting_result import (
     RescoredResult,
     Rescoring,
     SettingResult,
+    save_setting_result,
     setting_key,
 )
 from experiment_core_utils.saved_results.result_caveats import with_caveats

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from experiment_core_utils.config.parts import EnergyMode
-from experiment_core_utils.g_metrics_inference import MOST_UNREADABLE
 from experiment_core_utils.i_metrics_energy import ESTIMATE, energy_origin
 from experiment_core_utils.knobs.answer_limit import answer_limit_at
 from experiment_core_utils.knobs.setting import setting_of
@@ -48,6 +47,8 @@ DERIVED_KINDS = frozenset(
     }
 )
 
+# Above this fraction of unreadable, empty, one-token or cut answers a result has a caveat.
+MOST_UNREADABLE = 0.05
 # Above this fraction of answers of a single token a text run has measured prefills.
 _MOST_ONE_TOKEN = 0.5
 ANSWER_CAVEATS = frozenset({"answers_cut", "answers_ended_at_once"})

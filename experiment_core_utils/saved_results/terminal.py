@@ -6,13 +6,11 @@ from typing import Any
 
 import pandas as pd
 
-from experiment_core_utils.g_metrics_inference import MOST_UNREADABLE
 from experiment_core_utils.knobs.interface import Knob, Level
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.knobs.variant import reference_meaning
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
-from experiment_core_utils.l_results_csv_cleaning import further_knobs
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.texts import ABSENT, counted
 from experiment_core_utils.records.caveats import Caveat
@@ -25,6 +23,8 @@ from experiment_core_utils.records.setting_result import (
     setting_key,
     share_of_reference,
 )
+from experiment_core_utils.saved_results.result_caveats import MOST_UNREADABLE
+from experiment_core_utils.tables.frames import further_knobs
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import few_samples_caveats
 from experiment_core_utils.tasks.scoring.metrics import AGREED_REPLIES, LABELLED_REPLIES

@@ -6,10 +6,10 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 
-from experiment_core_utils.l_results_csv_cleaning import table_of_settings
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.columns import IDENTITY_COLUMNS
 from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.tables.frames import table_of_settings
 
 PROJECT = "inference-knob-profiler"
 # Folder in that of the results where trackers that write files do so.

@@ -14,14 +14,7 @@ from experiment_core_utils.knobs.loading import Loading, loading_of
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting, setting_of
 from experiment_core_utils.knobs.vision_tokens import vision_of
-from experiment_core_utils.l_results_csv_cleaning import (
-    read_results,
-    sample_columns,
-    sample_rows,
-    setting_key,
-    typed,
-)
-from experiment_core_utils.l_results_csv_cleaning import settings_frame as table_of_settings
+from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.texts import counted
@@ -30,7 +23,9 @@ from experiment_core_utils.records.json_record import Record
 from experiment_core_utils.records.provenance import Model
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.sample_result import RunTimes
-from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.records.setting_result import SettingResult, setting_key
+from experiment_core_utils.tables.frames import sample_columns, sample_rows, typed
+from experiment_core_utils.tables.frames import settings_frame as table_of_settings
 
 # Folders inside a run's folder that contain other things than its measurements.
 NOT_DATASETS = ("rescored_", ".")

@@ -27,7 +27,6 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.b_model_loader import load_staged_model
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
@@ -118,7 +117,7 @@ def shaped_model(shape: str, rest: Sequence[str]) -> LoadedModel:
     """
     config, source = parse_config(rest).replaced(random_weights=True), shape_source(shape)
     set_cpu_threads(config.machine.num_threads, 1)
-    model = load_staged_model(config.model, source, choose_device(config.machine.device))
+    model = source.load(config.model, choose_device(config.machine.device))
     assert isinstance(model, HasEnds)
     model.eos_token_ids = frozenset()
     assert can_pause(model)

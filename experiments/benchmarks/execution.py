@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
+from experiment_core_utils.b_model_loader import find_requested_checkpoint
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.parts import ExecutionMode
@@ -229,7 +229,7 @@ def _made(given: argparse.Namespace, device: torch.device) -> tuple[TwiceStaged,
         if given.decoder_alone:
             raise ConfigurationError("--decoder_alone runs the decoder of a shape; give --shape too")
         config = parse_config(["--device", device.type, "--precision", given.precision, "--execution", "eager"])
-        eager: Any = load_staged_model(config.model, find_requested_checkpoint(config), device)
+        eager: Any = find_requested_checkpoint(config).load(config.model, device)
         model, config_of_shape, processor = eager.model, eager.model.config, eager.processor
     else:
         dtype, config_of_shape = choose_dtype(given.precision, device), shape_config(given.shape)

@@ -25,7 +25,7 @@ from typing import Any
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.j_results_saving import decoder_knobs
+from experiment_core_utils.finishing.setting_content import decoder_knobs
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, num_blocks_of
 from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.knobs.registry import knob_named

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
-from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
+from experiment_core_utils.b_model_loader import find_requested_checkpoint
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.knobs.vision_tokens import VisionTarget
@@ -40,7 +40,7 @@ def parsed(
 
 def loaded_model(config: ProfilingConfig) -> StagedModel:
     """The model on its device."""
-    return load_staged_model(config.model, find_requested_checkpoint(config), choose_device(config.machine.device))
+    return find_requested_checkpoint(config).load(config.model, choose_device(config.machine.device))
 
 
 def endless_model(config: ProfilingConfig) -> StagedModel:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
+from experiment_core_utils.b_model_loader import find_requested_checkpoint
 from experiment_core_utils.config.command import reporting_errors
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
@@ -229,7 +229,7 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
         )
     setting = scored_setting(config, source)
     set_cpu_threads(config.machine.num_threads, 1)
-    model = load_staged_model(config.model, source, choose_device(config.machine.device))
+    model = source.load(config.model, choose_device(config.machine.device))
     counts = tuple(dict.fromkeys(own.num_active_blocks or [-(-3 * model.num_total_blocks // 4)]))
     return Job(own, config, source, model, tasks, setting, counts)
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiment_core_utils.config.parts import QuestionConfig
-from experiment_core_utils.finishing.run_report import RunReport
 from experiment_core_utils.primitives.errors import EXIT_CODE_INVALID
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.conclusion import Conclusion, save_conclusion
 from experiment_core_utils.records.price_list import PriceList
+from experiment_core_utils.records.run_report import RunReport
 from experiment_core_utils.records.setting_result import SettingResult, setting_file_name, setting_key
 from experiment_core_utils.saved_results.terminal import (
     caveat_lines,

@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     grid = combinations(_content(given))
     # torch and transformers take seconds to import; `--help` and a wrong key need neither.
     with libraries_loading():
-        from experiment_core_utils.d_energy_tracking import energy_plan_lines
+        from experiment_core_utils.meters.requested_energy import energy_plan_lines
         from experiment_core_utils.saved_results.terminal import text_table
         from experiment_core_utils.text_pipeline import launched, plan_of, run_text_experiments
 

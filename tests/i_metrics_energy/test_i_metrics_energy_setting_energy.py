@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from experiment_core_utils.finishing.setting_content import sample_energy
 from experiment_core_utils.i_metrics_energy import energy_of, summary_of, with_correct_answers
-from experiment_core_utils.j_results_saving import sample_energy
 from experiment_core_utils.primitives.statistics import describe
 from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.records.energy import (

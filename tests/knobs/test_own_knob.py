@@ -11,12 +11,12 @@ import pytest
 
 import knob_profiler as kp
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.finishing.run_report import RunReport
 from experiment_core_utils.knobs.registry import all_knobs, load_knob_module, unregister_knob
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.dry_run import describe_plan
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.records.run_report import RunReport
 from experiment_core_utils.records.setting_result import setting_key
 from experiment_core_utils.saved_results import tasks_command
 from experiment_core_utils.saved_results.terminal import caveat_lines, closing_table

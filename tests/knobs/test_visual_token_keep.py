@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.f_experiment_info import knob_flags
+from experiment_core_utils.facts.variables import knob_flags
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.interface import CannotBeSeen, KnobLimits, KnobRequest
 from experiment_core_utils.knobs.setting import Setting

@@ -19,14 +19,11 @@ from experiment_core_utils.l_results_csv_cleaning import (
     read_results_csv,
     reorder_csv_columns,
     setting_key,
-    settings_frame,
-    table_of_settings,
     write_settings_csv,
     write_tables,
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
-from experiment_core_utils.records.columns import LAST_COLUMNS, SETTING_COLUMNS
-from experiment_core_utils.records.compute import HardwareUtilisation
+from experiment_core_utils.records.columns import SETTING_COLUMNS
 from experiment_core_utils.records.ledger import plan_path
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.sample_result import FailedSample
@@ -34,15 +31,7 @@ from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.terminal import closing_table, comparison_table, few_samples_warning
 from experiment_core_utils.tasks.comparison import PairedComparison
 from experiment_core_utils.tasks.sampling import few_samples_caveats
-from tests.hand_made_records import (
-    SETTING,
-    answered_sample,
-    failed_sample,
-    measured_sample,
-    part,
-    result_of,
-    staged_run,
-)
+from tests.hand_made_records import SETTING, failed_sample, measured_sample, part, result_of, staged_run
 
 HEADER = (
     "task,setting,tier,vision_tokens_target,top_k,num_active_blocks,num_samples,num_failed_samples,accuracy,"
@@ -171,17 +160,6 @@ def test_the_published_list_finds_the_columns_of_the_table_of_settings(
     assert path.read_text().splitlines()[0].split(",") == [*first, *(name for name in before if name not in first)]
 
 
-def test_a_setting_without_samples_has_a_row_of_empty_cells() -> None:
-    frame = settings_frame([result(SETTING, failures=(failed_sample(0, "unreadable"),))])
-    assert frame.loc[0, "num_failed_samples"] == 1
-    assert frame.loc[0, ["accuracy", "accuracy_ci95_low", "T_total_mean_ms", "selected_crops_mean"]].isna().all()
-
-
-def test_rows_keep_the_order_of_the_plan(results: list[SettingResult]) -> None:
-    assert list(settings_frame(results[::-1])["top_k"]) == [4, 2]
-    assert isinstance(settings_frame(results), pd.DataFrame)
-
-
 def test_the_closing_table(results: list[SettingResult]) -> None:
     head, tier, tokens = closing_table(results).splitlines()
     names = "vision top-k blocks crops tokens accuracy [95 %] vision ms prefill ms decode ms total ms p95 ms ms/token"
@@ -262,41 +240,6 @@ def test_a_file_that_is_no_result_is_one_line(tmp_path: Path, content: str | Non
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="is not a folder"):
         read_results(tmp_path / "nowhere")
-
-
-def test_fractions_of_the_peaks_have_columns() -> None:
-    unknown = result(SETTING, measured_sample(3))
-    peaks = HardwareUtilisation.model_construct(mfu_prefill=0.25, mbu_decode=0.5)
-    known = unknown.with_keys(hardware_utilisation=peaks)
-    frame = settings_frame([known, unknown])
-    assert frame["mfu_prefill"].tolist()[0] == 0.25 and frame["mbu_decode"].tolist()[0] == 0.5
-    assert frame[["mfu_vision", "mfu_prefill", "mfu_decode", "mbu_decode"]].isna().sum(axis=1).tolist() == [2, 4]
-
-
-def test_columns_are_of_all_runs_beside_those_of_the_typical_ones() -> None:
-    """Runs of 1 s, 4 s and 1 s with 3 tokens each: a request takes 2 s."""
-    found = result_of(part(measured_sample(3, staged_run(), staged_run(vision_s=3.5), staged_run())))
-    row = table_of_settings([found]).iloc[0]
-    assert (row["T_total_mean_ms"], row["T_total_mean_typical_ms"]) == (pytest.approx(2000.0), 1000.0)
-    assert (row["T_total_p95_ms"], row["T_total_p95_typical_ms"]) == (pytest.approx(3700.0), 1000.0)
-    assert (row["requests_per_second"], row["tokens_per_second"]) == (pytest.approx(0.5), pytest.approx(1.5))
-    assert (row["share_discarded_runs"], row["protocol_version"]) == (0.0, 2)
-
-
-def test_the_table_says_how_many_samples_were_measured() -> None:
-    some = result_of(part(measured_sample(3), answered_sample(7)))
-    none = result_of(part(answered_sample(7)))
-    frame = settings_frame([some, none])
-    assert frame["num_latency_samples"].tolist() == [1, 0]
-    # What came later is behind what was there.
-    later = [f"T_total_{figure}_typical_ms" for figure in ("mean", "p95", "p99")]
-    later += ["share_discarded_runs", "protocol_version", "request_rate", "achieved_rate", "most_under_way"]
-    later += [column.name for column in LAST_COLUMNS]
-    assert list(frame.columns[-len(later) :]) == later
-    first = [name for name in frame.columns if not name.startswith(("energy_", "mfu_", "mbu_")) and name not in later]
-    assert first[-4:] == ["num_latency_samples", "share_outlier_runs", "is_reference", "in_grid"]
-    assert frame["T_total_mean_ms"].isna().tolist() == [False, True]
-    assert "tier" not in closing_table([some, none])
 
 
 @pytest.mark.parametrize(
@@ -402,9 +345,3 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 def test_no_text_of_a_setting_is_run_by_a_spreadsheet(results: list[SettingResult], tmp_path: Path) -> None:
     write_settings_csv([results[0].with_keys(metric="=HYPERLINK()")], tmp_path / "settings.csv")
     assert pd.read_csv(tmp_path / "settings.csv")["metric"].tolist() == ["'=HYPERLINK()"]
-
-
-def test_empty_answers_have_a_column_where_there_are_any(results: list[SettingResult]) -> None:
-    first, second = (results[at].model_copy(update={"share_empty": share}) for at, share in enumerate((0.25, 0.0)))
-    assert table_of_settings([first, second])["share_empty"].tolist() == [0.25, 0.0]
-    assert not {"share_empty", "share_one_token"} & set(table_of_settings([second, results[0]]).columns)

@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.l_results_csv_cleaning import (
-    read_results_csv,
-    samples_csv_beside,
-    write_samples_csv,
-)
+from experiment_core_utils.l_results_csv_cleaning import read_results_csv, samples_csv_beside, write_samples_csv
 from experiment_core_utils.records.columns import SAMPLE_COLUMNS
 from experiment_core_utils.records.setting_result import SettingResult
 from tests.hand_made_records import (

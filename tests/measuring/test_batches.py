@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from experiment_core_utils.f_experiment_info import batching_caveats
+from experiment_core_utils.facts.run_caveats import batching_caveats
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target

@@ -10,17 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, VisionTarget, tier_target, vision_of
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
-from experiment_core_utils.measuring.batches import (
-    PreparedQuestion,
-    answer_prepared,
-    batches_of,
-)
+from experiment_core_utils.measuring.batches import PreparedQuestion, answer_prepared, batches_of
 from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -63,7 +59,7 @@ def picture_question(sample_id: int) -> tuple[Sample, str]:
 
 def staged(checkpoint: Path) -> StagedModel:
     config = parse_config(["--model_path", str(checkpoint), "--device", "cpu", "--precision", "float32"])
-    return load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
+    return find_model(config.model.model_path).load(config.model, torch.device("cpu"))
 
 
 def alone(model: StagedModel, requested: SettingQuestion, steps: int) -> tuple[int, ...]:

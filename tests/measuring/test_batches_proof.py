@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.engines.greedy import MOST_POSITIONS, BatchFollower
 from experiment_core_utils.finishing.noted_caveats import alone_caveats
@@ -262,7 +262,7 @@ def loaded(family: str, folder: Path, *flags: str) -> tuple[StagedModel, list[Pr
     except AttributeError as error:
         pytest.skip(f"this version of transformers lacks it: {error}")
     config = parse_config(["--model_path", str(folder), "--device", "cpu", *flags])
-    model = load_staged_model(config.model, find_model(str(folder)), torch.device("cpu"))
+    model = find_model(str(folder)).load(config.model, torch.device("cpu"))
     model.apply(
         Setting.of(
             vision=tier_target("low"),

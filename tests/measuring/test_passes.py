@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from experiment_core_utils.finishing.pooling import part_of, with_pooled_energy
 from experiment_core_utils.i_metrics_energy import energy_of, passes_energy
-from experiment_core_utils.k_results_aggregation import part_of, with_pooled_energy
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, tier_target

@@ -26,7 +26,7 @@ import experiment_core_utils.planning.dry_run
 import experiment_core_utils.saved_results.terminal
 import experiment_core_utils.text_pipeline  # noqa: F401
 import experiments.core_exp.closing_lines  # noqa: F401
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
@@ -68,7 +68,7 @@ def _serve(model: str) -> None:
 def _answer_once(model: str) -> None:
     """What torch, transformers and the task keep after a first request is there when a child begins."""
     config = parse_config(["--model_path", model])
-    staged = load_staged_model(config.model, find_model(model), torch.device("cpu"))
+    staged = find_model(model).load(config.model, torch.device("cpu"))
     task = load_task("reference_vqa", "validation")
     sample = task[0]
     setting = Setting.of(

@@ -2,10 +2,11 @@
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import load_requested
+from experiment_core_utils.facts.run_facts import provenance_of_run
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.interface import Runnable
 from experiment_core_utils.planning.plan import RequestedRun
-from experiment_core_utils.planning.run import ProfilingRun, bench_of, context_of, device_of_run, provenance_of_run
+from experiment_core_utils.planning.run import ProfilingRun, bench_of, context_of, device_of_run
 from experiment_core_utils.records.ledger import Ledger
 
 

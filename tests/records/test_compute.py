@@ -1,6 +1,13 @@
 """Load of a window by hand: each sample stands for the time before it, what was not reported counts nowhere."""
 
-from experiment_core_utils.records.compute import LoadSample, LoadTrace, memory_timeline, utilisation_of
+from experiment_core_utils.records.compute import (
+    LoadSample,
+    LoadTrace,
+    fraction_of_peak,
+    memory_parts,
+    memory_timeline,
+    utilisation_of,
+)
 
 # 1 s, then 3 s; the second GPU is reported once, the third never.
 TRACE = LoadTrace(
@@ -44,3 +51,33 @@ def test_the_timeline_keeps_every_moment() -> None:
             {"seconds": 4.0, "allocated_bytes": None, "reserved_bytes": None, "process_rss_bytes": 300},
         ],
     }
+
+
+def test_a_fraction_of_a_peak() -> None:
+    assert fraction_of_peak(300.0, 2.0, 1000.0) == 0.15
+    assert fraction_of_peak(None, 2.0, 1000.0) is None
+    assert fraction_of_peak(300.0, None, 1000.0) is None
+    assert fraction_of_peak(300.0, 0.0, 1000.0) is None
+    assert fraction_of_peak(300.0, 2.0, None) is None
+
+
+def test_activations_are_the_rest_of_the_peak() -> None:
+    found = memory_parts(10_000, 5000, 848, 777)
+    assert found == {
+        "weights_bytes": 5000,
+        "kv_cache_bytes": 848,
+        "activation_bytes": 4152,
+        "process_rss_bytes": 777,
+        "parts_reason": None,
+    }
+
+
+def test_without_a_peak_there_are_no_activations() -> None:
+    found = memory_parts(None, 5000, 848, 777, "no CUDA device")
+    assert (found["activation_bytes"], found["kv_cache_bytes"], found["parts_reason"]) == (None, 848, "no CUDA device")
+
+
+def test_parts_that_are_more_than_the_peak_leave_no_rest() -> None:
+    found = memory_parts(5000, 5000, 1, 777)
+    assert found["activation_bytes"] is None
+    assert found["parts_reason"] == "weights and cache are more than the peak of 5000 bytes on this GPU"

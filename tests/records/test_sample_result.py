@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiment_core_utils.j_results_saving import sample_result
+from experiment_core_utils.finishing.setting_content import sample_result
 from experiment_core_utils.records.sample_result import is_same_question, times_over_runs
 from experiment_core_utils.tasks.interface import Score
 from tests.hand_made_records import SETTING, answered_sample, measured_sample, staged_run

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiment_core_utils.g_metrics_inference import summarise_accuracy
+from experiment_core_utils.finishing.setting_summary import summarise_accuracy
 from experiment_core_utils.records.caveats import caveat
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.result_caveats import answer_caveats, caveats_of, cut_caveats, with_caveats

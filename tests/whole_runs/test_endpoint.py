@@ -19,13 +19,13 @@ import torch
 
 import knob_profiler as kp
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.finishing.run_report import RunReport
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.dry_run import describe_plan
 from experiment_core_utils.primitives import texts
 from experiment_core_utils.primitives.errors import ConfigurationError, EnergyRefused
 from experiment_core_utils.records.journal import read_journal
+from experiment_core_utils.records.run_report import RunReport
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.terminal import closing_table, column_lines, reference_lines
 from experiments.core_exp.report import main as report_command

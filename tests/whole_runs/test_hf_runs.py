@@ -13,12 +13,12 @@ import pandas as pd
 import pytest
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.finishing.run_report import RunReport
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.dry_run import describe_plan
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.records.run_report import RunReport
 from experiment_core_utils.saved_results.terminal import caveat_lines
 from experiments.core_exp.acc_lat_profiling import main
 from tests.documents.test_docs import first_cells

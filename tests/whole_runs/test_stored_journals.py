@@ -16,8 +16,8 @@ import pytest
 from accelerate import Accelerator
 
 from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.finishing.pooling import merge_parts, part_of
 from experiment_core_utils.finishing.setting_results import summarise_and_save
-from experiment_core_utils.k_results_aggregation import merge_parts, part_of
 from experiment_core_utils.l_results_csv_cleaning import json_to_csv, write_tables
 from experiment_core_utils.planning.plan import requested_run
 from experiment_core_utils.planning.run import loaded_run

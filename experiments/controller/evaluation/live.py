@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.b_model_loader import find_requested_checkpoint, load_staged_model
+from experiment_core_utils.b_model_loader import find_requested_checkpoint
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.knobs.block_choice import BlockChoice
@@ -115,7 +115,7 @@ def open_live(
     drawn = draw_other_samples(task, config.task, blocks)
     device = choose_device(config.machine.device, 0)
     set_cpu_threads(config.machine.num_threads, 1)
-    model = load_staged_model(config.model, source, device)
+    model = source.load(config.model, device)
     limit = max_new_tokens_of(config.task, task)
     prepared, failed = prepare_requests(model, task, drawn.sample_ids, space.tiers)
     requests, refused = requests_that_run(model, space, blocks, prepared)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.models.pausable import PausableModel, can_pause
@@ -64,7 +64,7 @@ def load_model(rest: Sequence[str], controller: Path | None = None) -> LoadedMod
     if controller is not None:
         refuse_other_controller(controller, config.model, source)
     set_cpu_threads(config.machine.num_threads, 1)
-    model = load_staged_model(config.model, source, choose_device(config.machine.device))
+    model = source.load(config.model, choose_device(config.machine.device))
     assert can_pause(model)
     return LoadedModel(config, source, model, chosen_blocks(config, source))
 

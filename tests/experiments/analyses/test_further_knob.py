@@ -11,11 +11,11 @@ import pytest
 
 from experiment_core_utils.knobs.interface import Knob, KnobLimits, KnobRequest, Level, RequestedValues
 from experiment_core_utils.knobs.registry import register_knob, unregister_knob
-from experiment_core_utils.l_results_csv_cleaning import settings_frame as all_columns
 from experiment_core_utils.primitives.flag_fields import Part
 from experiment_core_utils.records.columns import HEADINGS, SLOPE_KEYS
 from experiment_core_utils.records.setting_result import published_names
 from experiment_core_utils.saved_results.terminal import closing_table
+from experiment_core_utils.tables.frames import settings_frame as all_columns
 from experiments.analyses.charts.knob_charts import knob_colour
 from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, PURPLE, SKY
 from experiments.analyses.knobs.grid import grids_of, knobs_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
@@ -34,7 +34,7 @@ ONE_TILE = VisionTarget("tokens288", None, 288, CropRange(1, 1))
 @pytest.fixture(scope="module")
 def tiny(tiny_checkpoint: Path) -> MolmoeStagedModel:
     config = parse_config(["--model_path", str(tiny_checkpoint), "--device", "cpu", "--precision", "float32"])
-    model = load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
+    model = find_model(config.model.model_path).load(config.model, torch.device("cpu"))
     assert isinstance(model, MolmoeStagedModel)
     return model
 
@@ -172,7 +172,7 @@ def test_the_expected_answer_is_the_assistants_where_there_are_turns(tmp_path: P
         if family == "chatml":
             (folder / "chat_template.jinja").write_text(CHATML)
         config = parse_config(["--model_path", str(folder), "--device", "cpu", "--execution", "eager"])
-        model = load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
+        model = find_model(config.model.model_path).load(config.model, torch.device("cpu"))
         assert isinstance(model, TransformersModel)
         task = ShortTask("short", (6,))
         task.answers = {6: "7"}

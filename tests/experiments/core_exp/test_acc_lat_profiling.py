@@ -14,12 +14,12 @@ import torch
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
-from experiment_core_utils.finishing.run_report import RunReport
 from experiment_core_utils.pipeline import measure_settings, run_profiling
 from experiment_core_utils.planning.plan import RequestedRun, plan_for
 from experiment_core_utils.primitives.errors import OutOfMemory, SampleError, SettingError, Stopped
 from experiment_core_utils.records.journal import journal_path, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger
+from experiment_core_utils.records.run_report import RunReport
 from experiment_core_utils.records.settings import SettingFailure
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Sample

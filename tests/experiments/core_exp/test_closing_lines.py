@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from experiment_core_utils.finishing.run_report import RunReport
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
+from experiment_core_utils.records.run_report import RunReport
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.records.settings import SettingFailure

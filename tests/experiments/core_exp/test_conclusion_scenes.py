@@ -11,7 +11,6 @@ import pytest
 from matplotlib.text import Text
 
 import knob_profiler as kp
-from experiment_core_utils.finishing.run_report import RunReport
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
@@ -19,6 +18,7 @@ from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
 from experiment_core_utils.records.conclusion import Conclusion, saved_sentence
 from experiment_core_utils.records.ledger import Ledger, RunPlan, write_plan
 from experiment_core_utils.records.result_files import CONCLUSION_FILE, RESULT_FILES
+from experiment_core_utils.records.run_report import RunReport
 from experiment_core_utils.records.settings import SettingFailure
 from experiment_core_utils.saved_results.terminal import FRONT_HEADING
 from experiments.analyses.knobs.conclusion import invalid_tasks, why_invalid

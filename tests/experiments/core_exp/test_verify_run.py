@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.j_results_saving import save_setting_result
 from experiment_core_utils.l_results_csv_cleaning import write_tables
 from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.records.caveats import caveat
 from experiment_core_utils.records.conclusion import save_conclusion
 from experiment_core_utils.records.result_files import RESULT_FILES
-from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_file_name
+from experiment_core_utils.records.setting_result import (
+    SettingResult,
+    read_setting,
+    save_setting_result,
+    setting_file_name,
+)
 from experiments.analyses.sweeps import load_sweep
 from experiments.core_exp.closing_lines import concluded
 from experiments.core_exp.verify_run import main, result_faults, verify

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiment_core_utils.h_metrics_compute import loads_of, timelines_of
+from experiment_core_utils.finishing.setting_compute import loads_of, timelines_of
 from experiment_core_utils.measuring.sample_runs import load_noted
 from experiment_core_utils.meters.load import LoadSampler, unavailable
 from experiment_core_utils.primitives.errors import OutOfMemory, Stopped

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType, quants
 
-from experiment_core_utils.b_model_loader import find_model, load_model_tokenizer, load_staged_model
+from experiment_core_utils.b_model_loader import find_model, load_model_tokenizer
 from experiment_core_utils.config.parts import ModelConfig, knob_config, only_model_in
 from experiment_core_utils.knobs.active_blocks import block_choice_of
 from experiment_core_utils.knobs.block_choice import BlockChoice
@@ -44,7 +44,7 @@ def test_weights_config_tokenizer_and_chat_template_come_from_the_file(file: Pat
     assert source.limits.num_total_blocks == BLOCKS and source.config.num_attention_heads == HEADS
     assert isinstance(source, TransformersCheckpoint) and source.hf.requests.chat_template is not None
     assert source.hf.requests.tokenizer("hehe", add_special_tokens=False)["input_ids"] == [5 + 256] * 2
-    staged = load_staged_model(ModelConfig(model_path=str(file)), source, CPU)
+    staged = source.load(ModelConfig(model_path=str(file)), CPU)
     state = staged.model.state_dict()
     assert {each.dtype for each in state.values()} == {torch.float32}
     embedding = torch.from_numpy(written[1]["token_embd"])
@@ -62,7 +62,7 @@ def test_weights_config_tokenizer_and_chat_template_come_from_the_file(file: Pat
 def test_types_that_only_the_package_gguf_reads_are_read(tmp_path: Path, kind: GGMLQuantizationType) -> None:
     weights = write_tiny_gguf(tmp_path / "model.gguf", kind=kind)
     place = str(tmp_path / "model.gguf")
-    staged = load_staged_model(ModelConfig(model_path=place), find_model(place), CPU)
+    staged = find_model(place).load(ModelConfig(model_path=place), CPU)
     for block, name in ((0, "ffn_up"), (1, "ffn_down")):
         own = quants.dequantize(quants.quantize(weights[f"blk.{block}.{name}"], kind), kind)
         read = staged.model.state_dict()[f"model.layers.{block}.mlp.{name.replace('ffn_', '')}_proj.weight"]
@@ -81,7 +81,7 @@ def test_a_type_that_nothing_reads_is_not_called_a_torn_file(file: Path) -> None
 
 def test_random_weights_are_not_those_of_the_file(file: Path) -> None:
     config = ModelConfig(model_path=str(file), random_weights=True, precision="bfloat16")
-    described = load_staged_model(config, find_model(str(file)), CPU).describe()
+    described = find_model(str(file)).load(config, CPU).describe()
     assert described["quantised_file"] is None and described["dtype"] == "bfloat16"
 
 
@@ -97,7 +97,7 @@ def test_text_runs_load_it_too(file: Path) -> None:
 def test_its_weights_are_not_quantised_again(file: Path) -> None:
     config = ModelConfig(model_path=str(file), quantization="8bit")
     with pytest.raises(ImpossibleCombination, match=r"is a GGUF file \(Q8_0\).*not quantised again"):
-        load_staged_model(config, find_model(str(file)), CPU)
+        find_model(str(file)).load(config, CPU)
     with pytest.raises(ImpossibleCombination, match="not quantised again"):
         load_model_tokenizer(
             {"model_name": str(file), "quantization_config": {"quantization": True, "load_in_8bit": True}}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.engines.cuda_graphs import Reruns
@@ -64,7 +64,7 @@ def preferring(folder: Path, tmp_path: Path, **values: Any) -> Path:
 
 def loaded(folder: Path) -> TransformersModel:
     config = parse_config(["--model_path", str(folder), "--device", "cpu"])
-    model = load_staged_model(config.model, find_model(str(folder)), CPU)
+    model = find_model(str(folder)).load(config.model, CPU)
     assert isinstance(model, TransformersModel)
     return model
 

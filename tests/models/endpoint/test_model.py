@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 
 from experiment_core_utils.config.served import ServedModel, served_models
+from experiment_core_utils.g_metrics_inference import sample_record
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.measuring.staged_runs import run_staged, sample_record
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.endpoint.model import EndpointModel
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Served, Stepwise, Switchable
 from experiment_core_utils.primitives.device import HostMarks

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from transformers import OPTConfig, OPTForCausalLM
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
@@ -44,7 +44,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     def loaded(family: str) -> TransformersModel:
         folder = write_checkpoint(family, tmp_path_factory.mktemp(family))
         config = parse_config(["--model_path", str(folder), "--device", "cpu", "--execution", "eager"])
-        model = load_staged_model(config.model, find_model(str(folder)), CPU)
+        model = find_model(str(folder)).load(config.model, CPU)
         assert isinstance(model, TransformersModel)
         return model
 

@@ -8,15 +8,16 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.c_prompt_processing import tokenise_prompts
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.engines.cuda_graphs import Reruns
 from experiment_core_utils.engines.greedy import generate_greedily
+from experiment_core_utils.g_metrics_inference import sample_record
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.measuring.staged_runs import run_staged, sample_record
+from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import NoMarks
@@ -31,7 +32,7 @@ STEPS = 12
 
 def loaded(folder: Path, *flags: str) -> StagedModel:
     config = parse_config(["--model_path", str(folder), "--device", "cpu", "--precision", "float32", *flags])
-    return load_staged_model(config.model, find_model(str(folder)), torch.device("cpu"))
+    return find_model(str(folder)).load(config.model, torch.device("cpu"))
 
 
 def with_turn_end(folder: Path) -> int:

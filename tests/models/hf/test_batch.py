@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.greedy import generate_greedily
@@ -48,7 +48,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
                 raise
             pytest.skip(str(error).strip().splitlines()[0])
         config = parse_config(["--model_path", str(folder), "--device", "cpu"])
-        model = load_staged_model(config.model, find_model(str(folder)), torch.device("cpu"))
+        model = find_model(str(folder)).load(config.model, torch.device("cpu"))
         assert isinstance(model, TransformersModel)
         return model
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.engines.cuda_graphs import GraphCapturer, Reruns
@@ -66,7 +66,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
 def read(folder: Path, execution: ExecutionMode = "eager") -> TransformersModel:
     """Its answers do not end by themselves."""
     config = parse_config(["--model_path", str(folder), "--device", "cpu", "--execution", execution])
-    model = load_staged_model(config.model, find_model(str(folder)), CPU)
+    model = find_model(str(folder)).load(config.model, CPU)
     assert isinstance(model, TransformersModel)
     return endless(model)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import MllamaConfig
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.token_units import TokenUnit
@@ -46,7 +46,7 @@ def requested(folder: Path, *flags: str) -> ProfilingConfig:
 
 
 def loaded(folder: Path, *flags: str) -> TransformersModel:
-    model = load_staged_model(requested(folder, *flags).model, find_model(str(folder)), CPU)
+    model = find_model(str(folder)).load(requested(folder, *flags).model, CPU)
     assert isinstance(model, TransformersModel)
     return model
 
@@ -240,12 +240,12 @@ def test_quantising_twice_is_refused(wide_llama: Path, tmp_path: Path) -> None:
 def test_molmoe_is_not_quantised(tiny_checkpoint: Path) -> None:
     config = requested(tiny_checkpoint).replaced(quantization="8bit")
     with pytest.raises(ConfigurationError, match="--quantization 8bit is for models of transformers; MolmoE runs in"):
-        load_staged_model(config.model, find_model(str(tiny_checkpoint)), CPU)
+        find_model(str(tiny_checkpoint)).load(config.model, CPU)
 
 
 def test_molmoe_stays_on_one_device(tiny_checkpoint: Path) -> None:
     config, source = requested(tiny_checkpoint, "--device_map", "auto"), find_model(str(tiny_checkpoint))
-    for refused in (lambda: load_staged_model(config.model, source, CPU), lambda: describe_plan(config)):
+    for refused in (lambda: source.load(config.model, CPU), lambda: describe_plan(config)):
         with pytest.raises(ConfigurationError, match="--device_map auto is for models of transformers; .*; drop it"):
             refused()
 

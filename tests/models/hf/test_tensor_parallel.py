@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.dry_run import describe_plan
@@ -104,7 +104,7 @@ def test_what_cannot_be_shared_is_refused(
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: bool(flags))
     config = parse_config(["--model_path", str(olmoe), *GRID, "--tensor_parallel", "2", *flags])
     with pytest.raises(ConfigurationError, match=f"^--tensor_parallel 2: {message}$"):
-        load_staged_model(config.model, find_model(str(olmoe)), choose_device("cpu"))
+        find_model(str(olmoe)).load(config.model, choose_device("cpu"))
 
 
 def test_so_many_processes_are_launched(olmoe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

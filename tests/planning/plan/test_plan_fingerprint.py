@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from PIL import Image
 
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.f_experiment_info import variables_of
+from experiment_core_utils.facts.variables import variables_of
 from experiment_core_utils.planning.fingerprint import agreed_fingerprint, fingerprint_parts, refuse_other_engines
 from experiment_core_utils.planning.plan import RequestedRun, chosen_blocks, requested_run
 from experiment_core_utils.planning.remarks import NOT_IN_FINGERPRINT, replaced_results_lines
@@ -162,9 +162,7 @@ MODULES = {"vision": "modules", "prefill": "modules", "decode": "modules"}
 
 
 def refuse(engines: dict[str, str], folder: Path) -> None:
-    refuse_other_engines(
-        engines, Ledger(folder, "f00d"), ["a"], folder / ".parts", Accelerator(cpu=True)
-    )
+    refuse_other_engines(engines, Ledger(folder, "f00d"), ["a"], folder / ".parts", Accelerator(cpu=True))
 
 
 def test_a_started_setting_resumes_with_its_engines_only(tmp_path: Path) -> None:

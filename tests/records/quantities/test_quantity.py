@@ -5,11 +5,12 @@ from typing import Annotated
 
 import pytest
 
-from experiment_core_utils.g_metrics_inference import distributions, published_figures
-from experiment_core_utils.j_results_saving import aggregate_stats
+from experiment_core_utils.finishing.setting_content import aggregate_stats
+from experiment_core_utils.finishing.setting_summary import distributions
 from experiment_core_utils.records.json_record import Delay, Record
 from experiment_core_utils.records.quantities.latency import SampleTimes, StageTimes
 from experiment_core_utils.records.quantities.quantity import Quantity, quantities_of
+from experiment_core_utils.records.quantities.readings import published_figures
 from experiment_core_utils.records.sample_result import QUANTITIES
 from tests.hand_made_records import measured_sample
 

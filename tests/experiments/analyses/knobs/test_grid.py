@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiment_core_utils.j_results_saving import sample_result
+from experiment_core_utils.finishing.setting_content import sample_result
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.primitives.replication import IN_ROUNDS, OPEN_LOOP, UNKNOWN
@@ -16,14 +16,7 @@ from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.tasks.interface import Score
 from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.effects import is_beyond_noise
-from experiments.analyses.knobs.grid import (
-    TaskGrid,
-    grids_of,
-    knobs_of,
-    levels_of,
-    load_study,
-    mean_log_time,
-)
+from experiments.analyses.knobs.grid import TaskGrid, grids_of, knobs_of, levels_of, load_study, mean_log_time
 from experiments.analyses.knobs.objectives import LATENCY_MEAN
 from experiments.analyses.knobs.records import caveats_of
 from experiments.analyses.sweeps import load_sweep, load_sweeps

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.c_prompt_processing import fingerprint_of_ids
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.block_choice import BlockChoice
@@ -17,13 +17,7 @@ from experiment_core_utils.tasks.interface import Score
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
 from experiments.controller.evaluate_controller import main
-from experiments.controller.evaluation.live import (
-    LiveJob,
-    controllers_of,
-    grouped_accuracy,
-    live_caveats,
-    open_live,
-)
+from experiments.controller.evaluation.live import LiveJob, controllers_of, grouped_accuracy, live_caveats, open_live
 from experiments.controller.knob_choices import KnobSpace, choice_of
 from experiments.controller.networks.two_stage import TwoStageNetworks, action_space
 from experiments.controller.policies.interface import StaticPolicy
@@ -43,7 +37,7 @@ TINY_WIDTH = 32
 def opened(checkpoint: Path) -> LiveJob:
     """Two requests; the published knobs are of larger models."""
     config = parse_config(["--model_path", str(checkpoint), "--device", "cpu", "--execution", "graph"])
-    model = load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
+    model = find_model(config.model.model_path).load(config.model, torch.device("cpu"))
     space = KnobSpace(("low", "medium"), (2, 4), (3, 4), num_total_blocks=4, first_top_k=4)
     requests, failed = prepare_requests(model, TASK, [0, 5], space.tiers)
     blocks, both = BlockChoice(scores={1: 0.1, 2: 0.2, 3: 0.3}), tuple(requests)

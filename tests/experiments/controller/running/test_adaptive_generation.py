@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of, num_blocks_of
 from experiment_core_utils.knobs.block_choice import BlockChoice
@@ -35,7 +35,7 @@ LIMIT = 5
 @pytest.fixture(scope="module")
 def model(tiny_checkpoint: Path) -> MolmoeStagedModel:
     config = parse_config(["--model_path", str(tiny_checkpoint), "--device", "cpu"])
-    found = load_staged_model(config.model, find_model(str(tiny_checkpoint)), torch.device("cpu"))
+    found = find_model(str(tiny_checkpoint)).load(config.model, torch.device("cpu"))
     assert isinstance(found, MolmoeStagedModel)
     return found
 

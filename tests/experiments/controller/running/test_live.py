@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.primitives.errors import EngineRefused
@@ -37,7 +37,7 @@ LIMIT = 3
 @pytest.fixture(scope="module")
 def model(tiny_checkpoint: Path):
     config = parse_config(["--model_path", str(tiny_checkpoint), "--device", "cpu", "--precision", "float32"])
-    return load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
+    return find_model(config.model.model_path).load(config.model, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_a_setting_without_memory_is_refused(tiny_checkpoint: Path, requests, ru
     """A store of 10^13 slots is more than any address can reach."""
     flags = ["--model_path", str(tiny_checkpoint), "--device", "cpu", "--precision", "float32", "--execution", "graph"]
     config = parse_config(flags)
-    own = load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
+    own = find_model(config.model.model_path).load(config.model, torch.device("cpu"))
     # Any token ends an answer, so that only the store is long.
     own.eos_token_ids = frozenset(range(own.model.config.text_config.vocab_size))
     controller = ChosenBefore(StaticPolicy(SPACE.full), own, SPACE, BLOCKS, 10**13)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.engines.answer_ends import NO_ENDS, AnswerEnds
 from experiment_core_utils.engines.description import EngineKnobs
@@ -140,7 +140,7 @@ def test_graphed_answers_are_those_of_the_modules(tiny_checkpoint: Path, request
     for execution in ("eager", "graph"):
         flags = ["--model_path", str(tiny_checkpoint), "--device", "cuda", "--precision", "float32"]
         config = parse_config([*flags, "--execution", execution])
-        model = load_staged_model(config.model, find_model(str(tiny_checkpoint)), torch.device("cuda"))
+        model = find_model(str(tiny_checkpoint)).load(config.model, torch.device("cuda"))
         assert isinstance(model, MolmoeStagedModel)
         logits = ActionLogits.for_model(model, networks)
         deciders = [NetworkDecider(logits, space, torch.Generator().manual_seed(seed)) for seed in range(4)]

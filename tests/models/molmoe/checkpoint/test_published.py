@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.molmoe.checkpoint.published import (
     config_from_published,
@@ -72,7 +72,7 @@ def test_a_published_folder_is_profiled_like_any_other(published: Path, tmp_path
 
 def test_the_weights_and_the_tokenizer_are_those_of_the_folder(published: Path) -> None:
     config = parse_config(["--model_path", str(published), "--precision", "float32"])
-    staged = load_staged_model(config.model, find_model(str(published)), CPU)
+    staged = find_model(str(published)).load(config.model, CPU)
     assert isinstance(staged, MolmoeStagedModel)
     assert_same_floats(logits_of(staged.model), logits_of(golden_model()))
     tokenizer = load_processor(find_model(str(published))).tokenizer
@@ -187,7 +187,7 @@ def test_a_folder_that_is_not_whole(own_copy: Path, spoil: Callable[[Path], None
     spoil(own_copy)
     config = parse_config(["--model_path", str(own_copy)])
     with pytest.raises(ConfigurationError, match=message) as caught:
-        load_staged_model(config.model, find_model(str(own_copy)), CPU)
+        find_model(str(own_copy)).load(config.model, CPU)
     assert "\n" not in str(caught.value)
 
 

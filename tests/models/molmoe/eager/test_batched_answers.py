@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.b_model_loader import find_model, load_staged_model
+from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
@@ -22,7 +22,7 @@ ONE, LOW, MEDIUM = CropRange(1, 1), CropRange(1, 3), CropRange(4, 8)
 
 def staged(checkpoint: Path) -> StagedModel:
     config = parse_config(["--model_path", str(checkpoint), "--device", "cpu", "--precision", "float32"])
-    return load_staged_model(config.model, find_model(config.model.model_path), torch.device("cpu"))
+    return find_model(config.model.model_path).load(config.model, torch.device("cpu"))
 
 
 def requests(model: StagedModel, wanted: Sequence[tuple[int, CropRange]]) -> list[Mapping[str, Any]]:

@@ -1,6 +1,6 @@
 """Crops and vision tokens of a setting: each mean over those samples that have what is counted."""
 
-from experiment_core_utils.j_results_saving import typical_geometry, vision_part
+from experiment_core_utils.finishing.setting_content import typical_geometry, vision_part
 from experiment_core_utils.knobs.token_units import TokenUnit
 from experiment_core_utils.knobs.vision_tokens import own_target, tier_target, token_target
 from experiment_core_utils.records.requests import VisionGeometry

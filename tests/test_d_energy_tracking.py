@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_core_utils.d_energy_tracking import _log_world_mean, start_energy_tracking, stop_energy_tracking
+from experiment_core_utils.d_energy_tracking import start_energy_tracking, stop_energy_tracking
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
 from experiment_core_utils.meters.energy_files import read_energy_windows, read_windows
 from experiment_core_utils.meters.instruments import Instruments, find_instruments
+from experiment_core_utils.meters.tracked_window import log_world_mean
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ResultsError
 from tests.meters.nvml.scripted_nvml import ScriptedEnergyNvml
@@ -41,7 +42,7 @@ def test_without_a_gpu_the_choice_is_codecarbons(tmp_path: Path) -> None:
 
 
 def test_a_missing_country_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _log_world_mean.cache_clear()
+    log_world_mean.cache_clear()
     start_energy_tracking("0001", tmp_path, "USA", library=scripted_library())
     assert not caplog.messages
     for experiment_id in ("0001", "0002"):

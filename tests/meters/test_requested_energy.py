@@ -13,7 +13,8 @@ import torch
 
 from experiment_core_utils.b_model_loader import find_requested_model
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.d_energy_tracking import energy_gpus, meters_of
+from experiment_core_utils.d_energy_tracking import meters_of
+from experiment_core_utils.meters.requested_energy import energy_gpus
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.planning.run import unseen_in_server_caveats
 from experiment_core_utils.primitives.errors import EnergyRefused, MeterUnavailable

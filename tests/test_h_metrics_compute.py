@@ -7,25 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from experiment_core_utils.h_metrics_compute import (
-    combine_comp_metrics,
-    get_flops,
-    get_gpu_cpu_utilisation,
-    get_memory,
-    setting_compute,
-)
-from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.models.costs.decoder import BlockShape, MlpShape
-from experiment_core_utils.models.costs.memory import ModelBytes
-from experiment_core_utils.records.requests import MemoryReading, StageFlops
-from tests.hand_made_records import SETTING, measured_sample, part
+from experiment_core_utils.h_metrics_compute import combine_comp_metrics, get_flops, get_gpu_cpu_utilisation, get_memory
 from tests.models.costs.test_prompt_flops import Lengths, Slow
-from tests.scripted.scripted_model import ScriptedModel
 from tests.tiny_models.tiny_causal_models import causal_model, llama_config, llama_flops
 
 CPU = torch.device("cpu")
-# Keys and values of width 1 in one block.
-BLOCK = BlockShape(query_width=1, kv_width=1, window=None, mlp=MlpShape(4))
 MAIN = SimpleNamespace(process_index=2, local_process_index=0)
 
 
@@ -90,36 +76,3 @@ def test_the_configuration_chooses_method_and_time_limit() -> None:
     chosen = combine_comp_metrics(Lengths(), CPU, torch.full((1, 3), 5), MAIN, {"flops_method": "ptflops"})
     # ptflops counts each of 4 biases as a multiply-add, too: 3 tokens, 2 * (4 * 4 + 4).
     assert (chosen["flops_method"], chosen["flops"]) == ("ptflops", 3 * 40)
-
-
-class Weighed(ScriptedModel):
-    """A model with known bytes."""
-
-    def count_bytes(self, setting: Setting) -> ModelBytes:
-        return ModelBytes(weights_bytes=5000, step_weights_bytes=30.0, blocks=(BLOCK,), element_bytes=1)
-
-
-def test_a_settings_memory_is_split_into_parts_beside_its_reading() -> None:
-    sample = measured_sample(1, flops=StageFlops(200, 100, 20.0))
-    merged = part(sample, memory=MemoryReading(10_000, 12_000, 777, None))
-    found = setting_compute(SETTING, merged, Weighed(), "bfloat16")
-    assert found.memory is not None and found.memory.content() == {
-        "peak_memory_bytes": 10_000,
-        "peak_reserved_bytes": 12_000,
-        "process_rss_bytes": 777,
-        "reason": None,
-        "num_passes": None,
-        "weights_bytes": 5000,
-        "kv_cache_bytes": 2 * (422 + 2),
-        "activation_bytes": 10_000 - 5000 - 848,
-        "parts_reason": None,
-        "counted_memory_bytes": None,
-        "counted_weights_bytes": 5000,
-        "counted_kv_cache_bytes": 2 * (422 + 2),
-        "counted_activation_bytes": None,
-    }
-    shares = found.hardware_utilisation
-    assert shares is not None
-    assert shares.mfu_prefill is None and shares.peak_dtype == "bfloat16"
-    assert shares.utilisation_reason == "cpu is not a GPU: its peak speed is unknown"
-    assert setting_compute(SETTING, part(sample), Weighed(), None).memory is None

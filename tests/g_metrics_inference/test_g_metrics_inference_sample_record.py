@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from experiment_core_utils.g_metrics_inference import sample_record
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
-from experiment_core_utils.measuring.staged_runs import sample_record
 from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest, RequestShape, StageFlops
 from experiment_core_utils.tasks.interface import Sample
 from tests.hand_made_records import SETTING, staged_run

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import GPT2Config
 
-from experiment_core_utils.h_metrics_compute import generation_metrics, products_dtype, text_memory
 from experiment_core_utils.models.costs.active_shapes import generation_flops
+from experiment_core_utils.text_run.generated_compute import generation_metrics, products_dtype, text_memory
 from tests.models.tiny_families import build
 from tests.text_records import text_run
 from tests.tiny_models.tiny_causal_models import causal_model, llama_config, olmoe_config

@@ -6,8 +6,8 @@ import torch
 from accelerate import Accelerator
 
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.facts.run_facts import provenance_of_run
 from experiment_core_utils.planning.plan import RequestedRun, requested_run
-from experiment_core_utils.planning.run import provenance_of_run
 from experiment_core_utils.records.provenance import Model
 
 

@@ -1,10 +1,9 @@
 """Energy of a pass on a simulated device, with a clock that stands still: joules by hand."""
 
-
 import pytest
 import torch
 
-from experiment_core_utils.d_energy_tracking import energy_of_pass
+from experiment_core_utils.measuring.passes import energy_of_pass
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.primitives.errors import SampleTimedOut
