@@ -116,9 +116,15 @@ class Conclusion:
 
     @property
     def sentence(self) -> str:
-        """Which setting to take, and how sure that is."""
+        """Which setting to take, and how sure that is; of one to keep also what is saved at a larger loss."""
         if self.why is not None:
             return f"{'INVALID' if self.voided_by else 'no setting is named'}: {self.why}"
+        headline = None if self.prices is None or self.word == "yes" else self.prices.headline
+        return self._choice if headline is None else f"{headline}; else {self._choice}"
+
+    @property
+    def _choice(self) -> str:
+        """The setting to take at a loss of `accuracy_margin`."""
         assert self.against_time_ms is not None and self.num_samples is not None
         assert self.against is not None
         reference = f"the reference, which is {reference_meaning(self.against)}"

@@ -11,6 +11,8 @@ from experiment_core_utils.primitives.units import time_text
 
 Interval = tuple[float, float]
 OVERALL = "over all"
+# The accepted loss of which a headline says what is sure.
+HEADLINE_LOSS = 0.05
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,18 @@ class PriceList:
             return [f"no prices: {self.why}"]
         head = f"prices, in percent of the time of {self.against}, the model as it is, by accepted loss of accuracy:"
         return [head, *[line for each in self.types for line in self._of_type(each)], *self._routing()]
+
+    @property
+    def headline(self) -> str | None:
+        """What to take at HEADLINE_LOSS, by type of question; None where no saving is sure at it."""
+        sure = [
+            f"{price.setting} {'' if each.question_type == OVERALL else 'for '}{each.question_type} "
+            f"({100 * price.time_ratio:.0f} % of the time)"
+            for each in self.types
+            for price in each.prices
+            if price.loss == HEADLINE_LOSS and price.word == "yes" and price.time_ratio is not None
+        ]
+        return f"at a loss surely below {self._loss(HEADLINE_LOSS)} take {', '.join(sure)}" if sure else None
 
     def _of_type(self, found: TypePrices) -> list[str]:
         reference = f"{self._score(found.reference_accuracy)} in {time_text(found.reference_ms)}"

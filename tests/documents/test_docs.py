@@ -302,7 +302,7 @@ def test_the_benchmarks_that_pages_and_modules_name_exist() -> None:
     named = {name for text in texts for name in command.findall(text)}
     rows = (folder / "README.md").read_text(encoding="utf-8").splitlines()[5:]
     cells = [cell for row in rows if row.startswith("| ") for cell in row.split(" | ")[1:2]]
-    named |= {name for cell in cells for name in re.findall(r"`([a-z\d_.]+)[ `]", cell)} - {"five_knobs.sh"}
+    named |= {name for cell in cells for name in re.findall(r"`([a-z\d_.]+)[ `]", cell)}
     missing = [
         name
         for name in sorted(named)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from experiment_core_utils.records.conclusion import Comparison, Conclusion, KnobChange, TypeChange
+from experiment_core_utils.records.price_list import OVERALL, Price, PriceList, TypePrices
 
 NEAREST = Comparison("low", 354.0, 0.98, "yes", 0.541, (0.521, 0.562), "yes", -0.004, (-0.015, 0.007))
 TAKEN = Conclusion(
@@ -38,6 +39,32 @@ def test_what_is_not_known_is_said_with_the_samples_that_would_decide() -> None:
 def test_a_no_is_not_more_than_it_says() -> None:
     refuted = replace(TAKEN, setting="own", word="no", nearest=replace(NEAREST, not_worse="no"))
     assert refuted.sentence.endswith("0.984): no other setting is faster and not worse by 0.02 (500 samples)")
+
+
+def test_one_to_keep_is_behind_what_is_surely_saved_at_five_points() -> None:
+    """`small` is sure at 20 and at 5 points for charts; over all it is sure at 20 alone, and for texts at none."""
+
+    def prices(name: str, words: tuple[str, ...]) -> TypePrices:
+        rows = (
+            Price(loss, word, "small", False, 0.314, None, None, None, -0.01, None, None)  # type: ignore[arg-type]
+            for loss, word in zip((0.2, 0.05, 0.02), words, strict=True)
+        )
+        return TypePrices(name, 160, 654.3, 0.99, 0.04, tuple(rows))
+
+    charts, texts = prices("charts", ("yes", "yes", "likely")), prices("texts", ("no", "no", "no"))
+    overall = prices(OVERALL, ("yes", "can't tell", "no"))
+    kept = replace(TAKEN, setting="own", word="no", nearest=replace(NEAREST, not_worse="no"))
+    priced = replace(kept, prices=PriceList("signs", "own", None, (charts, texts, overall)))
+    saved = "at a loss surely below 5 points take small for charts (31 % of the time)"
+    assert priced.sentence == f"{saved}; else {kept.sentence}"
+    both = replace(overall, prices=charts.prices)
+    assert replace(priced, prices=PriceList("signs", "own", None, (charts, both))).sentence.startswith(
+        f"{saved}, small over all (31 % of the time); else keep own"
+    )
+    # One that is surely not worse by less needs no larger loss, and without prices nothing is added.
+    assert replace(TAKEN, prices=priced.prices).sentence == TAKEN.sentence
+    unsure = PriceList("signs", "own", None, (texts,))
+    assert replace(kept, prices=unsure).sentence == kept.sentence
 
 
 @pytest.mark.parametrize(
