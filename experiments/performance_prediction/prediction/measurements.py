@@ -4,7 +4,6 @@ Only sizes that were measured count. Where several tables have the same combinat
 first one, and its energy from each that has energy.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +34,6 @@ _ADVICE = "correct it, leave the table out, or profile again"
 _MOST = 10**12
 # Columns that tables from before the timer saw waits for the host lack.
 _LATER_COLUMNS = frozenset({"launch_bound"})
-# How often a kernel ran, behind its name.
-_REPEATS = re.compile(r" x\d+(?= \+ |$)")
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,6 @@ class MeasuredLayer:
     fell_back: bool  #: `guess` ran because the algorithm that was requested refused, for the reason `refusal`
     refusal: str | None
     latency_s: float  #: mean of the layer pass, bias included
-    #: names of the kernels in the order of their first start, without how often each ran; None where not known
-    kernels: str | None = None
 
 
 @dataclass(frozen=True)
@@ -265,7 +260,6 @@ def _layer(row: _TableRow) -> MeasuredLayer:
         fell_back=cells["fell_back"] is True,
         refusal=None if cells["refusal"] is None else str(cells["refusal"]),
         latency_s=row.positive("mean_ms") / 1e3,
-        kernels=None if cells["kernel_names"] is None else _REPEATS.sub("", str(cells["kernel_names"])),
     )
 
 
