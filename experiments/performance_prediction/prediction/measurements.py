@@ -32,8 +32,6 @@ Row = Mapping[str, Cell]
 _ADVICE = "correct it, leave the table out, or profile again"
 # Of a count, and of a time in milliseconds, an energy or a power: far above any, and a float still tells neighbours.
 _MOST = 10**12
-# Columns that tables from before the timer saw waits for the host lack.
-_LATER_COLUMNS = frozenset({"launch_bound"})
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class MeasuredInference:
     whole_s: float  #: mean of the whole-model pass
     energy_j: float | None  #: of one inference; None where it was not measured
     energy_s: float | None  #: an inference in the energy window; None likewise
-    #: marked by the timer: its times on the device may contain waits for the host; False in tables that do not say
+    #: marked by the timer: its times on the device may contain waits for the host; False in tables that leave it open
     is_launch_bound: bool = False
 
     @property
@@ -212,7 +210,7 @@ def _rows(path: Path, columns: Sequence[str]) -> list[_TableRow]:
     # As editors of tables count, the header is row 1.
     return [
         _TableRow(row, f"{path}, row {number}")
-        for number, row in enumerate(rows_with_columns(path, columns, _ADVICE, _LATER_COLUMNS), start=2)
+        for number, row in enumerate(rows_with_columns(path, columns, _ADVICE), start=2)
     ]
 
 
