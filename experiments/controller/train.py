@@ -39,8 +39,6 @@ UPDATE_FLAGS = {
     "max_grad_norm": "largest norm of a gradient",
 }
 REWARD_FLAGS = {"latency_weight": "weight of latency / budget", "over_budget_penalty": "reward lost over the budget"}
-# Flags of an objective that there is no more.
-OF_GRPO = ("--group_size", "--clip", "--spread_floor")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -90,11 +88,6 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """Train a controller. Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
     given, rest = build_parser().parse_known_args(argv)
-    removed = [flag for flag in OF_GRPO if any(word.partition("=")[0] == flag for word in rest)]
-    if removed:
-        raise ConfigurationError(
-            f"{', '.join(removed)} belonged to GRPO, and the expected reward is the only objective; drop it"
-        )
     train(given, rest)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The data of the kernel predictor: sampled layers and eight networks with every algorithm, sizes one after another.
+# The data of the predictor: sampled layers and eight networks with every algorithm, sizes one after another.
 # Usage: h200_layers.sh OUT   (SIZES and LAYER_SIZES change the inputs, PROFILE_FLAGS adds flags)
 # About 8 minutes on an H200. What was stopped goes on with the same command.
 set -euo pipefail

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
+from tests.models.knob_families import enlarge_norms
 from tests.models.tiny_families import build, config_class
 
 NUM_BLOCKS = 5
@@ -198,12 +198,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 def built(make: Callable[[], Any]) -> PreTrainedModel:
     """A random model, the same at every call; skips where this version of transformers has no such family."""
-    config = make()
-    model = build(config)
+    model = enlarge_norms(build(make()))
     assert isinstance(model, PreTrainedModel)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" in name and name.endswith("weight"):
-                parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
     return model

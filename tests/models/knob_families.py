@@ -12,7 +12,16 @@ import torch
 from torch import nn
 from transformers import CLIPVisionConfig, LlamaConfig, OlmoeConfig, PreTrainedConfig
 
-from tests.models.tiny_families import IMAGE_TOKEN, VISION_END, VISION_START, VOCABULARY, build, config_class
+from tests.models.tiny_families import (
+    IMAGE_TOKEN,
+    VISION_END,
+    VISION_START,
+    VOCABULARY,
+    build,
+    config_class,
+    mrope,
+    picture_config,
+)
 
 NUM_BLOCKS = 4
 ALL_BLOCKS = tuple(range(NUM_BLOCKS))
@@ -29,7 +38,6 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
-_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 _GPT_OSS_KINDS = ("sliding_attention", "full_attention", "sliding_attention", "full_attention")
 _HYBRID_KINDS = ("linear_attention", "full_attention", "linear_attention", "linear_attention")
 
@@ -270,65 +278,37 @@ def _patches(patch_values: int) -> dict[str, torch.Tensor]:
     }
 
 
-_QWEN_TOKENS = {
-    "image_token_id": IMAGE_TOKEN,
-    "video_token_id": 6,
-    "vision_start_token_id": VISION_START,
-    "vision_end_token_id": VISION_END,
-}
-_GLM_TOKENS = {
-    "image_token_id": IMAGE_TOKEN,
-    "video_token_id": 6,
-    "image_start_token_id": VISION_START,
-    "image_end_token_id": VISION_END,
-    "video_start_token_id": 9,
-    "video_end_token_id": 13,
-}
-
-
 def _sub(kept: Sequence[int], **chosen: Any) -> dict[str, Any]:
     return {**_SIZES, "num_hidden_layers": len(kept), **chosen}
 
 
+_PATCH_TOWER = {
+    "depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4, "out_hidden_size": 32,
+}  # fmt: skip
+
+
 def _qwen3_vl_moe(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
-    text = _sub(kept, head_dim=8, num_experts=6, num_experts_per_tok=top_k, moe_intermediate_size=12, **_MROPE)
-    vision = {"depth": 3, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4}
-    more = {"out_hidden_size": 32, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}
-    config: PreTrainedConfig = config_class("Qwen3VLMoeConfig")(
-        text_config=text, vision_config={**vision, **more}, **_QWEN_TOKENS
-    )
-    return config
+    text = _sub(kept, head_dim=8, num_experts=6, num_experts_per_tok=top_k, moe_intermediate_size=12, **mrope(1, 1, 2))
+    tower = {**_PATCH_TOWER, "depth": 3, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}
+    return picture_config("qwen3_vl_moe", text, tower)
 
 
 def _qwen2_5_vl(kept: Sequence[int], _top_k: int) -> PreTrainedConfig:
-    vision = {"depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4}
-    more = {"out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1]}
-    config: PreTrainedConfig = config_class("Qwen2_5_VLConfig")(
-        text_config=_sub(kept, **_MROPE), vision_config={**vision, **more}, **_QWEN_TOKENS
-    )
-    return config
+    tower = {**_PATCH_TOWER, "window_size": 16, "fullatt_block_indexes": [1]}
+    return picture_config("qwen2_5_vl", _sub(kept, **mrope(1, 1, 2)), tower)
 
 
 def _glm4v_moe(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
     dense = sum(block < 1 for block in kept)
     routing = {"n_routed_experts": 6, "num_experts_per_tok": top_k, "moe_intermediate_size": 12}
-    rope = {"rope_parameters": {**_MROPE["rope_parameters"], "partial_rotary_factor": 1.0}}
+    rope = mrope(1, 1, 2, partial_rotary_factor=1.0)
     text = _sub(kept, head_dim=8, first_k_dense_replace=dense, **routing, **rope)
-    vision = {"depth": 2, "hidden_size": 16, "intermediate_size": 20, "num_heads": 2, "patch_size": 4}
-    vision |= {"out_hidden_size": 32, "image_size": 24}
-    config: PreTrainedConfig = config_class("Glm4vMoeConfig")(text_config=text, vision_config=vision, **_GLM_TOKENS)
-    return config
+    return picture_config("glm4v_moe", text, {**_PATCH_TOWER, "image_size": 24})
 
 
 def _aria(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
     text = _sub(kept, moe_num_experts=6, moe_topk=top_k, moe_num_shared_experts=1)
-    config: PreTrainedConfig = config_class("AriaConfig")(
-        text_config=config_class("AriaTextConfig")(**text),
-        vision_config={"model_type": "idefics3_vision", **_vision()},
-        projector_patch_to_query_dict={9: 4},
-        image_token_index=IMAGE_TOKEN,
-    )
-    return config
+    return picture_config("aria", text, _vision(), projector_patch_to_query_dict={9: 4})
 
 
 def _clip() -> CLIPVisionConfig:
@@ -336,28 +316,15 @@ def _clip() -> CLIPVisionConfig:
 
 
 def _llava(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
-    config: PreTrainedConfig = config_class("LlavaConfig")(
-        text_config=_olmoe(kept, top_k), vision_config=_clip(), image_token_index=IMAGE_TOKEN
-    )
-    return config
+    return picture_config("llava", _olmoe(kept, top_k), _clip())
 
 
 def _llava_next(kept: Sequence[int], _top_k: int) -> PreTrainedConfig:
-    config: PreTrainedConfig = config_class("LlavaNextConfig")(
-        text_config=_llama(kept),
-        vision_config=_clip(),
-        image_token_index=IMAGE_TOKEN,
-        image_grid_pinpoints=[[24, 24]],
-    )
-    return config
+    return picture_config("llava_next", _llama(kept), _clip(), image_grid_pinpoints=[[24, 24]])
 
 
 def _internvl(kept: Sequence[int], _top_k: int) -> PreTrainedConfig:
-    vision = _vision(image_size=[32, 32], patch_size=[8, 8])
-    config: PreTrainedConfig = config_class("InternVLConfig")(
-        text_config={"model_type": "qwen2", **_sub(kept)}, vision_config=vision, image_token_id=IMAGE_TOKEN
-    )
-    return config
+    return picture_config("internvl", _sub(kept), _vision(image_size=[32, 32], patch_size=[8, 8]))
 
 
 def _internvl_picture() -> dict[str, torch.Tensor]:
@@ -366,14 +333,7 @@ def _internvl_picture() -> dict[str, torch.Tensor]:
 
 
 def _smolvlm(kept: Sequence[int], _top_k: int) -> PreTrainedConfig:
-    config: PreTrainedConfig = config_class("SmolVLMConfig")(
-        text_config={"model_type": "llama", **_sub(kept)},
-        vision_config=_vision(),
-        image_token_id=IMAGE_TOKEN,
-        scale_factor=3,
-        pad_token_id=0,
-    )
-    return config
+    return picture_config("smolvlm", _sub(kept), _vision(), scale_factor=3, pad_token_id=0)
 
 
 VISION_FAMILIES: dict[str, KnobFamily] = {

@@ -10,7 +10,6 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
-    AriaConfig,
     AriaImageProcessorPil,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -18,26 +17,18 @@ from transformers import (
     CLIPVisionConfig,
     GenerationConfig,
     Glm4vImageProcessorPil,
-    Glm4vMoeConfig,
     GotOcr2ImageProcessorPil,
-    Idefics3Config,
     Idefics3ImageProcessorPil,
-    InternVLConfig,
     LlamaConfig,
-    LlavaConfig,
-    LlavaNextConfig,
     LlavaNextImageProcessorPil,
     OlmoeConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
     Qwen2VLImageProcessorPil,
-    Qwen3VLMoeConfig,
-    SmolVLMConfig,
     SmolVLMImageProcessorPil,
 )
 
-from tests.models.tiny_families import config_class
+from tests.models.tiny_families import config_class, mrope, picture_config
 
 CONTEXT = 4096
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
@@ -54,7 +45,6 @@ _SIZES: dict[str, Any] = {
     "initializer_range": 0.2,
 }
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
-_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
 
 
 @dataclass(frozen=True)
@@ -109,145 +99,66 @@ _QWEN_CHAT = _parts_template("<|vision_start|><|image_pad|><|vision_end|>", "<|i
 _QWEN_TOKENS = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 
 
-def _clip() -> CLIPVisionConfig:
-    return CLIPVisionConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        image_size=CLIP_SIDE,
-        patch_size=8,
-    )
+def _tower(side: int | list[int], patch: int | list[int]) -> dict[str, Any]:
+    """A vision tower for pictures of this side, cut into patches."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return {**sizes, "image_size": side, "patch_size": patch}
 
 
 def _llava(ids: _Ids) -> PreTrainedConfig:
-    text = OlmoeConfig(**ids.text, **_EXPERTS)
-    return LlavaConfig(text_config=text, vision_config=_clip(), image_token_index=ids["<image>"])
+    clip = CLIPVisionConfig(**_tower(CLIP_SIDE, 8))
+    return picture_config("llava", OlmoeConfig(**ids.text, **_EXPERTS), clip, [ids["<image>"]])
 
 
 def _llava_next(ids: _Ids) -> PreTrainedConfig:
     pinpoints = [[CLIP_SIDE * rows, CLIP_SIDE * cols] for rows, cols in ((1, 2), (2, 1), (2, 2), (3, 1), (1, 3))]
-    return LlavaNextConfig(
-        text_config=LlamaConfig(**ids.text),
-        vision_config=_clip(),
-        image_token_index=ids["<image>"],
-        image_grid_pinpoints=pinpoints,
-    )
+    clip = CLIPVisionConfig(**_tower(CLIP_SIDE, 8))
+    text = LlamaConfig(**ids.text)
+    return picture_config("llava_next", text, clip, [ids["<image>"]], image_grid_pinpoints=pinpoints)
 
 
-def _vision_ids(ids: _Ids) -> dict[str, int]:
-    return {
-        "image_token_id": ids["<|image_pad|>"],
-        "video_token_id": ids["<|video_pad|>"],
-        "vision_start_token_id": ids["<|vision_start|>"],
-        "vision_end_token_id": ids["<|vision_end|>"],
-    }
-
-
-_QWEN_TOWER: dict[str, Any] = {"depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2}
+_PATCH_TOWER = {
+    "depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": PATCH, "out_hidden_size": 32,
+}  # fmt: skip
+_QWEN_IDS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+_GLM_IDS = (
+    "<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>", "<|begin_of_video|>", "<|end_of_video|>",
+)  # fmt: skip
 
 
 def _qwen2_5_vl(ids: _Ids) -> PreTrainedConfig:
-    tower = {**_QWEN_TOWER, "patch_size": PATCH, "out_hidden_size": 32, "window_size": 16, "fullatt_block_indexes": [1]}
-    return Qwen2_5_VLConfig(text_config={**ids.text, **_MROPE}, vision_config=tower, **_vision_ids(ids))
+    tower = {**_PATCH_TOWER, "window_size": 16, "fullatt_block_indexes": [1]}
+    return picture_config("qwen2_5_vl", {**ids.text, **mrope(1, 1, 2)}, tower, [*map(ids.__getitem__, _QWEN_IDS)])
 
 
 def _qwen3_vl_moe(ids: _Ids) -> PreTrainedConfig:
-    tower = {**_QWEN_TOWER, "patch_size": PATCH, "out_hidden_size": 32, "deepstack_visual_indexes": [0]}
-    text = {**ids.text, **_EXPERTS, "moe_intermediate_size": 16, "head_dim": 8, **_MROPE}
-    return Qwen3VLMoeConfig(
-        text_config=text, vision_config={**tower, "num_position_embeddings": 64}, **_vision_ids(ids)
-    )
+    tower = {**_PATCH_TOWER, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]}
+    text = {**ids.text, **_EXPERTS, "moe_intermediate_size": 16, "head_dim": 8, **mrope(1, 1, 2)}
+    return picture_config("qwen3_vl_moe", text, tower, [*map(ids.__getitem__, _QWEN_IDS)])
 
 
 def _glm4v_moe(ids: _Ids) -> PreTrainedConfig:
-    tower = {**_QWEN_TOWER, "patch_size": PATCH, "out_hidden_size": 32, "image_size": 32}
-    text = {
-        **ids.text,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-        "n_group": 1,
-        "topk_group": 1,
-        "head_dim": 8,
-        "first_k_dense_replace": 1,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1e4,
-            "partial_rotary_factor": 1.0,
-            "mrope_section": [1, 1, 2],
-        },
-    }
-    return Glm4vMoeConfig(
-        text_config=text,
-        vision_config=tower,
-        image_token_id=ids["<|image|>"],
-        video_token_id=ids["<|video|>"],
-        image_start_token_id=ids["<|begin_of_image|>"],
-        image_end_token_id=ids["<|end_of_image|>"],
-        video_start_token_id=ids["<|begin_of_video|>"],
-        video_end_token_id=ids["<|end_of_video|>"],
-    )
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1}
+    dense = {"topk_group": 1, "head_dim": 8, "first_k_dense_replace": 1}
+    text = {**ids.text, **experts, **dense, **mrope(1, 1, 2, partial_rotary_factor=1.0)}
+    tower = {**_PATCH_TOWER, "image_size": 32}
+    return picture_config("glm4v_moe", text, tower, [*map(ids.__getitem__, _GLM_IDS)])
 
 
 def _internvl(ids: _Ids) -> PreTrainedConfig:
-    tower = {
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": [INTERNVL_TILE, INTERNVL_TILE],
-        "patch_size": [PATCH, PATCH],
-    }
-    return InternVLConfig(
-        text_config={"model_type": "qwen2", **ids.text},
-        vision_config=tower,
-        image_token_id=ids["<IMG_CONTEXT>"],
-        image_seq_length=4,
-    )
+    tower = _tower([INTERNVL_TILE, INTERNVL_TILE], [PATCH, PATCH])
+    return picture_config("internvl", ids.text, tower, [ids["<IMG_CONTEXT>"]], image_seq_length=4)
 
 
-def _idefics_tower() -> dict[str, Any]:
-    return {
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": IDEFICS_TILE,
-        "patch_size": 8,
-    }
-
-
-def _smolvlm(ids: _Ids) -> PreTrainedConfig:
-    text = {"model_type": "llama", **ids.text}
-    return SmolVLMConfig(
-        text_config=text, vision_config=_idefics_tower(), image_token_id=ids["<image>"], scale_factor=2
-    )
-
-
-def _idefics3(ids: _Ids) -> PreTrainedConfig:
-    text = {"model_type": "llama", **ids.text}
-    return Idefics3Config(
-        text_config=text, vision_config=_idefics_tower(), image_token_id=ids["<image>"], scale_factor=2
-    )
+def _idefics(family: str) -> Callable[[_Ids], PreTrainedConfig]:
+    tower = _tower(IDEFICS_TILE, 8)
+    return lambda ids: picture_config(family, ids.text, tower, [ids["<image>"]], scale_factor=2)
 
 
 def _aria(ids: _Ids) -> PreTrainedConfig:
     # The sides of Aria's crops are fixed at 490 and 980 pixels: 35 x 35 and 70 x 70 patches.
-    tower = {
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": 980,
-        "patch_size": 14,
-    }
     text = {**ids.text, "moe_num_experts": 4, "moe_topk": 2, "moe_num_shared_experts": 1}
-    return AriaConfig(
-        text_config={"model_type": "aria_text", **text},
-        vision_config={"model_type": "idefics3_vision", **tower},
-        image_token_index=ids["<|img|>"],
-    )
+    return picture_config("aria", text, _tower(980, 14), [ids["<|img|>"]])
 
 
 def _of(name: str, ids: _Ids, **chosen: Any) -> PreTrainedConfig:
@@ -328,14 +239,14 @@ _FAMILIES: dict[str, _Family] = {
         _parts_template("<IMG_CONTEXT>\n", "<|im_start|>user\n", "<|im_end|>\n"),
     ),
     "smolvlm": _Family(
-        _smolvlm,
+        _idefics("smolvlm"),
         _IDEFICS_TOKENS,
         lambda: SmolVLMImageProcessorPil(**_IDEFICS_SIZES),
         {"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
         _parts_template("<image>", "User:", "<end_of_utterance>\nAssistant:"),
     ),
     "idefics3": _Family(
-        _idefics3,
+        _idefics("idefics3"),
         _IDEFICS_TOKENS,
         lambda: Idefics3ImageProcessorPil(**_IDEFICS_SIZES),
         {"processor_class": "Idefics3Processor", "image_seq_len": 4},

@@ -12,7 +12,6 @@ from transformers import (
     AutoModelForImageTextToText,
     CLIPVisionConfig,
     LlamaConfig,
-    LlavaConfig,
     MistralConfig,
     MixtralConfig,
     OlmoeConfig,
@@ -21,8 +20,6 @@ from transformers import (
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
-    Qwen3VLConfig,
-    Qwen3VLMoeConfig,
     SiglipVisionConfig,
     Starcoder2Config,
 )
@@ -66,40 +63,57 @@ def _latent(**chosen: Any) -> Any:
     return _text("DeepseekV3Config", v_head_dim=8, **{**ranks, **experts, **groups, **chosen})
 
 
-def _llava(text: PreTrainedConfig, vision: PreTrainedConfig, **chosen: Any) -> LlavaConfig:
-    return LlavaConfig(text_config=text, vision_config=vision, image_token_index=IMAGE_TOKEN, **chosen)
+_QWEN_IDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+_GLM_IDS = (
+    "image_token_id", "video_token_id", "image_start_token_id", "image_end_token_id", "video_start_token_id",
+    "video_end_token_id",
+)  # fmt: skip
+# Family -> class of its config, and where that has the ids of its special tokens.
+_PICTURE_CONFIGS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "llava": ("LlavaConfig", ("image_token_index",)),
+    "llava_next": ("LlavaNextConfig", ("image_token_index",)),
+    "aria": ("AriaConfig", ("image_token_index",)),
+    "internvl": ("InternVLConfig", ("image_token_id",)),
+    "smolvlm": ("SmolVLMConfig", ("image_token_id",)),
+    "idefics3": ("Idefics3Config", ("image_token_id",)),
+    "qwen2_5_vl": ("Qwen2_5_VLConfig", _QWEN_IDS),
+    "qwen3_vl": ("Qwen3VLConfig", _QWEN_IDS),
+    "qwen3_vl_moe": ("Qwen3VLMoeConfig", _QWEN_IDS),
+    "glm4v_moe": ("Glm4vMoeConfig", _GLM_IDS),
+}
+_TEXT_TYPES = {"aria": "aria_text", "internvl": "qwen2", "smolvlm": "llama", "idefics3": "llama"}
+_IDS = (IMAGE_TOKEN, 6, VISION_START, VISION_END, 9, 13)
+
+
+def picture_config(family: str, text: Any, vision: Any, ids: Sequence[int] = _IDS, **more: Any) -> Any:
+    """The config of a family that takes pictures.
+
+    Args:
+        text, vision: of its decoder and of its tower, as configs or as their values.
+        ids: of the tokens of a picture and of a video, and of both ends of the one and the other.
+    """
+    name, id_names = _PICTURE_CONFIGS[family]
+    if family in _TEXT_TYPES:
+        text = {"model_type": _TEXT_TYPES[family], **text}
+    if family == "aria":
+        vision = {"model_type": "idefics3_vision", **vision}
+    tokens = dict(zip(id_names, ids, strict=False))
+    return config_class(name)(text_config=text, vision_config=vision, **tokens, **more)
+
+
+def mrope(*sections: int, **more: Any) -> dict[str, Any]:
+    """Positions in time, height and width, each with so many pairs of a head."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": list(sections), **more}}
+
+
+def _tower(**chosen: Any) -> dict[str, Any]:
+    sizes = {"hidden_size": 20, "intermediate_size": 28, "num_hidden_layers": 3, "num_attention_heads": 2}
+    return {**sizes, "image_size": 24, "patch_size": 8, **chosen}
 
 
 def _clip() -> CLIPVisionConfig:
-    return CLIPVisionConfig(
-        hidden_size=20, intermediate_size=28, num_hidden_layers=3, num_attention_heads=2, image_size=24, patch_size=8
-    )
+    return CLIPVisionConfig(**_tower())
 
-
-def _siglip() -> SiglipVisionConfig:
-    return SiglipVisionConfig(
-        hidden_size=20, intermediate_size=28, num_hidden_layers=3, num_attention_heads=2, image_size=24, patch_size=8
-    )
-
-
-_QWEN_VL: dict[str, Any] = {
-    "vision_config": {
-        "depth": 3,
-        "hidden_size": 16,
-        "intermediate_size": 28,
-        "num_heads": 2,
-        "patch_size": 4,
-        "out_hidden_size": 40,
-        "num_position_embeddings": 64,
-        "deepstack_visual_indexes": [0, 2],
-    },
-    "image_token_id": IMAGE_TOKEN,
-    "video_token_id": 6,
-    "vision_start_token_id": VISION_START,
-    "vision_end_token_id": VISION_END,
-}
-_MROPE_10 = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 2, 2]}}
-_MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}}
 
 TEXT_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_SIZES),
@@ -124,47 +138,28 @@ TEXT_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
 }
 
 
-def _crop_model(name: str, text_type: str, vision: Any, **chosen: Any) -> Any:
-    return config_class(name)(text_config={"model_type": text_type, **_SIZES}, vision_config=vision, **chosen)
-
-
-def _tower(**chosen: Any) -> dict[str, Any]:
-    sizes = {"hidden_size": 20, "intermediate_size": 28, "num_hidden_layers": 3, "num_attention_heads": 2}
-    return {**sizes, "image_size": 24, "patch_size": 8, **chosen}
-
-
 def _aria() -> Any:
     # Of 24 x 24 and of 32 x 32 pixels.
-    return config_class("AriaConfig")(
-        text_config=_text("AriaTextConfig", moe_num_experts=6, moe_topk=3, moe_num_shared_experts=2),
-        vision_config={"model_type": "idefics3_vision", **_tower(image_size=32)},
-        projector_patch_to_query_dict={9: 4, 16: 6},
-        image_token_index=IMAGE_TOKEN,
-    )
+    text = {**_SIZES, "moe_num_experts": 6, "moe_topk": 3, "moe_num_shared_experts": 2}
+    return picture_config("aria", text, _tower(image_size=32), projector_patch_to_query_dict={9: 4, 16: 6})
 
 
-_CANVASES = [[24, 24], [24, 48]]
 # Models that cut pictures into crops of 24 x 24 pixels with 9 patches, InternVL 32 x 32 with 16.
 CROP_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llava": lambda: _llava(LlamaConfig(**_SIZES), _clip()),
-    "llava, two feature layers": lambda: _llava(LlamaConfig(**_SIZES), _clip(), vision_feature_layer=[-2, -3]),
-    "llava, siglip": lambda: _llava(LlamaConfig(**_SIZES), _siglip(), vision_feature_select_strategy="full"),
-    "llava, experts": lambda: _llava(OlmoeConfig(**_SIZES, **_EXPERTS), _clip()),
-    "llava_next": lambda: config_class("LlavaNextConfig")(
-        text_config=LlamaConfig(**_SIZES),
-        vision_config=_clip(),
-        image_token_index=IMAGE_TOKEN,
-        image_grid_pinpoints=_CANVASES,
+    "llava": lambda: picture_config("llava", LlamaConfig(**_SIZES), _clip()),
+    "llava, two feature layers": lambda: picture_config(
+        "llava", LlamaConfig(**_SIZES), _clip(), vision_feature_layer=[-2, -3]
     ),
-    "internvl": lambda: _crop_model(
-        "InternVLConfig", "qwen2", _tower(image_size=[32, 32], patch_size=[8, 8]), image_token_id=IMAGE_TOKEN
+    "llava, siglip": lambda: picture_config(
+        "llava", LlamaConfig(**_SIZES), SiglipVisionConfig(**_tower()), vision_feature_select_strategy="full"
     ),
-    "smolvlm": lambda: _crop_model(
-        "SmolVLMConfig", "llama", _tower(), image_token_id=IMAGE_TOKEN, scale_factor=3, pad_token_id=0
+    "llava, experts": lambda: picture_config("llava", OlmoeConfig(**_SIZES, **_EXPERTS), _clip()),
+    "llava_next": lambda: picture_config(
+        "llava_next", LlamaConfig(**_SIZES), _clip(), image_grid_pinpoints=[[24, 24], [24, 48]]
     ),
-    "idefics3": lambda: _crop_model(
-        "Idefics3Config", "llama", _tower(), image_token_id=IMAGE_TOKEN, scale_factor=3, pad_token_id=0
-    ),
+    "internvl": lambda: picture_config("internvl", _SIZES, _tower(image_size=[32, 32], patch_size=[8, 8])),
+    "smolvlm": lambda: picture_config("smolvlm", _SIZES, _tower(), scale_factor=3, pad_token_id=0),
+    "idefics3": lambda: picture_config("idefics3", _SIZES, _tower(), scale_factor=3, pad_token_id=0),
     "aria": _aria,
     "aria, large crops": _aria,
 }
@@ -190,40 +185,33 @@ def crop_inputs(name: str, crops: int) -> tuple[int, dict[str, torch.Tensor]]:
     return 9 * crops, {"pixel_values": torch.rand(crops, 3, 24, 24)}
 
 
-_PATCH_TOWER = {"depth": 3, "hidden_size": 16, "intermediate_size": 28, "num_heads": 2, "patch_size": 4}
-_GLM_TOKENS = {
-    "image_token_id": IMAGE_TOKEN,
-    "video_token_id": 6,
-    "image_start_token_id": VISION_START,
-    "image_end_token_id": VISION_END,
-    "video_start_token_id": 9,
-    "video_end_token_id": 3,
-}
+_PATCH_TOWER = {
+    "depth": 3, "hidden_size": 16, "intermediate_size": 28, "num_heads": 2, "patch_size": 4, "out_hidden_size": 40,
+}  # fmt: skip
+_DEEP_TOWER = {**_PATCH_TOWER, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 2]}
 
 
 def _qwen2_5_vl() -> Any:
     # Windows of 4 x 4 patches, in all blocks but one.
-    tower = {**_PATCH_TOWER, "out_hidden_size": 40, "window_size": 16, "fullatt_block_indexes": [1]}
-    tokens = {name: value for name, value in _QWEN_VL.items() if name != "vision_config"}
-    return config_class("Qwen2_5_VLConfig")(text_config={**_SIZES, **_MROPE_10}, vision_config=tower, **tokens)
+    tower = {**_PATCH_TOWER, "window_size": 16, "fullatt_block_indexes": [1]}
+    return picture_config("qwen2_5_vl", {**_SIZES, **mrope(1, 2, 2)}, tower)
+
+
+def _qwen3_vl(name: str, **experts: Any) -> Any:
+    return picture_config(name, {**_SIZES, **_WIDE_HEADS, **experts, **mrope(2, 2, 2)}, _DEEP_TOWER)
 
 
 def _glm4v_moe() -> Any:
-    rope = {"rope_parameters": {**_MROPE["rope_parameters"], "partial_rotary_factor": 1.0}}
     experts = {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2}
-    return config_class("Glm4vMoeConfig")(
-        text_config={**_SIZES, **_WIDE_HEADS, **experts, **rope, "first_k_dense_replace": 1},
-        vision_config={**_PATCH_TOWER, "out_hidden_size": 40, "image_size": 24},
-        **_GLM_TOKENS,
-    )
+    rope = mrope(2, 2, 2, partial_rotary_factor=1.0)
+    text = {**_SIZES, **_WIDE_HEADS, **experts, **rope, "first_k_dense_replace": 1}
+    return picture_config("glm4v_moe", text, {**_PATCH_TOWER, "image_size": 24})
 
 
 # Models that take pictures of any size, in patches of 4 x 4 pixels.
 PATCH_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
-    "qwen3_vl": lambda: Qwen3VLConfig(text_config={**_SIZES, **_WIDE_HEADS, **_MROPE}, **_QWEN_VL),
-    "qwen3_vl_moe": lambda: Qwen3VLMoeConfig(
-        text_config={**_SIZES, **_WIDE_HEADS, **_QWEN_EXPERTS, **_MROPE}, **_QWEN_VL
-    ),
+    "qwen3_vl": lambda: _qwen3_vl("qwen3_vl"),
+    "qwen3_vl_moe": lambda: _qwen3_vl("qwen3_vl_moe", **_QWEN_EXPERTS),
     "qwen2_5_vl": _qwen2_5_vl,
     "glm4v_moe": _glm4v_moe,
 }

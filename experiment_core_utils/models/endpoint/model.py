@@ -312,29 +312,6 @@ class EndpointModel:
         self._caches: dict[str, CacheFinding] = {}
 
     @classmethod
-    def connected(
-        cls,
-        name: str,
-        served: Sequence[ServedModel],
-        system_prompt: str | None,
-        concurrency: int = 1,
-        request_rate: float | None = None,
-        limit_s: float | None = None,
-    ) -> "EndpointModel":
-        """The model, once each of its servers has answered.
-
-        Args:
-            limit_s: of the time of each request, the first ones among them; None takes that of `Patience`.
-
-        Raises:
-            ConfigurationError: a server does not answer.
-        """
-        model = cls.unasked(name, served, system_prompt, concurrency, request_rate, limit_s)
-        for each in model.connections.values():
-            each.probe()
-        return model
-
-    @classmethod
     def unasked(
         cls,
         name: str,
@@ -344,7 +321,11 @@ class EndpointModel:
         request_rate: float | None = None,
         limit_s: float | None = None,
     ) -> "EndpointModel":
-        """The model before its servers are asked anything; arguments as of `connected`."""
+        """The model before its servers are asked anything.
+
+        Args:
+            limit_s: of the time of each request, the first ones among them; None takes that of `Patience`.
+        """
         key, patience = os.environ.get(API_KEY), Patience(limit_s)
         hide(key)
         # At a rate a request that comes late would be another load.
@@ -353,6 +334,12 @@ class EndpointModel:
             each.name: Connection(each, Address(each.url, key), patience, may_wait=may_wait) for each in served
         }
         return cls(name, connections, patience, system_prompt, concurrency, request_rate)
+
+    def probed(self) -> "EndpointModel":
+        """This model, once each of its servers has answered; raises ConfigurationError where one does not."""
+        for each in self.connections.values():
+            each.probe()
+        return self
 
     @property
     def server_pids(self) -> tuple[int, ...]:

@@ -115,10 +115,10 @@ class EndpointSource(ModelSource):
             )
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> EndpointModel:
-        """It raises ConfigurationError as `EndpointModel.connected` does."""
+        """It raises ConfigurationError as `EndpointModel.probed` does."""
         at_a_time = config.concurrency, config.request_rate
         print(floor_line(), file=sys.stderr, flush=True)
-        return EndpointModel.connected(self.name, self.served, self.system_prompt, *at_a_time, self.limit_s)
+        return EndpointModel.unasked(self.name, self.served, self.system_prompt, *at_a_time, self.limit_s).probed()
 
 
 def endpoint_source(requested: RequestedModel) -> EndpointSource | None:

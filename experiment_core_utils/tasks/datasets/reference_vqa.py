@@ -30,7 +30,6 @@ TYPE_WEIGHTS: MappingProxyType[QuestionType, float] = MappingProxyType(
     {"reading": 0.50, "colour": 0.15, "shape": 0.10, "count": 0.12, "yes_no": 0.13}
 )
 QUESTIONS_PER_IMAGE = 4
-DESCRIBE_QUESTION = "list all shapes and their text."
 
 # Within a type, the fraction of each way of asking; families that a scene does not offer leave theirs to the others.
 _FAMILY_WEIGHTS: MappingProxyType[str, float] = MappingProxyType(

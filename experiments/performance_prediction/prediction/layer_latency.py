@@ -1,11 +1,9 @@
 """The latency of any layer with one algorithm on one device, fitted to measured layers.
 
-A classifier says which kernel runs. Its time is a sum of the algorithm's terms with coefficients of 0 and more, in
-relative least squares, and a Gaussian process for the logarithm of what is left: near measured shapes the process
-follows them, far from them only the sum counts.
+It is a sum of the algorithm's terms with coefficients of 0 and more, in relative least squares, and a Gaussian process
+for the logarithm of what is left: near measured shapes the process follows them, far from them only the sum counts.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +20,6 @@ from experiments.performance_prediction.prediction.measurements import MeasuredL
 from experiments.performance_prediction.prediction.work import matrix_of_features, matrix_of_terms
 
 if TYPE_CHECKING:
-    from sklearn.ensemble import ExtraTreesClassifier
     from sklearn.gaussian_process import GaussianProcessRegressor
 
 # Of the prior on a length, in units of the feature's standard deviation: median, and spread of the logarithm.
@@ -80,9 +77,6 @@ def likeliest(points: np.ndarray, values: np.ndarray) -> Hyperparameters:
 
 # Fewer shapes than this are no basis for a fit.
 LEAST_SHAPES = 8
-# The name of rare kernels, and of those that are not known.
-ANY_KERNEL = ""
-_TREES = 100
 # Parts in which layers are left out for the interval.
 _LEFT_OUT = 5
 _LOWEST_FRACTION = 0.1
@@ -97,55 +91,13 @@ class PredictedLatency:
     high: float
 
 
-class _Regression:
-    """A sum of terms times a Gaussian process, fitted to seconds by shape; hyperparameters None: found here."""
-
-    def __init__(
-        self,
-        algorithm: AlgorithmName,
-        multiprocessors: int,
-        measured: Mapping[ConvShape, float],
-        hyperparameters: Hyperparameters | None,
-    ) -> None:
-        self._algorithm, self._multiprocessors = algorithm, multiprocessors
-        shapes, seconds = list(measured), np.array(list(measured.values()))
-        terms = matrix_of_terms(shapes, algorithm, multiprocessors)
-        self._coefficients = relative_nonnegative(terms, seconds)
-        self._floor_s = _LOWEST_FRACTION * float(seconds.min())
-        rest = np.log(seconds / self._sum_of_terms(shapes))
-        features = matrix_of_features(shapes, algorithm, multiprocessors)
-        spread = features.std(axis=0)
-        self._centre, self._scale = features.mean(axis=0), np.where(spread > 1e-9, spread, np.inf)
-        points = self._points(shapes)
-        self.hyperparameters = hyperparameters or likeliest(points, rest)
-        self._process = gaussian_process(points, rest, self.hyperparameters)
-
-    def log_seconds(self, shapes: Sequence[ConvShape]) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation [N] of the logarithm of seconds."""
-        mean, spread = self._process.predict(self._points(shapes), return_std=True)
-        return np.log(self._sum_of_terms(shapes)) + mean, spread
-
-    def _points(self, shapes: Sequence[ConvShape]) -> np.ndarray:
-        """The features [N, F] in units of their spread over the measured shapes; 0 where they had none."""
-        return (matrix_of_features(shapes, self._algorithm, self._multiprocessors) - self._centre) / self._scale
-
-    def _sum_of_terms(self, shapes: Sequence[ConvShape]) -> np.ndarray:
-        terms = matrix_of_terms(shapes, self._algorithm, self._multiprocessors)
-        return np.maximum(terms @ self._coefficients, self._floor_s)
-
-
 class LayerLatency:
-    """The latency of layers with one algorithm on one device: which kernel runs, then its time.
-
-    A forest gives each kernel's probability for a shape. Each kernel that ran in `LEAST_SHAPES` shapes has a regression
-    of its own; rarer ones, and layers whose kernels are not known, have one that is fitted to all shapes. The
-    logarithms of their times are averaged with the probabilities.
+    """The latency of layers with one algorithm on one device: a sum of terms times a Gaussian process.
 
     Args:
         multiprocessors: of the device.
         measured: seconds by shape, at least `LEAST_SHAPES`.
-        kernels: what ran, by shape; {} where it is not known, as on a CPU.
-        hyperparameters: of the Gaussian process by kernel, `ANY_KERNEL` for all shapes; None to find them.
+        hyperparameters: of the Gaussian process; None to find them.
         interval: ends of the interval of 95 % in units of the process's spread of the logarithm; None to find them.
     """
 
@@ -154,87 +106,38 @@ class LayerLatency:
         algorithm: AlgorithmName,
         multiprocessors: int,
         measured: Mapping[ConvShape, float],
-        kernels: Mapping[ConvShape, str] | None = None,
-        hyperparameters: Mapping[str, Hyperparameters] | None = None,
+        hyperparameters: Hyperparameters | None = None,
         interval: tuple[float, float] | None = None,
     ) -> None:
         self.algorithm, self.multiprocessors, self.measured = algorithm, multiprocessors, dict(measured)
-        self.kernels = {shape: name for shape, name in (kernels or {}).items() if shape in measured}
-        counts = Counter(self.kernels.values())
-        #: of each measured shape, its kernel or `ANY_KERNEL`
-        self.labels = [
-            name if name is not None and counts[name] >= LEAST_SHAPES else ANY_KERNEL
-            for name in map(self.kernels.get, measured)
-        ]
-        known = hyperparameters or {}
-        self._regressions: dict[str, _Regression] = {}
-        for name in dict.fromkeys(self.labels):
-            own = {
-                shape: seconds
-                for label, (shape, seconds) in zip(self.labels, measured.items(), strict=True)
-                if name in (ANY_KERNEL, label)
-            }
-            self._regressions[name] = _Regression(algorithm, multiprocessors, own, known.get(name))
-        self._forest = self._classifier() if len(self._regressions) > 1 else None
-        #: mean |log measured - log predicted| of layers left out; None where `interval` was given
-        self.error_left_out: float | None = None
+        shapes, seconds = list(measured), np.array(list(measured.values()))
+        self._coefficients = relative_nonnegative(matrix_of_terms(shapes, algorithm, multiprocessors), seconds)
+        self._floor_s = _LOWEST_FRACTION * float(seconds.min())
+        rest = np.log(seconds / self._sum_of_terms(shapes))
+        features = matrix_of_features(shapes, algorithm, multiprocessors)
+        spread = features.std(axis=0)
+        self._centre, self._scale = features.mean(axis=0), np.where(spread > 1e-9, spread, np.inf)
+        points = self._points(shapes)
+        self.hyperparameters = hyperparameters or likeliest(points, rest)
+        self._process = gaussian_process(points, rest, self.hyperparameters)
         self.interval = interval or self._conformal_interval()
-
-    @classmethod
-    def chosen(
-        cls,
-        algorithm: AlgorithmName,
-        multiprocessors: int,
-        measured: Mapping[ConvShape, float],
-        kernels: Mapping[ConvShape, str],
-    ) -> "LayerLatency":
-        """By kernel, or one regression for all shapes where that is better at layers left out with all their sizes."""
-        by_kernel = cls(algorithm, multiprocessors, measured, kernels)
-        if by_kernel._forest is None:
-            return by_kernel
-        one = cls(algorithm, multiprocessors, measured)
-        assert one.error_left_out is not None and by_kernel.error_left_out is not None
-        return one if one.error_left_out <= by_kernel.error_left_out else by_kernel
-
-    @property
-    def hyperparameters(self) -> dict[str, Hyperparameters]:
-        """The hyperparameters by kernel."""
-        return {name: each.hyperparameters for name, each in self._regressions.items()}
-
-    def likeliest_kernels(self, shapes: Sequence[ConvShape]) -> list[str]:
-        """The kernel of each shape that is likeliest to run; `ANY_KERNEL` for one of the rare."""
-        names = list(self._regressions)
-        return [names[place] for place in self._probabilities(shapes).argmax(axis=1)]
 
     def predict(self, shapes: Sequence[ConvShape]) -> list[PredictedLatency]:
         """The latency of each shape."""
         if not shapes:
             return []
-        shares = self._probabilities(shapes)
-        found = [each.log_seconds(shapes) for each in self._regressions.values()]
-        means, spreads = (np.stack(each, axis=1) for each in zip(*found, strict=True))
-        mean = (shares * means).sum(axis=1)
-        # The variance of a mixture.
-        spread = np.sqrt((shares * (spreads**2 + (means - mean[:, None]) ** 2)).sum(axis=1))
-        seconds = np.exp(mean)
+        mean, spread = self._process.predict(self._points(shapes), return_std=True)
+        seconds = self._sum_of_terms(shapes) * np.exp(mean)
         ends = zip(seconds, *(seconds * np.exp(end * spread) for end in self.interval), strict=True)
         return [PredictedLatency(float(middle), float(low), float(high)) for middle, low, high in ends]
 
-    def _classifier(self) -> "ExtraTreesClassifier":
-        from sklearn.ensemble import ExtraTreesClassifier
+    def _points(self, shapes: Sequence[ConvShape]) -> np.ndarray:
+        """The features [N, F] in units of their spread over the measured shapes; 0 where they had none."""
+        return (matrix_of_features(shapes, self.algorithm, self.multiprocessors) - self._centre) / self._scale
 
-        forest = ExtraTreesClassifier(_TREES, random_state=0)
-        return forest.fit(self._features(list(self.measured)), self.labels)
-
-    def _probabilities(self, shapes: Sequence[ConvShape]) -> np.ndarray:
-        """[N, kernels], in the order of the regressions."""
-        if self._forest is None:
-            return np.ones((len(shapes), 1))
-        places = [list(self._forest.classes_).index(name) for name in self._regressions]
-        return np.asarray(self._forest.predict_proba(self._features(shapes))[:, places])
-
-    def _features(self, shapes: Sequence[ConvShape]) -> np.ndarray:
-        return matrix_of_features(shapes, self.algorithm, self.multiprocessors)
+    def _sum_of_terms(self, shapes: Sequence[ConvShape]) -> np.ndarray:
+        terms = matrix_of_terms(shapes, self.algorithm, self.multiprocessors)
+        return np.maximum(terms @ self._coefficients, self._floor_s)
 
     def _conformal_interval(self) -> tuple[float, float]:
         """Order statistics of (log measured - log predicted) / spread of layers left out with all of their sizes."""
@@ -242,16 +145,13 @@ class LayerLatency:
         layers = np.array([f"{s.in_channels} {s.out_channels} {s.kernel} {s.stride} {s.groups}" for s in shapes])
         if len(np.unique(layers)) < _LEFT_OUT:
             layers = np.arange(len(shapes)).astype(str)
-        scores, errors = np.zeros(len(shapes)), np.zeros(len(shapes))
+        scores = np.zeros(len(shapes))
         for which in left_out_masks(layers, _LEFT_OUT):
             rest = {shapes[place]: seconds[place] for place in np.flatnonzero(~which)}
-            known = self.hyperparameters
-            part = LayerLatency(self.algorithm, self.multiprocessors, rest, self.kernels, known, (-1.0, 1.0))
+            part = LayerLatency(self.algorithm, self.multiprocessors, rest, self.hyperparameters, (-1.0, 1.0))
             found = part.predict([shapes[place] for place in np.flatnonzero(which)])
             middle, high = (np.array([getattr(each, name) for each in found]) for name in ("seconds", "high"))
-            errors[which] = np.log(seconds[which] / middle)
-            scores[which] = errors[which] / np.log(high / middle)
-        self.error_left_out = float(np.abs(errors).mean())
+            scores[which] = np.log(seconds[which] / middle) / np.log(high / middle)
         return conformal_ratios(scores, CONFIDENCE)
 
 
@@ -259,19 +159,7 @@ def seconds_by_shape(layers: Iterable[MeasuredLayer], algorithm: AlgorithmName) 
     """Mean seconds by shape over layers where `algorithm` ran; `guess`: where it was requested or fallen back to."""
     found: dict[ConvShape, list[float]] = {}
     for layer in layers:
-        if _ran_as(layer, algorithm):
+        is_guess = algorithm == "guess" and (layer.requested == "guess" or layer.fell_back)
+        if layer.runs == algorithm or is_guess:
             found.setdefault(layer.shape, []).append(layer.latency_s)
     return {shape: float(np.mean(seconds)) for shape, seconds in found.items()}
-
-
-def kernels_by_shape(layers: Iterable[MeasuredLayer], algorithm: AlgorithmName) -> dict[ConvShape, str]:
-    """The kernels that ran most often by shape, over the layers of `seconds_by_shape`; without unknown ones."""
-    found: dict[ConvShape, Counter[str]] = {}
-    for layer in layers:
-        if layer.kernels is not None and _ran_as(layer, algorithm):
-            found.setdefault(layer.shape, Counter())[layer.kernels] += 1
-    return {shape: counts.most_common(1)[0][0] for shape, counts in found.items()}
-
-
-def _ran_as(layer: MeasuredLayer, algorithm: AlgorithmName) -> bool:
-    return layer.runs == algorithm or (algorithm == "guess" and (layer.requested == "guess" or layer.fell_back))

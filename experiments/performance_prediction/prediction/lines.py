@@ -50,7 +50,6 @@ def fold_lines(results: Sequence[FoldResult]) -> list[str]:
             f"{counted(layers, 'layer')}, {each.layers_known:.0%} of them of a shape known from another size, "
             f"{each.layers_covered:.0%} "
             f"within their interval of 95 %, {each.support_wrong} granted or refused other than expected"
-            + ("" if each.kernels_right is None else f", kernel predicted for {each.kernels_right:.0%}")
         )
     return lines
 

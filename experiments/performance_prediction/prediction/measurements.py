@@ -4,7 +4,6 @@ Only sizes that were measured count. Where several tables have the same combinat
 first one, and its energy from each that has energy.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +32,6 @@ Row = Mapping[str, Cell]
 _ADVICE = "correct it, leave the table out, or profile again"
 # Of a count, and of a time in milliseconds, an energy or a power: far above any, and a float still tells neighbours.
 _MOST = 10**12
-# Columns that tables from before the timer saw waits for the host lack.
-_LATER_COLUMNS = frozenset({"launch_bound"})
-# How often a kernel ran, behind its name.
-_REPEATS = re.compile(r" x\d+(?= \+ |$)")
 
 
 @dataclass(frozen=True)
@@ -50,8 +45,6 @@ class MeasuredLayer:
     fell_back: bool  #: `guess` ran because the algorithm that was requested refused, for the reason `refusal`
     refusal: str | None
     latency_s: float  #: mean of the layer pass, bias included
-    #: names of the kernels in the order of their first start, without how often each ran; None where not known
-    kernels: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ class MeasuredInference:
     whole_s: float  #: mean of the whole-model pass
     energy_j: float | None  #: of one inference; None where it was not measured
     energy_s: float | None  #: an inference in the energy window; None likewise
-    #: marked by the timer: its times on the device may contain waits for the host; False in tables that do not say
+    #: marked by the timer: its times on the device may contain waits for the host; False in tables that leave it open
     is_launch_bound: bool = False
 
     @property
@@ -217,7 +210,7 @@ def _rows(path: Path, columns: Sequence[str]) -> list[_TableRow]:
     # As editors of tables count, the header is row 1.
     return [
         _TableRow(row, f"{path}, row {number}")
-        for number, row in enumerate(rows_with_columns(path, columns, _ADVICE, _LATER_COLUMNS), start=2)
+        for number, row in enumerate(rows_with_columns(path, columns, _ADVICE), start=2)
     ]
 
 
@@ -265,7 +258,6 @@ def _layer(row: _TableRow) -> MeasuredLayer:
         fell_back=cells["fell_back"] is True,
         refusal=None if cells["refusal"] is None else str(cells["refusal"]),
         latency_s=row.positive("mean_ms") / 1e3,
-        kernels=None if cells["kernel_names"] is None else _REPEATS.sub("", str(cells["kernel_names"])),
     )
 
 

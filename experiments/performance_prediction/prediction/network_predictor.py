@@ -10,7 +10,6 @@ from experiments.performance_prediction.prediction.layer_latency import (
     LEAST_SHAPES,
     LayerLatency,
     PredictedLatency,
-    kernels_by_shape,
     seconds_by_shape,
 )
 from experiments.performance_prediction.prediction.measurements import Measurements
@@ -163,8 +162,7 @@ def fit_device(measured: Measurements, left_out: frozenset[ConvShape] = frozense
     for algorithm in ALGORITHMS:
         seconds = seconds_by_shape(layers, algorithm)
         if len(seconds) >= LEAST_SHAPES:
-            kernels = kernels_by_shape(layers, algorithm)
-            latencies[algorithm] = LayerLatency.chosen(algorithm, multiprocessors, seconds, kernels)
+            latencies[algorithm] = LayerLatency(algorithm, multiprocessors, seconds)
     if not latencies:
         raise ResultsError(f"no algorithm ran in {LEAST_SHAPES} different layers on {device}; profile more")
     requested = dict.fromkeys(inference.requested for inference in measured.inferences)

@@ -12,14 +12,13 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.records.result_files import read_json_object
 from experiments.performance_prediction.algorithms.convolution import AlgorithmName, ConvShape, algorithm_named
-from experiments.performance_prediction.prediction.layer_latency import ANY_KERNEL, Hyperparameters, LayerLatency
+from experiments.performance_prediction.prediction.layer_latency import Hyperparameters, LayerLatency
 from experiments.performance_prediction.prediction.network_predictor import DevicePredictor
 from experiments.performance_prediction.prediction.support import RequestedShape, SupportRules
 from experiments.performance_prediction.prediction.validation import ScoreRow
 from experiments.performance_prediction.prediction.whole import EnergyModel, HostModel, RestModel
-from experiments.performance_prediction.prediction.work import MULTIPROCESSORS
 
-SCHEMA = "convolution-latency/1"
+SCHEMA = "convolution-latency/2"
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ def _written(fitted: FittedDevice) -> dict[str, Any]:
         "latencies": {
             name: {
                 "shapes": [[*_numbers(shape), seconds] for shape, seconds in latency.measured.items()],
-                "kernels": [latency.kernels.get(shape) for shape in latency.measured] if latency.kernels else None,
-                "hyperparameters": {name: asdict(each) for name, each in latency.hyperparameters.items()},
+                "hyperparameters": asdict(latency.hyperparameters),
                 "interval": list(latency.interval),
             }
             for name, latency in predictor.latencies.items()
@@ -95,22 +93,14 @@ def _written(fitted: FittedDevice) -> dict[str, Any]:
 
 def _read(device: str, content: Mapping[str, Any]) -> FittedDevice:
     latencies: dict[AlgorithmName, LayerLatency] = {}
-    # Files from before these were stored have neither.
-    multiprocessors = int(content.get("multiprocessors") or MULTIPROCESSORS.get(device, 1))
+    multiprocessors = int(content["multiprocessors"])
     for name, its in content["latencies"].items():
         algorithm = algorithm_named(name)
         measured = {_shape(row[:-1]): float(row[-1]) for row in its["shapes"]}
         found = its["hyperparameters"]
-        # Files from before kernels were predicted have those of all shapes alone.
-        by_kernel = {ANY_KERNEL: found} if "lengths" in found else found
-        hyperparameters = {
-            name: Hyperparameters(tuple(each["lengths"]), each["signal"], each["noise"])
-            for name, each in by_kernel.items()
-        }
-        names = its.get("kernels") or []
-        kernels = {shape: name for shape, name in zip(measured, names, strict=bool(names)) if name is not None}
-        interval = (float(its["interval"][0]), float(its["interval"][1])) if "interval" in its else None
-        latencies[algorithm] = LayerLatency(algorithm, multiprocessors, measured, kernels, hyperparameters, interval)
+        hyperparameters = Hyperparameters(tuple(found["lengths"]), found["signal"], found["noise"])
+        low, high = map(float, its["interval"])
+        latencies[algorithm] = LayerLatency(algorithm, multiprocessors, measured, hyperparameters, (low, high))
     support = {
         algorithm_named(name): SupportRules(
             algorithm_named(name), [RequestedShape(_shape(row[:-1]), row[-1]) for row in rows]

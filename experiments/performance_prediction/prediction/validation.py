@@ -1,6 +1,6 @@
 """Validation of a predictor on folds of one device's measurements that it was not fitted to."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,16 +11,11 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.fitting.held_out import PredictionScore, score
 from experiments.fitting.regression import relative_nonnegative
 from experiments.performance_prediction.algorithms.convolution import ALGORITHMS, AlgorithmName, ConvShape
-from experiments.performance_prediction.prediction.layer_latency import ANY_KERNEL, LayerLatency
-from experiments.performance_prediction.prediction.measurements import (
-    MeasuredInference,
-    MeasuredLayer,
-    Measurements,
-)
+from experiments.performance_prediction.prediction.layer_latency import LayerLatency
+from experiments.performance_prediction.prediction.measurements import MeasuredInference, Measurements
 from experiments.performance_prediction.prediction.network_predictor import (
     DevicePredictor,
     PredictedInference,
-    PredictedLayer,
     fit_device,
 )
 from experiments.performance_prediction.prediction.operations import (
@@ -75,51 +70,30 @@ class LinearLatency:
 
 
 class ForestLatency:
-    """Random forests over the features of a layer, fitted to logarithms: one for each algorithm, or, nn-Meter's method
-    (L. Zhang et al., "nn-Meter", MobiSys 2021), one for each kernel that `latencies` predict to run.
-    """
+    """A random forest over the features of a layer for each algorithm, fitted to logarithms."""
 
-    def __init__(self, latencies: Mapping[AlgorithmName, LayerLatency], by_kernel: bool) -> None:
+    def __init__(self, latencies: Mapping[AlgorithmName, LayerLatency]) -> None:
         # Its import takes a second, and most commands need none of it.
         from sklearn.ensemble import RandomForestRegressor
 
-        self._latencies, self._by_kernel = latencies, by_kernel
-        self._forests: dict[tuple[AlgorithmName, str], RandomForestRegressor] = {}
-        for algorithm, latency in latencies.items():
-            features = matrix_of_features(list(latency.measured), algorithm, latency.multiprocessors)
-            values = np.log(list(latency.measured.values()))
-            labels = np.array(latency.labels if by_kernel else [ANY_KERNEL] * len(values))
-            for name in np.unique(labels):
-                own = labels == name
-                forest = RandomForestRegressor(_TREES, random_state=0).fit(features[own], values[own])
-                self._forests[algorithm, str(name)] = forest
+        self._latencies = latencies
+        self._forests = {
+            algorithm: RandomForestRegressor(_TREES, random_state=0).fit(
+                matrix_of_features(list(latency.measured), algorithm, latency.multiprocessors),
+                np.log(list(latency.measured.values())),
+            )
+            for algorithm, latency in latencies.items()
+        }
 
     def layers_s(self, shapes: Sequence[ConvShape], runs: Sequence[AlgorithmName]) -> list[float]:
         """Seconds of layers, each with an algorithm that was measured."""
-        return _by_algorithm(shapes, runs, self._layers_of)
-
-    def _layers_of(self, algorithm: AlgorithmName, shapes: Sequence[ConvShape]) -> np.ndarray:
-        latency = self._latencies[algorithm]
-        labels = np.array(latency.likeliest_kernels(shapes) if self._by_kernel else [ANY_KERNEL] * len(shapes))
-        features = matrix_of_features(shapes, algorithm, latency.multiprocessors)
         found = np.zeros(len(shapes))
-        for name in np.unique(labels):
-            which = labels == name
-            found[which] = np.exp(self._forests[algorithm, str(name)].predict(features[which]))
-        return found
-
-
-def _by_algorithm(
-    shapes: Sequence[ConvShape],
-    runs: Sequence[AlgorithmName],
-    seconds: Callable[[AlgorithmName, Sequence[ConvShape]], Sequence[float] | np.ndarray],
-) -> list[float]:
-    """Seconds of layers, found for all of an algorithm together."""
-    found = np.zeros(len(shapes))
-    for name in dict.fromkeys(runs):
-        places = [place for place, each in enumerate(runs) if each == name]
-        found[places] = seconds(name, [shapes[place] for place in places])
-    return found.tolist()
+        for name in dict.fromkeys(runs):
+            places = [place for place, each in enumerate(runs) if each == name]
+            multiprocessors = self._latencies[name].multiprocessors
+            features = matrix_of_features([shapes[place] for place in places], name, multiprocessors)
+            found[places] = np.exp(self._forests[name].predict(features))
+        return found.tolist()
 
 
 def _columns(shapes: Sequence[ConvShape]) -> np.ndarray:
@@ -190,8 +164,7 @@ def _fold(kind: str, measured: Measurements, left_out: Sequence[int | str]) -> F
     return Fold(kind, ", ".join(map(str, left_out)), train, test, shapes)
 
 
-OURS, ONE_FORM, ROOFLINE, LINEAR = "this model", "kernel unknown", "roofline", "linear"
-FOREST, KERNEL_FOREST = "forest", "forest a kernel"
+OURS, FOREST, LINEAR, ROOFLINE = "this model", "forest", "linear", "roofline"
 LAYER, DEVICE, WHOLE, ENERGY = "layer", "network, device", "network, with host", "energy"
 
 
@@ -228,8 +201,6 @@ class FoldResult:
     layers_known: float  #: fraction of the layers left out whose shape was in the training part, at another size
     layers_covered: float  #: fraction of them within the interval of 95 % that was predicted
     support_wrong: int  #: layers for which another algorithm was expected to run than did
-    #: fraction of the layers with known kernels whose kernel was predicted; rare ones count as one; None without any
-    kernels_right: float | None = None
 
 
 class _Figures(NamedTuple):
@@ -246,7 +217,6 @@ def validate(fold: Fold) -> FoldResult:
     baselines = _Baselines.fitted(predictor)
     known = {shape for latency in predictor.latencies.values() for shape in latency.measured}
     found: list[PredictedAndMeasured] = []
-    rights: list[bool] = []
     wrong = layers = seen = covered = 0
     for inference in fold.test.inferences:
         if inference.requested not in predictor.algorithms:
@@ -256,37 +226,17 @@ def validate(fold: Fold) -> FoldResult:
         wrong += sum((mine.runs != mine.requested) is not its.fell_back for mine, its in pairs)
         layers += len(pairs)
         seen += sum(its.shape in known for _, its in pairs)
-        rights += _kernels_right(predictor, pairs)
         covered += sum(mine.latency.low <= its.latency_s <= mine.latency.high for mine, its in pairs)
         for method, figures in baselines.figures(ours).items():
             found += _compared(fold, method, inference, figures)
     found += _energies(fold, predictor)
     count = max(layers, 1)
-    return FoldResult(fold, predictor, tuple(found), seen / count, covered / count, wrong,
-                      sum(rights) / len(rights) if rights else None)  # fmt: skip
-
-
-def _kernels_right(predictor: DevicePredictor, pairs: Sequence[tuple[PredictedLayer, MeasuredLayer]]) -> list[bool]:
-    """Of each layer that ran as expected and whose kernel is known, whether that was the likeliest."""
-    found = []
-    for name in dict.fromkeys(mine.runs for mine, _ in pairs):
-        own = [
-            (mine.shape, its.kernels)
-            for mine, its in pairs
-            if its.kernels is not None and mine.runs == name and (mine.runs != mine.requested) is its.fell_back
-        ]
-        latency = predictor.latencies[name]
-        likeliest = latency.likeliest_kernels([shape for shape, _ in own]) if own else []
-        for expected, (_, ran) in zip(likeliest, own, strict=True):
-            found.append(expected == (ran if ran in latency.labels else ANY_KERNEL))
-    return found
+    return FoldResult(fold, predictor, tuple(found), seen / count, covered / count, wrong)
 
 
 class _Baselines(NamedTuple):
     """What else predicts the same layers; all but the roofline have this model's rest and host."""
 
-    one_form: Mapping[AlgorithmName, LayerLatency]
-    kernel_forest: ForestLatency
     forest: ForestLatency
     linear: LinearLatency
     roofline: Roofline
@@ -296,21 +246,15 @@ class _Baselines(NamedTuple):
         """The baselines, fitted to the layers that the predictor was fitted to."""
         latencies = predictor.latencies
         return cls(
-            {name: LayerLatency(name, each.multiprocessors, each.measured, interval=(-1.0, 1.0))
-             for name, each in latencies.items()},
-            ForestLatency(latencies, True), ForestLatency(latencies, False),
+            ForestLatency(latencies),
             LinearLatency({name: each.measured for name, each in latencies.items()}),
             Roofline(predictor.device, predictor.precision),
-        )  # fmt: skip
+        )
 
     def figures(self, ours: PredictedInference) -> dict[str, _Figures]:
         """Predicted seconds by method."""
         shapes, runs = [layer.shape for layer in ours.layers], [each.runs for each in ours.layers]
         layers = {
-            ONE_FORM: _by_algorithm(
-                shapes, runs, lambda name, own: [each.seconds for each in self.one_form[name].predict(own)]
-            ),
-            KERNEL_FOREST: self.kernel_forest.layers_s(shapes, runs),
             FOREST: self.forest.layers_s(shapes, runs),
             LINEAR: [self.linear.layer_s(shape, name) for shape, name in zip(shapes, runs, strict=True)],
         }
@@ -357,7 +301,7 @@ def _energies(fold: Fold, predictor: DevicePredictor) -> list[PredictedAndMeasur
 
 ALL = "all"
 LEVELS = (LAYER, DEVICE, WHOLE, ENERGY)
-METHODS = (OURS, ONE_FORM, KERNEL_FOREST, FOREST, LINEAR, ROOFLINE)
+METHODS = (OURS, FOREST, LINEAR, ROOFLINE)
 
 
 @dataclass(frozen=True)

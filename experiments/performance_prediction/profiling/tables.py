@@ -256,24 +256,17 @@ def _rows(path: Path, columns: Sequence[str]) -> list[dict[str, Cell]]:
     return rows_with_columns(path, columns, advice) if path.exists() else []
 
 
-def rows_with_columns(
-    path: Path, columns: Sequence[str], advice: str, absent: frozenset[str] = frozenset()
-) -> list[dict[str, Cell]]:
+def rows_with_columns(path: Path, columns: Sequence[str], advice: str) -> list[dict[str, Cell]]:
     """The rows of a table with just these columns; raises ResultsRefused for another or a broken one, with the
     advice.
-
-    Args:
-        absent: columns that older tables lack; their cells are then None.
     """
     try:
         rows = read_table_file(path)
     except ResultsError as error:
         raise ResultsRefused(f"{error}; {advice}") from error
-    if not rows or tuple(rows[0]) == tuple(columns):
-        return rows
-    if tuple(rows[0]) != tuple(name for name in columns if name not in absent):
+    if rows and tuple(rows[0]) != tuple(columns):
         raise ResultsRefused(f"{path} has other columns than this version's; {advice}")
-    return [{name: row.get(name) for name in columns} for row in rows]
+    return rows
 
 
 def whole_number(cell: Cell) -> int:

@@ -118,10 +118,6 @@ def test_missing_curves_of_a_finished_training_are_written_when_it_resumes(small
         (["--grid", "x", "--environment", "synthetic"], "invalid choice: 'synthetic' (choose from 'replay')"),
         (["--grid", "x", "--objective", "grpo"], "invalid choice: 'grpo' (choose from 'expected')"),
         (["--grid", "x", "--warm_start", "per_sample"], "invalid choice: 'per_sample'"),
-        (
-            ["--grid", "x", "--group_size", "4", "--clip=0.2"],
-            "--group_size, --clip belonged to GRPO, and the expected reward is the only objective; drop it",
-        ),
         (["--grid", "x", "--resume"], "checkpoint.pt to resume from; drop --resume"),
         (["--grid", "x", "--split_seed", "-1"], "--split_seed -1 is not possible; give at least 0"),
         ([], "required: --grid"),

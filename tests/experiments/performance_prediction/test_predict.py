@@ -22,7 +22,7 @@ from experiments.analyses.charts.matplotlib_charts import figure_of
 from experiments.analyses.charts.style import new_figure, save_figure
 from experiments.performance_prediction.predict import build_parser, main
 from experiments.performance_prediction.prediction.figures import COLOURS, PART_COLOURS, breakdown_chart, figure_folders
-from experiments.performance_prediction.prediction.measurements import _REPEATS, Measurements, read_measurements
+from experiments.performance_prediction.prediction.measurements import Measurements, read_measurements
 from experiments.performance_prediction.prediction.predictor_file import load_fitted
 from experiments.performance_prediction.profiling.tables import LAYER_COLUMNS, OVERALL_COLUMNS
 
@@ -49,8 +49,6 @@ def test_the_tables_are_read_as_they_were_measured() -> None:
     )
     assert [layer.fell_back for layer in first.layers] == [True, False, False, False, False]
     assert first.layers[0].runs == "implicit precomp gemm" and first.layers[0].shape.kernel == (11, 11)
-    assert str(first.layers[0].kernels).startswith("sm80_xmma_fprop_implicit_gemm_indexed")
-    assert _REPEATS.sub("", "a<2, 4> x2 + b + c x16") == "a<2, 4> + b + c"
 
 
 def test_launch_bound_inferences_are_in_the_fit_unless_they_are_left_out(tmp_path: Path) -> None:
@@ -144,12 +142,12 @@ def test_files_that_are_none_are_one_line(tmp_path: Path, capsys: pytest.Capture
     assert "contains no *_overall.csv" in capsys.readouterr().err
     (tmp_path / "m.json").write_text('{"schema": "another"}')
     assert main(["predict", "vgg16", "--input-size", "300", "--from", str(tmp_path / "m.json")]) == 1
-    assert "is not of schema convolution-latency/1" in capsys.readouterr().err
+    assert "is not of schema convolution-latency/2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("devices", ["", ', "devices": {}', ', "devices": [1]', ', "devices": {"gpu": []}'])
 def test_a_damaged_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], devices: str) -> None:
-    (tmp_path / "m.json").write_text('{"schema": "convolution-latency/1"' + devices + "}")
+    (tmp_path / "m.json").write_text('{"schema": "convolution-latency/2"' + devices + "}")
     assert main(["predict", "vgg16", "--input-size", "300", "--from", str(tmp_path / "m.json")]) == 1
     assert re.fullmatch(r"error: \S+m\.json is damaged \(.+\); fit again\n", capsys.readouterr().err)
 

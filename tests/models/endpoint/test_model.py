@@ -35,7 +35,7 @@ def sample(*pictures: Image.Image) -> Sample:
 
 def model_at(*servers: OpenAIServer, system_prompt: str | None = None) -> EndpointModel:
     served = served_models([f"s{number}={each.url}" for number, each in enumerate(servers)], ["m"])
-    return EndpointModel.connected("m", served, system_prompt)
+    return EndpointModel.unasked("m", served, system_prompt).probed()
 
 
 @contextmanager
@@ -176,7 +176,7 @@ def test_the_fault_of_a_request_with_a_picture_asks_whether_the_model_takes_pict
 def test_at_a_rate_a_server_may_drop_a_request_for_the_next() -> None:
     left = [Reply(), Reply(finish_reason=None)]
     with serving(lambda request: left.pop(0)) as server:
-        model = EndpointModel.connected("m", served_models([f"s={server.url}"], ["m"]), None, request_rate=2.0)
+        model = EndpointModel.unasked("m", served_models([f"s={server.url}"], ["m"]), None, request_rate=2.0).probed()
         with pytest.raises(SampleError, match="a server may drop a request when the next one comes"):
             asked(model)
 
@@ -226,7 +226,7 @@ def test_an_address_without_v1_is_found_by_its_404() -> None:
     lacking = Reply(status=404, body={"detail": "Not Found"})
     reason = "HTTP 404: Not Found; correct --endpoint, whose address usually ends in /v1, or --model$"
     with serving(lambda request: lacking) as server, pytest.raises(ConfigurationError, match=reason):
-        EndpointModel.connected("m", served_models([server.url.removesuffix("/v1")], ["m"]), None)
+        EndpointModel.unasked("m", served_models([server.url.removesuffix("/v1")], ["m"]), None).probed()
 
 
 def test_a_running_server_that_fails_is_not_to_be_started() -> None:
@@ -240,7 +240,7 @@ def test_a_server_that_is_not_there_is_to_be_started() -> None:
     with serving() as server:
         served = served_models([server.url], ["m"])
     with pytest.raises(ConfigurationError, match="cannot be reached .*; start the server, or correct --endpoint and"):
-        EndpointModel.connected("m", served, None)
+        EndpointModel.unasked("m", served, None).probed()
 
 
 def test_a_key_that_the_server_does_not_know_is_named() -> None:
@@ -254,7 +254,7 @@ def test_at_a_rate_nothing_comes_but_the_requests_and_silence_ends_them() -> Non
     closing = threading.Event()
     served = served_models
     with serving(lambda request: Reply(wait=closing if len(server.requests) > 2 else None)) as server:
-        model = EndpointModel.connected("m", served([f"s={server.url}"], ["m"]), None, request_rate=2.0)
+        model = EndpointModel.unasked("m", served([f"s={server.url}"], ["m"]), None, request_rate=2.0).probed()
         asked(model)
         assert (server.num_others, len(server.requests)) == (0, 2)
         model.patience.limit_s = 0.3

@@ -31,7 +31,7 @@ def outcome_of(*parts: Part | Iterable[Part], limit: int = 5) -> tuple[StagedRun
 
     with serving_bytes(reply) as server:
         served = served_models([f"s={server.url}"], ["m"])
-        model = EndpointModel.connected("m", served, None, limit_s=LIMIT_S)
+        model = EndpointModel.unasked("m", served, None, limit_s=LIMIT_S).probed()
         run = run_staged(model, {"prompt": "what?"}, limit)
         return run, model.decode_text(run.token_ids)
 
@@ -240,7 +240,7 @@ def opened(*replies: Part | list[Part], limit_s: float = LIMIT_S) -> EndpointMod
     """The model where the first requests are answered so, and later ones well."""
     left = [each if isinstance(each, list) else [each] for each in replies]
     with serving_bytes(lambda body: left.pop(0) if left else [GOOD]) as server:
-        return EndpointModel.connected("m", served_models([f"s={server.url}"], ["m"]), None, limit_s=limit_s)
+        return EndpointModel.unasked("m", served_models([f"s={server.url}"], ["m"]), None, limit_s=limit_s).probed()
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_a_wait_that_the_server_asks_for_is_not_timed(line: str) -> None:
     left = [status(line, b"{}", "Retry-After: 0.1"), status(line, b"{}", "Retry-After: 0")]
     looks = list[str]()
     with serving_bytes(lambda body: [left.pop(0) if left and len(server.requests) > 1 else GOOD]) as server:
-        model = EndpointModel.connected("m", served_models([f"s={server.url}"], ["m"]), None)
+        model = EndpointModel.unasked("m", served_models([f"s={server.url}"], ["m"]), None).probed()
         model.while_waiting(lambda waited_s, what: looks.append(what))
         run = run_staged(model, {"prompt": "what?"}, 5)
         assert run.total_s < 0.15 and len(server.requests) == 4
@@ -287,7 +287,7 @@ def test_whoever_looks_at_a_wait_can_end_it() -> None:
         raise Stopped(f"stopped after {waited_s:.0f} s of {what}")
 
     with serving_bytes(lambda body: [GOOD if body["messages"][0]["content"] == "Hi" else None]) as server:
-        model = EndpointModel.connected("m", served_models([f"s={server.url}"], ["m"]), None)
+        model = EndpointModel.unasked("m", served_models([f"s={server.url}"], ["m"]), None).probed()
         model.while_waiting(look)
         with pytest.raises(Stopped, match="stopped after 0 s of m at 127.0.0.1:"):
             run_staged(model, {"prompt": "what?"}, 5)

@@ -1,4 +1,4 @@
-"""Agreement of `relaxed` with labels of replies, by kind; tests/data/replies/README.md says how they were made."""
+"""Replies of models and what a person reads in them; tests/data/replies/README.md says how they were made."""
 
 import json
 from collections import defaultdict
@@ -10,13 +10,19 @@ from scipy.stats import binomtest
 
 from experiment_core_utils.tasks.answers import answer_in
 from experiment_core_utils.tasks.interface import Answer, Score
+from experiment_core_utils.tasks.scoring.mc import select_mc_option
 from experiment_core_utils.tasks.scoring.metrics import AGREED_REPLIES, LABELLED_REPLIES, METRICS, RELAXED
+from experiment_core_utils.tasks.scoring.relaxed import relaxed
 
 FOLDER = Path(__file__).parents[2] / "data" / "replies"
 METRIC = next(metric for metric in METRICS if metric.name == RELAXED)
 # The rules were written on the first half, so that it shows only that they still do what they did: 498 of 508 agree.
 # The other half is what they are judged by: at least 93 %.
 LEAST = {"writing_half": 0.975, "test_half": 0.93}
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def score_of(row: dict[str, Any]) -> Score:
@@ -27,7 +33,7 @@ def score_of(row: dict[str, Any]) -> Score:
 
 @pytest.mark.parametrize("half", LEAST)
 def test_scores_agree_with_labels(half: str) -> None:
-    rows = [json.loads(line) for line in (FOLDER / f"{half}.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = rows_of(half)
     agreed, unreadable = defaultdict[str, list[bool]](list), 0
     for row in rows:
         score = score_of(row)
@@ -44,7 +50,22 @@ def test_scores_agree_with_labels(half: str) -> None:
 
 
 def test_of_replies_without_an_answer_most_are_unreadable_and_none_is_right() -> None:
-    rows = [json.loads(line) for line in (FOLDER / "writing_half.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = rows_of("writing_half")
     scores = [score_of(row) for row in rows if row["label"] == "unreadable"]
     print(sum(not score.parsed for score in scores), len(scores), sum(score.value or 0 for score in scores))
     assert sum(not score.parsed for score in scores) >= 0.5 * len(scores)
+
+
+def reply_of(row: dict[str, Any]) -> str:
+    return str(row["reply"])
+
+
+@pytest.mark.parametrize("row", rows_of("choice_forms"), ids=reply_of)
+def test_a_reply_chooses_what_a_person_reads(row: dict[str, Any]) -> None:
+    index, _ = select_mc_option(row["reply"], tuple(row["choices"]))
+    assert ("" if index is None else "ABCDEFGHIJ"[index]) == row["letter"]
+
+
+@pytest.mark.parametrize("row", rows_of("open_forms"), ids=reply_of)
+def test_a_reply_is_right_where_a_person_takes_it_so(row: dict[str, Any]) -> None:
+    assert relaxed(row["reply"], row["references"]) == float(row["label"])

@@ -9,10 +9,8 @@ import torch
 
 from experiments.performance_prediction.algorithms.convolution import ConvShape
 from experiments.performance_prediction.prediction.layer_latency import (
-    ANY_KERNEL,
     LayerLatency,
     gaussian_process,
-    kernels_by_shape,
     likeliest,
     seconds_by_shape,
 )
@@ -75,42 +73,6 @@ def test_a_law_of_terms_is_found_again_where_nothing_was_measured() -> None:
         assert found.low < found.seconds < found.high
 
 
-def test_the_kernel_is_predicted_first_and_then_its_time() -> None:
-    """cuDNN switches kernels: above 32 pixels one runs that takes six times as long a FLOP."""
-
-    def kernel(shape: ConvShape) -> str:
-        return "small" if shape.height <= 32 else "large"
-
-    def law(shape: ConvShape) -> float:
-        return 5e-6 + shape.flops / (30e12 if kernel(shape) == "small" else 5e12)
-
-    def drawn(channels: range) -> list[ConvShape]:
-        sides = range(8, 64, 4)
-        return [ConvShape(1, 64, side, side, out, (3, 3), padding=(1, 1)) for side in sides for out in channels]
-
-    measured = {shape: law(shape) for shape in drawn(range(16, 130, 16))}
-    kernels = {shape: kernel(shape) for shape in measured}
-    rare = next(iter(measured))
-    model = LayerLatency("implicit gemm", 132, measured, kernels | {rare: "rare"})
-    unseen = drawn(range(24, 130, 32))
-    assert model.likeliest_kernels(unseen) == [kernel(shape) for shape in unseen]
-    # One shape is no basis for a regression.
-    assert set(model.hyperparameters) == {"small", "large", ANY_KERNEL} and model.labels[0] == ANY_KERNEL
-    # Where they switch, from 32 to 36 pixels, both are thought possible.
-    apart = [shape for shape in unseen if shape.height not in (32, 36)]
-    assert [each.seconds for each in model.predict(apart)] == pytest.approx([law(shape) for shape in apart], rel=0.05)
-
-
-def test_kernels_are_left_aside_where_they_do_not_help() -> None:
-    outs = (16, 32, 48, 64, 80, 96)
-    shapes = [ConvShape(1, 64, side, side, out, (3, 3), padding=(1, 1)) for side in range(8, 60, 8) for out in outs]
-    waves = {shape: 5e-6 + shape.flops / 30e12 * (1.5 + math.sin(shape.height / 6)) for shape in shapes}
-    generator = np.random.default_rng(0)
-    for_nothing = {shape: str(generator.choice(["a", "b"])) for shape in shapes}
-    # Half of the shapes each know less of the waves than all of them.
-    assert set(LayerLatency.chosen("implicit gemm", 132, waves, for_nothing).hyperparameters) == {ANY_KERNEL}
-
-
 def test_the_interval_contains_as_many_new_layers_as_it_says() -> None:
     """Each layer is off by a factor of its own at all of its sizes, which near sizes of it would give away."""
     generator = np.random.default_rng(3)
@@ -131,11 +93,7 @@ def test_a_forest_of_each_algorithm_knows_what_it_saw_and_nothing_beyond() -> No
     shapes = [ConvShape(1, 8, side, side, 32, (3, 3)) for side in range(10, 90, 2)]
     slow = {shape: 2e-3 if shape.height > 50 else 1e-3 for shape in shapes}
     measured = {"gemm": slow, "fft": dict.fromkeys(shapes, 0.004)}
-    # Below 30 pixels another kernel runs: a forest of its own knows 1 ms alone.
-    kernels = {shape: "small" if shape.height < 30 else "large" for shape in slow}
-    latencies = {name: LayerLatency(name, 132, each, kernels) for name, each in measured.items()}  # type: ignore[arg-type]
-    assert ForestLatency(latencies, by_kernel=True).layers_s(shapes[:10], ["gemm"] * 10) == pytest.approx([1e-3] * 10)  # type: ignore[arg-type]
-    forest = ForestLatency(latencies, by_kernel=False)  # type: ignore[arg-type]
+    forest = ForestLatency({name: LayerLatency(name, 132, each) for name, each in measured.items()})  # type: ignore[misc, arg-type]
     sides = [ConvShape(1, 8, side, side, 32, (3, 3)) for side in (21, 71, 400, 21)]
     assert forest.layers_s(sides, ["gemm", "gemm", "gemm", "fft"]) == pytest.approx([1e-3, 2e-3, 2e-3, 4e-3], rel=0.05)
 
@@ -155,12 +113,6 @@ def test_layers_count_for_what_ran_and_what_fell_back_for_guess() -> None:
     assert seconds_by_shape(layers, "fft") == {SHAPE: 2.0}
     assert seconds_by_shape(layers, "winograd") == {}
     assert seconds_by_shape(layers, "guess") == seconds_by_shape(layers, "implicit gemm") == {SHAPE: 5.0}
-
-
-def test_the_kernel_of_a_shape_is_the_one_that_ran_most_often() -> None:
-    ran = [MeasuredLayer("a", SHAPE, "fft", "fft", False, None, 1.0, name) for name in ("a", "b", "b", None)]
-    other = MeasuredLayer("c", SHAPE, "gemm", "gemm", False, None, 1.0, "c")
-    assert kernels_by_shape([*ran, other], "fft") == {SHAPE: "b"} and kernels_by_shape(ran, "gemm") == {}
 
 
 def sided(side: int, kernel: int = 3) -> ConvShape:
