@@ -570,7 +570,19 @@ class QuestionConfig(Part):
     @property
     def is_asked(self) -> bool:
         """Whether anything is given."""
-        return bool(self.model_fields_set)
+        return self.has_budgets or self.accept_loss is not None
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Largest first; the one that is asked for alone where one is, and none where budgets alone are."""
+        if self.accept_loss is not None:
+            return (self.accept_loss,)
+        return () if self.has_budgets else (0.2, 0.1, 0.05, 0.02, 0.0)
+
+    @property
+    def has_budgets(self) -> bool:
+        """Whether a least accuracy or a budget is given."""
+        return any(each is not None for each in (self.min_accuracy, self.budget_ms, self.budget_p95_ms, self.budget_j))
 
 
 class MachineConfig(Part):
