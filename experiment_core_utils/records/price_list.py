@@ -78,7 +78,7 @@ class PriceList:
 
     task: str
     against: str | None  #: key of the reference; None where nothing can be said of it
-    why: str | None  #: why there are no prices; None where there are
+    why: str | None  #: why there are no prices; None where there are, or budgets alone are asked for
     types: tuple[TypePrices, ...] = ()  #: without prices the answers to budgets, where these are asked for
     routing: Routing | None = None  #: None where one setting is the choice of all types
     metric_best: float = 1.0
@@ -89,9 +89,11 @@ class PriceList:
         each_type = [line for each in self.types for line in self._of_type(each)]
         if self.why is not None:
             return [f"no prices: {self.why}", *each_type]
-        what = "prices, in" if any(each.prices for each in self.types) else "what fits, with the time in"
-        loss = ", by accepted loss of accuracy" * what.startswith("prices")
-        head = f"{what} percent of that of the reference {self.against}, the model as it is{loss}:"
+        of = f"percent of that of the reference {self.against}, the model as it is"
+        if any(each.prices for each in self.types):
+            head = f"prices, in {of}, by accepted loss of accuracy:"
+        else:
+            head = "what fits:" if self.types[0].reference_ms is None else f"what fits, with the time in {of}:"
         return [head, *each_type, *self._routing()]
 
     @property
@@ -154,7 +156,7 @@ class PriceList:
         if found.setting is None:
             return f"{asked}: not measured"
         assert found.cost is not None and found.accuracy is not None
-        cost = "" if found.unit == "score" else f"{found.cost:.3g} {found.unit}, "
+        cost = "" if found.unit == "score" else f"{found.cost:.4g} {found.unit}, "
         ends = "" if found.accuracy_ci95 is None else " [{}, {}]".format(*map(self._score, found.accuracy_ci95))
         time = "" if found.time_ratio is None else f", {100 * found.time_ratio:.0f} % of the time"
         figures = f"{found.setting}, {cost}accuracy {self._score(found.accuracy)}{ends}{time}"

@@ -140,8 +140,8 @@ def price_list(grid: TaskGrid, question: QuestionConfig | None = None, why: str 
     against = None if reference is None else keys[reference]
     if why is not None:
         # What fits into a budget is known without the reference.
-        budgets = tuple(_budgets_alone(group, question) for group in groups) if question.has_budgets else ()
-        return PriceList(grid.task, against, why, budgets, metric_best=grid.best)
+        fitting = tuple(_budgets_alone(group, question) for group in groups) if question.has_budgets else ()
+        return PriceList(grid.task, against, why if question.losses else None, fitting, metric_best=grid.best)
     found = tuple(_type_prices(group, question) for group in groups)
     # The smallest loss at which some type has a choice of its own; a loss of 0 is a claim about these answers only.
     routings = (_routing(groups[:-1], found[:-1], loss) for loss in reversed(question.losses) if loss)

@@ -209,8 +209,8 @@ def test_predict_prints_what_choose_says_and_what_a_controller_takes(tmp_path: P
     path = tmp_path / "lookup.json"
     save(build(grid(), "mean"), path)
     assert main(["predict", str(path), "--budget_ms", "600", "50"]) == 0
-    _, number, fits, taken, _, _, nearest, near = capsys.readouterr().out.splitlines()
-    assert number == "  over all: 4 questions"
+    head, number, fits, taken, _, _, nearest, near = capsys.readouterr().out.splitlines()
+    assert (head, number) == ("what fits:", "  over all: 4 questions")
     assert fits.startswith("    mean of 600 ms or less: surely tier-low_topk4_blocks12, 125 ms, accuracy 0.500 [")
     assert taken == "a controller by lookup_mean: 100 % tier-high_topk8_blocks16"
     assert nearest.startswith(
