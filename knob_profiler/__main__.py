@@ -52,7 +52,7 @@ COMMANDS = Group(
         ),
         "datasets": Command("experiments.core_exp.multi_datasets", "profile several datasets, one after the other"),
         "text": Command("experiments.text_exp.run_text_generation", "measure text generation of a language model"),
-        "status": Command("experiment_core_utils.planning.status", "how far a run has come"),
+        "status": Command("experiment_core_utils.planning.status", "how far a run has come, and what it comes to"),
         "report": Command("experiments.core_exp.report", "one HTML page about a run"),
         "analyse": Group(
             {

@@ -328,6 +328,11 @@ class TaskConfig(Part):
     columns: Annotated[Listed[Annotated[str, Metavar("COLUMN=NAME")]], BeforeValidator(_pairs)] | None = Field(
         default=None, description="columns of --data_file by other names, such as question=prompt image=image_path"
     )
+    type_column: Annotated[str, Metavar("COLUMN")] | None = Field(
+        default=None,
+        description="column of --data_file with the type of each question, by which prices are (default: type, else "
+        "question_type)",
+    )
     text_only: bool = Field(
         default=False, description="leave the pictures of --data_file out, also where it has none for a vision model"
     )
@@ -386,9 +391,16 @@ class TaskConfig(Part):
         for name in ("dataset_name", *(("split", "dataset_revision") if whole else ())):
             if file is not None and name in self.model_fields_set:
                 raise ConfigurationError(f"--data_file is the whole data set: --{name} cannot act; drop one")
-        if file is None and self.columns:
-            raise ConfigurationError("--columns is for the rows of --data_file, which is not given; drop it")
+        for name in ("columns", "type_column"):
+            if file is None and getattr(self, name):
+                raise ConfigurationError(f"--{name} is for the rows of --data_file, which is not given; drop it")
         return self
+
+    @property
+    def named_columns(self) -> list[str] | None:
+        """`columns` with that of the types; None where none is named."""
+        of_types = [] if self.type_column is None else [f"type={self.type_column}"]
+        return [*(self.columns or []), *of_types] or None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
@@ -570,7 +582,19 @@ class QuestionConfig(Part):
     @property
     def is_asked(self) -> bool:
         """Whether anything is given."""
-        return bool(self.model_fields_set)
+        return self.has_budgets or self.accept_loss is not None
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """Largest first; the one that is asked for alone where one is, and none where budgets alone are."""
+        if self.accept_loss is not None:
+            return (self.accept_loss,)
+        return () if self.has_budgets else (0.2, 0.1, 0.05, 0.02, 0.0)
+
+    @property
+    def has_budgets(self) -> bool:
+        """Whether a least accuracy or a budget is given."""
+        return any(each is not None for each in (self.min_accuracy, self.budget_ms, self.budget_p95_ms, self.budget_j))
 
 
 class MachineConfig(Part):

@@ -23,7 +23,7 @@ def variables_of(config: ProfilingConfig, max_new_tokens: int, choice: BlockChoi
             "model": list(config.model.model) if config.model.model is not None else None,
             "knob_flags": knob_flags(config.knobs),
             "ids": list(config.task.ids) if config.task.ids is not None else None,
-            "columns": list(config.task.columns) if config.task.columns is not None else None,
+            "columns": config.task.named_columns,
             "max_new_tokens": max_new_tokens,
             "batch_size": 1,
             "decoding": "greedy",

@@ -123,8 +123,8 @@ def _later_parts(config: ProfilingConfig, choice: BlockChoice, stop: Sequence[st
         yield "max_repeats", measuring.max_repeats
     if measuring.memory_timeline:
         yield "memory_timeline"
-    if config.task.columns is not None:
-        yield "columns", sorted(config.task.columns)
+    if config.task.named_columns is not None:
+        yield "columns", sorted(config.task.named_columns)
     if config.task.text_only:
         yield "text_only"
     if choice.sets is not None:

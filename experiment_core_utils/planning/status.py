@@ -2,11 +2,12 @@
 
 knobprof status RESULTS_DIR
 
-Reads the run's plan, its ledger, the journals of settings that have no result yet and its conclusion; no result file
-and no torch, so that it answers at once. A run is at work while it has the lock of its folder.
+Reads the run's plan, its ledger, the journals of settings that have no result yet and its conclusion with prices; no
+result file and no torch, so that it answers at once. A run is at work while it has the lock of its folder.
 """
 
 import argparse
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.primitives.texts import counted, printable
 from experiment_core_utils.primitives.units import span
-from experiment_core_utils.records.conclusion import saved_sentence
+from experiment_core_utils.records.conclusion import Conclusion, saved_conclusion
 from experiment_core_utils.records.journal import JournalContent, has_run, journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, folders_with_plans, read_plan
 from experiment_core_utils.records.sample_result import FailedSample
@@ -66,7 +67,8 @@ class Status:
     finishing_s: float  #: since it finished the last of these, or began
     written_unix_s: float  #: when it wrote that line
     silent_s: float  #: since then
-    conclusion: str | None  #: the sentence that the run ended with; None before its end
+    #: what the run ended with, or why that is not shown; None before its end
+    conclusion: Conclusion | str | None
 
     @property
     def left_s(self) -> float | None:
@@ -134,7 +136,7 @@ def read_status(output_dir: Path, now_unix_s: float) -> Status:
         finishing_s=max(now_unix_s - max([plan.started_unix_s, *ended]), 0.0),
         written_unix_s=last_s,
         silent_s=max(now_unix_s - last_s, 0.0),
-        conclusion=saved_sentence(output_dir, plan.experiment_id),
+        conclusion=saved_conclusion(output_dir, plan.experiment_id),
     )
 
 
@@ -204,7 +206,12 @@ def status_lines(status: Status, output_dir: Path) -> list[str]:
         state = "stopped at" if status.is_running is False else "at work:"
         lines.append(f"{state} {status.at_work.key}, {finished} of {counted(plan.num_samples, 'sample')}")
     lines += [time_line(status), *(f"broken: {each}" for each in status.broken), *failure_lines(status)]
-    return lines if status.conclusion is None else [*lines, f"conclusion: {status.conclusion}"]
+    found = status.conclusion
+    if found is None or isinstance(found, str):
+        return lines if found is None else [*lines, f"conclusion: {found}"]
+    question = None if found.prices is None else found.prices.next_question
+    following = [] if question is None else [f"next: knobprof choose {shlex.quote(str(output_dir))} {question}"]
+    return [*lines, *found.lines, *following]
 
 
 def time_line(status: Status) -> str:

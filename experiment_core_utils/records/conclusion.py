@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from experiment_core_utils.knobs.variant import reference_meaning
 from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN, Word
 from experiment_core_utils.primitives.errors import ResultsError
@@ -16,7 +18,13 @@ from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_change_text, time_text
 from experiment_core_utils.records.controls import Control, control_lines
 from experiment_core_utils.records.price_list import PriceList
-from experiment_core_utils.records.result_files import CONCLUSION_FILE, RESULT_FILES, content_digest, read_json_object
+from experiment_core_utils.records.result_files import (
+    CONCLUSION_FILE,
+    RESULT_FILES,
+    content_digest,
+    field_fault,
+    read_json_object,
+)
 
 WORDS: tuple[Word, ...] = ("yes", "likely", "can't tell", "no")
 # What the words mean, for every reader of a table or a sentence with one of them.
@@ -222,9 +230,9 @@ def save_conclusion(conclusion: Conclusion, experiment_id: str | None, folder: P
     write_json_atomically({**content, "sha256": _digest(content, folder)}, folder / CONCLUSION_FILE)
 
 
-def saved_sentence(folder: Path, experiment_id: str | None) -> str | None:
-    """The sentence of this run's conclusion, or that it is not of the results beside it; None where another run, or
-    none, wrote the file.
+def saved_conclusion(folder: Path, experiment_id: str | None) -> "Conclusion | str | None":
+    """The conclusion of this run that is saved in its folder, or why it is not shown; None where another run, or none,
+    wrote the file.
     """
     try:
         content = read_json_object(folder / CONCLUSION_FILE)
@@ -234,7 +242,10 @@ def saved_sentence(folder: Path, experiment_id: str | None) -> str | None:
         return None
     if content.pop("sha256", None) != _digest(content, folder):
         return f"not shown: {CONCLUSION_FILE} is not of the results beside it; the same command writes it again"
-    return str(content["sentence"])
+    try:
+        return TypeAdapter(Conclusion).validate_python(content)
+    except ValidationError as error:
+        return f"not shown: {CONCLUSION_FILE} {field_fault(error)}; the same command writes it again"
 
 
 def _digest(content: Mapping[str, Any], folder: Path) -> str:

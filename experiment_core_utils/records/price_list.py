@@ -53,11 +53,12 @@ class TypePrices:
 
     question_type: str  #: OVERALL for all questions, each counted once
     num_samples: int  #: that all settings have a score of
-    reference_ms: float  #: mean total time of the reference
-    reference_accuracy: float  #: its mean score
-    #: the smallest loss that can be excluded where no answer changes, as a fraction of the metric's best score
-    least_loss: float
-    prices: tuple[Price, ...]  #: a row a loss, from the largest to the smallest
+    reference_ms: float | None  #: mean total time of the reference; None where there are no prices
+    reference_accuracy: float | None  #: its mean score; None where there are no prices
+    #: the smallest loss that can be excluded where no answer changes, as a fraction of the metric's best score; None
+    #: where there are no prices
+    least_loss: float | None
+    prices: tuple[Price, ...]  #: a row a loss, from the largest to the smallest; none where budgets alone are asked for
     budgets: tuple[WithinBudget, ...] = ()
 
 
@@ -78,19 +79,31 @@ class PriceList:
     """Prices by type of question, the row of all questions last."""
 
     task: str
-    against: str | None  #: key of the reference; None where nothing can be said
-    why: str | None  #: why there are no prices; None where there are
-    types: tuple[TypePrices, ...] = ()
+    against: str | None  #: key of the reference; None where nothing can be said of it
+    why: str | None  #: why there are no prices; None where there are, or budgets alone are asked for
+    types: tuple[TypePrices, ...] = ()  #: without prices the answers to budgets, where these are asked for
     routing: Routing | None = None  #: None where one setting is the choice of all types
     metric_best: float = 1.0
 
     @property
     def lines(self) -> list[str]:
         """The prices as they are printed."""
-        if self.why is not None or self.against is None:
-            return [f"no prices: {self.why}"]
-        head = f"prices, in percent of the time of {self.against}, the model as it is, by accepted loss of accuracy:"
-        return [head, *[line for each in self.types for line in self._of_type(each)], *self._routing()]
+        each_type = [line for each in self.types for line in self._of_type(each)]
+        if self.why is not None:
+            return [f"no prices: {self.why}", *each_type]
+        of = f"percent of that of the reference {self.against}, the model as it is"
+        if any(each.prices for each in self.types):
+            head = f"prices, in {of}, by accepted loss of accuracy:"
+        else:
+            head = "what fits:" if self.types[0].reference_ms is None else f"what fits, with the time in {of}:"
+        return [head, *each_type, *self._routing()]
+
+    @property
+    def next_question(self) -> str | None:
+        """Flags of `knobprof choose` for a question that the prices leave open; None without prices."""
+        if self.why is not None or not self.types or self.types[-1].reference_ms is None:
+            return None
+        return f"--budget_ms {float(f'{self.types[-1].reference_ms / 2:.2g}'):g}"
 
     @property
     def headline(self) -> str | None:
@@ -105,9 +118,13 @@ class PriceList:
         return f"at a loss surely below {self._loss(HEADLINE_LOSS)} take {', '.join(sure)}" if sure else None
 
     def _of_type(self, found: TypePrices) -> list[str]:
-        reference = f"{self._score(found.reference_accuracy)} in {time_text(found.reference_ms)}"
-        least = f"{counted(found.num_samples, 'question')} can exclude losses down to {self._loss(found.least_loss)}"
-        lines = [f"  {found.question_type}: the model as it is {reference}; {least}"]
+        number = counted(found.num_samples, "question")
+        reference = ""
+        if found.reference_ms is not None and found.reference_accuracy is not None:
+            reference = f"reference {self._score(found.reference_accuracy)} in {time_text(found.reference_ms)}; "
+        if found.prices and found.least_loss is not None:
+            number += f" can exclude losses down to {self._loss(found.least_loss)}"
+        lines = [f"  {found.question_type}: {reference}{number}"]
         sure = [price for price in found.prices if price.word == "yes"]
         for at, price in enumerate(sure):
             # A setting that is also the choice of a smaller loss is shown there.
@@ -119,10 +136,10 @@ class PriceList:
         return lines + [f"    {self._budget(each)}" for each in found.budgets]
 
     def _sure(self, price: Price) -> str:
-        meaning = f"not worse by {self._loss(price.loss)} or more"
-        if price.loss == 0:
-            meaning = "identical answers" if price.is_identical else "better"
-        return f"surely {meaning}: {self._figures(price)}"
+        meaning = "surely better" if price.loss == 0 else f"surely not worse by {self._loss(price.loss)} or more"
+        if price.loss == 0 and price.is_identical:
+            meaning = "identical answers to all of these"
+        return f"{meaning}: {self._figures(price)}"
 
     def _nearest(self, price: Price) -> str:
         loss = "no loss" if price.loss == 0 else f"a loss below {self._loss(price.loss)}"
@@ -130,7 +147,11 @@ class PriceList:
             return f"{loss}: none, no other setting is surely faster"
         needed = price.samples_needed
         more = "" if needed is None else f"; about {counted(needed, 'question')} would decide"
-        return f"{loss}: none is sure, the nearest is {self._figures(price)}: {price.word}{more}"
+        return f"{loss}: {self._not_sure(price.word)} {self._figures(price)}{more}"
+
+    def _not_sure(self, word: Word) -> str:
+        """What comes before the nearest setting, by its word."""
+        return f"none is sure, the nearest ({'surely not' if word == 'no' else word}) is"
 
     def _figures(self, price: Price) -> str:
         assert price.time_ratio is not None and price.accuracy_difference is not None
@@ -149,15 +170,11 @@ class PriceList:
         if found.setting is None:
             return f"{asked}: not measured"
         assert found.cost is not None and found.accuracy is not None
-        cost = "" if found.unit == "score" else f"{found.cost:.3g} {found.unit}, "
+        cost = "" if found.unit == "score" else f"{found.cost:.4g} {found.unit}, "
         ends = "" if found.accuracy_ci95 is None else " [{}, {}]".format(*map(self._score, found.accuracy_ci95))
         time = "" if found.time_ratio is None else f", {100 * found.time_ratio:.0f} % of the time"
         figures = f"{found.setting}, {cost}accuracy {self._score(found.accuracy)}{ends}{time}"
-        return (
-            f"{asked}: surely {figures}"
-            if found.word == "yes"
-            else (f"{asked}: none is sure, the nearest is {figures}: {found.word}")
-        )
+        return f"{asked}: {'surely' if found.word == 'yes' else self._not_sure(found.word)} {figures}"
 
     def _routing(self) -> list[str]:
         found = self.routing

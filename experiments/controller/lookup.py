@@ -13,27 +13,31 @@ from functools import cached_property, lru_cache
 from operator import ne
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NotRequired, get_args
 
 import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
-from scipy.special import bdtr, bdtrc, betaincinv, stdtr, stdtrit
+from scipy.special import betaincinv, stdtrit
 from typing_extensions import TypedDict
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, add_knob_module
+from experiment_core_utils.config.parts import QuestionConfig, validated_as
 from experiment_core_utils.knobs.setting import Setting, setting_of
-from experiment_core_utils.primitives.contrasts import Word, word_of
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiment_core_utils.primitives.files import check_writable, write_json_atomically
+from experiment_core_utils.primitives.replication import IN_ROUNDS
 from experiment_core_utils.primitives.statistics import fraction_above, percentiles_over_runs
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import check_at_least, check_fraction, milliseconds
 from experiment_core_utils.records.json_record import Amount, Count, Share, Time
+from experiment_core_utils.records.price_list import PriceList
 from experiment_core_utils.records.result_files import field_fault, read_object_of_kind
 from experiment_core_utils.records.sample_result import DecoderKnobValues
 from experiment_core_utils.records.setting_result import VisionKnob
 from experiments.analyses.knobs.conclusion import invalid_lines
+from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
+from experiments.analyses.knobs.prices import price_list
 from experiments.controller.measured_grid import MeasuredGrid, load_grid
 from experiments.controller.policies.interface import DRAWS, RequestFeatures, check_budget, draw_of
 from experiments.controller.policies.prompt_words import PromptWords
@@ -94,6 +98,8 @@ class _StoredLookup(TypedDict):
     source: dict[str, Any]
     reference_ms: Time | None
     voided_by: tuple[str, ...]
+    pictures: NotRequired[tuple[str, ...]]
+    reference: NotRequired[str | None]
 
 
 _STORED = TypeAdapter(_StoredLookup)
@@ -175,6 +181,8 @@ class Lookup:
     prompts: tuple[str | None, ...] = ()  #: of each sample, where there is a neighbourhood
     reference_ms: float | None = None  #: mean `T_total` of the model as it is; None where it was not measured
     voided_by: tuple[str, ...] = ()  #: see `MeasuredGrid`
+    pictures: tuple[str, ...] = ()  #: of each sample; empty in a file that was built before these were kept
+    reference: str | None = None  #: key of the model as it is; None as `reference_ms`
 
     @property
     def name(self) -> str:
@@ -398,7 +406,10 @@ def build(
         ids.setdefault(task, []).append(sample_id)
     by_task = {task: tuple(own) for task, own in ids.items()}
     reference_ms = milliseconds(grid.reference_mean_s)
-    return Lookup(options, tuple(entries), by_task, grid.source, prompts, reference_ms, grid.voided_by)
+    reference = None if grid.reference is None else grid.reference.key
+    return Lookup(
+        options, tuple(entries), by_task, grid.source, prompts, reference_ms, grid.voided_by, grid.pictures, reference
+    )
 
 
 def _known(values: np.ndarray) -> tuple[float | None, ...]:
@@ -436,6 +447,8 @@ def save(lookup: Lookup, path: Path) -> None:
             "source": dict(lookup.source),
             "reference_ms": lookup.reference_ms,
             "voided_by": list(lookup.voided_by),
+            "pictures": list(lookup.pictures),
+            "reference": lookup.reference,
         },
         path,
     )
@@ -459,7 +472,7 @@ def load(path: Path) -> Lookup:
         raise ResultsError(f"{path}: {error}") from error
     found = Lookup(
         options, stored["entries"], stored["sample_ids"], stored["source"], stored["prompts"], stored["reference_ms"],
-        stored["voided_by"],
+        stored["voided_by"], stored.get("pictures", ()), stored.get("reference"),
     )  # fmt: skip
     _check_samples(found, path)
     return found
@@ -524,7 +537,7 @@ def build_parser() -> argparse.ArgumentParser:
                         help="--output_dir of a run (several: one sweep), or tables of a full grid")  # fmt: skip
     making.add_argument("--output", type=Path, required=True, metavar="FILE", help="JSON file for the table")
     add_lookup_flags(making)
-    asking = commands.add_parser("predict", help="look up a setting in a table")
+    asking = commands.add_parser("predict", help="answer budgets from a table, as knobprof choose does from results")
     asking.add_argument("file", type=Path, metavar="FILE", help="table that build wrote")
     asking.add_argument("--budget_ms", type=float, nargs="+", required=True, metavar="MS", help="latency budgets")
     asking.add_argument("--prompt", metavar="TEXT", help="of the request, for a table built with --neighbourhood")
@@ -552,101 +565,57 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigurationError(
             f"--prompt TEXT goes with a table built with --neighbourhood, and {given.file} is of {lookup.name}"
         )
-    lines = [_line(lookup, budget_ms, given.prompt) for budget_ms in given.budget_ms]
-    print("\n".join([*invalid_lines(lookup.voided_by), *lines]))
+    lines = invalid_lines(lookup.voided_by)
+    for budget_ms in given.budget_ms:
+        lines += [] if lookup.voided_by else _prices(lookup, budget_ms, given.file).lines
+        lines.append(_choice_line(lookup, budget_ms, given.prompt))
+    print("\n".join(lines))
 
 
-def _line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
-    options = lookup.options
-    if options.aggregation_method == "stream":
-        parts = [f"{100 * share:.0f} % {entry.choice.key}" for entry, share in lookup.mixture(budget_ms, prompt)]
-        return f"{budget_ms:g} ms over a stream: {', '.join(parts)}; {_stream_cost(lookup, budget_ms)}"
-    entry, table = predict(lookup, budget_ms, prompt), lookup.at(budget_ms, prompt)
-    place, is_in_time = lookup.entries.index(entry), options.aggregation_method in BY_SCORE_IN_TIME
-    verdict = [] if lookup.voided_by else [_within(lookup, entry, budget_ms)]
-    more = [*verdict, *_late(entry, lookup.limit_ms(budget_ms))]
-    if not table.fits[place]:
-        more.append("no setting fits, this is the nearest")
-    elif is_in_time and not table.accuracy[place]:
-        more.append("no setting gives a right answer in time")
-    elif is_in_time and table.latency_ms[place] > budget_ms:
-        by_mean = predict(lookup.by("mean"), budget_ms, prompt)
-        more.append("it gives the most right answers in time")
-        if by_mean is not entry:
-            more.append(f"by mean the choice is {_named(lookup, by_mean, budget_ms, prompt)}")
-    return (
-        f"{budget_ms:g} ms: {_named(lookup, entry, budget_ms, prompt)}, {_against(lookup, entry)}"
-        f"accuracy{' in time' * is_in_time} {table.accuracy[place]:.3f} of the best score{'; '.join(['', *more])}"
+def _prices(lookup: Lookup, budget_ms: float, path: Path) -> PriceList:
+    """What `knobprof choose` answers of the samples of the table."""
+    if not lookup.pictures:
+        raise ResultsError(f"{path} does not say which samples are of one picture; build it again")
+    statistic = "budget_p95_ms" if lookup.options.aggregation_method in ("p95", "p99") else "budget_ms"
+    question = validated_as(QuestionConfig, {statistic: lookup.limit_ms(budget_ms)}, lambda _: "--budget_ms")
+    return price_list(_task_grid(lookup), question)
+
+
+def _task_grid(lookup: Lookup) -> TaskGrid:
+    """The grid that the table was built from; only budgets are asked of it, which are of one setting each."""
+    total_ms, keys = lookup._latencies, [entry.choice.key for entry in lookup.entries]
+    absent = np.full(total_ms.shape, np.nan)
+    return TaskGrid(
+        task=", ".join(lookup.sample_ids),
+        metric="fraction of the best score",
+        best=1.0,
+        points=tuple(
+            KnobPoint(key, entry.choice, is_reference=key == lookup.reference)
+            for key, entry in zip(keys, lookup.entries, strict=True)
+        ),
+        sample_ids=tuple(range(total_ms.shape[1])),
+        pictures=lookup.pictures,
+        scores=lookup._scores,
+        total_ms=total_ms,
+        energy_j=absent,
+        flops=absent,
+        log_times=np.log(total_ms),
+        times=IN_ROUNDS,
+        question_types=tuple(task for task, ids in lookup.sample_ids.items() for _ in ids),
     )
 
 
-def _named(lookup: Lookup, entry: LookupEntry, budget_ms: float, prompt: str | None) -> str:
-    """A setting with its latency, and by how much that is over the budget; of `max_accuracy` mean and median count."""
-    own = lookup.options.aggregation_method
-    methods: Mapping[Aggregation, tuple[Aggregation, ...]] = {
-        "max_accuracy": ("mean", "median"), **dict.fromkeys(BY_SCORE_IN_TIME, ("mean",))}  # fmt: skip
-    place, shown = lookup.entries.index(entry), []
-    for method in methods.get(own, (own,)):
-        time_ms = float(lookup.by(method).at(budget_ms, prompt).latency_ms[place])
-        shown.append(f"{time_ms:.1f} ms by {method}{_over(time_ms, budget_ms)}")
-    return ", ".join([entry.choice.key, *shown])
-
-
-def _over(time_ms: float, budget_ms: float) -> str:
-    """By how much a time is over the budget; nothing for one within it."""
-    over_ms = time_ms - budget_ms
-    return f", {over_ms:.1f} ms ({100 * over_ms / budget_ms:.1f} %) over the budget" if over_ms > 0 else ""
-
-
-def _stream_cost(lookup: Lookup, budget_ms: float) -> str:
-    """What the requests of the table cost together, and that it is over the limit where no mixture keeps it."""
-    cost, limit = lookup.stream_cost(budget_ms)
-    nearest = "; no mixture keeps it, this is the nearest" if cost > limit * (1 + 1e-6) else ""
-    if lookup.options.max_late is not None:
-        return f"{100 * cost:.1f} % late, --max_late is {100 * limit:.1f} %{nearest}"
-    # What is over by the mixture's rounding is within it.
-    return f"{cost:.1f} ms by mean{_over(cost, budget_ms * (1 + 1e-6))}{nearest}"
-
-
-def _within(lookup: Lookup, entry: LookupEntry, budget_ms: float) -> str:
-    """How sure it is that what is tested of a latency is within the budget."""
-    word, percent = budget_word(lookup, entry, budget_ms), PERCENTS.get(lookup.options.aggregation_method)
-    tested = "mean" if percent is None else f"P{percent:g}"
-    unknown = f"not known ({counted(len(entry.known_ms), 'sample')})"
-    return f"{tested} within the budget: {word or unknown}"
-
-
-def _late(entry: LookupEntry, limit_ms: float) -> list[str]:
-    """How many of a setting's requests are late, of several runs each how many runs; nothing without samples."""
-    times = [each for own in entry.runs_ms or (entry.latencies_ms,) for each in own if each is not None]
-    what = "request" if len(entry.runs_ms) < 2 else "run"
-    return [f"{sum(each > limit_ms for each in times)} of {counted(len(times), what)} late"] if times else []
-
-
-def budget_word(lookup: Lookup, entry: LookupEntry, budget_ms: float) -> Word | None:
-    """How sure it is that a setting's latency, by the lookup's method, is within the budget and its tolerance.
-
-    A mean (also of `max_accuracy` and a score in time) is tested by Student's t over samples, a percentile by the
-    binomial number of late ones. None for fewer than two samples.
-    """
-    times = np.array(entry.known_ms)
-    if len(times) < 2:
-        return None
-    limit, percent = budget_ms * (1 + lookup.options.tolerance), PERCENTS.get(lookup.options.aggregation_method)
-    if percent is not None:
-        late, allowed = int((times > limit).sum()), 1 - percent / 100
-        chances = bdtr(late, len(times), allowed), bdtrc(late - 1, len(times), allowed)
+def _choice_line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
+    """What a controller with this table gives a request, or the requests of a stream."""
+    mixed = lookup.mixture(budget_ms, prompt)
+    if lookup.options.aggregation_method == "stream":
+        cost, limit = lookup.stream_cost(budget_ms)
+        # What is over by the mixture's rounding is within it.
+        fits = cost <= limit * (1 + 1e-6)
     else:
-        error = max(float(times.std(ddof=1)) / len(times) ** 0.5, 1e-12 * limit)
-        chances = (below := stdtr(len(times) - 1, (times.mean() - limit) / error)), 1 - below
-    return word_of(*(min(2 * float(each), 1.0) for each in chances))
-
-
-def _against(lookup: Lookup, entry: LookupEntry) -> str:
-    """A setting's mean time as a fraction of that of the model as it is; nothing where this was not measured."""
-    if lookup.reference_ms is None:
-        return ""
-    return f"mean {100 * entry.latency_mean_ms / lookup.reference_ms:.0f} % of the reference's, "
+        fits = bool(lookup.at(budget_ms, prompt).fits[lookup.entries.index(mixed[0][0])])
+    settings = ", ".join(f"{100 * share:.0f} % {entry.choice.key}" for entry, share in mixed)
+    return f"a controller by {lookup.name}: {settings}{'' if fits else '; none fits, this is the nearest'}"
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.status import main, read_status, status_lines
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.primitives.files import REPOSITORY
+from experiment_core_utils.records.conclusion import Conclusion, save_conclusion
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, journal_path, only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, write_plan
+from experiment_core_utils.records.price_list import Price, PriceList, TypePrices
 from experiment_core_utils.records.settings import (
     ArrivedGroup,
     FinishedSample,
@@ -178,6 +180,24 @@ def test_at_the_end_failures_are_named_and_nothing_is_missing(ledger: Ledger, tm
         "finished 5 min ago",
         "failed: b: OutOfMemory after 3 attempts: no room",
     ]
+
+
+def test_a_finished_run_shows_its_prices_and_proposes_the_next_question(ledger: Ledger, tmp_path: Path) -> None:
+    """Half of 194 ms are 97."""
+    for key in PLAN.keys:
+        done(ledger, tmp_path, key, STARTED + 100)
+    price = Price(0.05, "yes", "low", False, 0.39, (0.38, 0.41), None, None, 0.0, (-0.04, 0.04), None)
+    prices = PriceList("signs", "own", None, (TypePrices("over all", 60, 194.0, 0.989, 0.045, (price,)),))
+    save_conclusion(Conclusion("signs", "one setting", prices=prices), "0002", tmp_path)
+    found = lines_of(tmp_path, STARTED + 160)
+    assert found[3:] == [
+        "conclusion: no setting is named: one setting",
+        *prices.lines,
+        "next: knobprof choose out --budget_ms 97",
+    ]
+    assert found[6] == (
+        "    surely not worse by 5 points or more: low, 39 % [38, 41] of the time, accuracy +0.0 points [-4.0, +4.0]"
+    )
 
 
 def test_a_failure_of_an_earlier_run_is_missing_again(ledger: Ledger, tmp_path: Path) -> None:

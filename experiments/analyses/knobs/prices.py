@@ -33,14 +33,14 @@ from experiment_core_utils.records.price_list import (
 from experiments.analyses.knobs.grid import TaskGrid
 from experiments.fitting.verdicts import cluster_sums, first_of_each, means_and_errors
 
-LOSSES = (0.2, 0.1, 0.05, 0.02, 0.0)
 FEWEST_OF_TYPE, MOST_TYPES, OTHER = 14, 6, "other"
 # The part of the level that claims about times get: these are far from doubt where a setting saves anything.
 TIME_PART = 0.1
 # Of a difference that is there, with so many samples as are named; and more than so many are not.
 _POWER_QUANTILE, _MOST_SAMPLES = 0.8416, 1_000_000
-NO_REFERENCE = "the model as it is was not measured on the same samples"
-ONE_SETTING = "no setting beside the model as it is was measured"
+NO_REFERENCE = "the reference, which is the model as it is, was not measured on the same samples"
+ONE_SETTING = "no setting beside the reference was measured"
+NO_TIMES = "no sample has scores and times at all settings"
 _WORDS: tuple[Word, ...] = ("yes", "likely", "can't tell", "no")
 
 
@@ -118,7 +118,7 @@ def price_list(grid: TaskGrid, question: QuestionConfig | None = None, why: str 
     """The prices of a task's settings.
 
     Args:
-        question: the loss and the budgets that are asked for; None for LOSSES.
+        question: the loss and the budgets that are asked for; None for five losses.
         why: why nothing may be said of the task's settings; None where that is open.
     """
     if why is not None:
@@ -127,24 +127,26 @@ def price_list(grid: TaskGrid, question: QuestionConfig | None = None, why: str 
     kept = np.flatnonzero(np.isfinite(grid.scores).any(axis=1) & np.isfinite(grid.log_times).any(axis=1))
     keys = tuple(grid.points[at].key for at in kept)
     reference = next((place for place, at in enumerate(kept) if grid.points[at].is_reference), None)
-    if reference is None or len(kept) < 2:
-        return PriceList(grid.task, None, NO_REFERENCE if reference is None else ONE_SETTING)
-    against = keys[reference]
-    groups = [_group(grid, kept, keys, reference, name, mask) for name, mask in types_of(grid, kept)]
+    if not len(kept):
+        return PriceList(grid.task, None, NO_TIMES)
+    groups = [_group(grid, kept, keys, reference or 0, name, mask) for name, mask in types_of(grid, kept)]
     groups = [replace(each, num_groups=len(groups)) for each in groups]
-    reason = next((why for each in groups if (why := each.times.no_verdict or each.contrasts.no_verdict)), None)
-    if reason is not None:
-        return PriceList(grid.task, against, reason)
+    if any(not each.scores.shape[1] or not each.total_ms.shape[1] for each in groups):
+        return PriceList(grid.task, None, NO_TIMES)
+    if reference is None or len(kept) < 2:
+        why = NO_REFERENCE if reference is None else ONE_SETTING
+    else:
+        why = next((no for each in groups if (no := each.times.no_verdict or each.contrasts.no_verdict)), None)
+    against = None if reference is None else keys[reference]
+    if why is not None:
+        # What fits into a budget is known without the reference.
+        fitting = tuple(_budgets_alone(group, question) for group in groups) if question.has_budgets else ()
+        return PriceList(grid.task, against, why if question.losses else None, fitting, metric_best=grid.best)
     found = tuple(_type_prices(group, question) for group in groups)
     # The smallest loss at which some type has a choice of its own; a loss of 0 is a claim about these answers only.
-    routings = (_routing(groups[:-1], found[:-1], loss) for loss in reversed(_losses(question)) if loss)
+    routings = (_routing(groups[:-1], found[:-1], loss) for loss in reversed(question.losses) if loss)
     routing = next((each for each in routings if each is not None), None)
     return PriceList(grid.task, against, None, found, routing, grid.best)
-
-
-def _losses(question: QuestionConfig) -> tuple[float, ...]:
-    """Largest first; the one that is asked for alone, where one is."""
-    return LOSSES if question.accept_loss is None else (question.accept_loss,)
 
 
 def types_of(grid: TaskGrid, kept: np.ndarray) -> list[tuple[str, np.ndarray]]:
@@ -179,6 +181,7 @@ def _group(
     total_ms, time_pictures = shared(grid.total_ms)
     energy_j, energy_pictures = shared(grid.energy_j)
     columns = mask & np.isfinite(grid.scores[kept]).all(axis=0)
+    answers = None if grid.answers is None else grid.answers[kept][:, columns]
     has_energy = bool(energy_j.shape[1]) and bool((energy_j > 0).all())
     return _Group(
         name=name,
@@ -188,7 +191,7 @@ def _group(
         best=grid.best,
         scores=scores,
         pictures=score_pictures,
-        same=None if grid.answers is None else _same(grid.answers[kept][:, columns], reference),
+        same=None if answers is None else answers == answers[reference],
         times=PairedContrasts.of(
             grid.log_times[kept][:, mask], pictures[mask], reference=reference, replication=grid.times.at(kept)
         ),
@@ -204,10 +207,6 @@ def _group(
     )
 
 
-def _same(answers: np.ndarray, reference: int) -> np.ndarray:
-    return np.asarray(answers == answers[reference])
-
-
 def _type_prices(group: _Group, question: QuestionConfig) -> TypePrices:
     # Where no answer changes, this is what can be excluded.
     nothing = group.difference_interval(group.reference)
@@ -218,15 +217,20 @@ def _type_prices(group: _Group, question: QuestionConfig) -> TypePrices:
         reference_ms=float(group.mean_ms[group.reference]),
         reference_accuracy=float(group.scores[group.reference].mean()),
         least_loss=-nothing[0] / group.best,
-        prices=tuple(_price(group, loss) for loss in _losses(question)),
+        prices=tuple(_price(group, loss) for loss in question.losses),
         budgets=tuple(_budgets(group, question)),
     )
+
+
+def _budgets_alone(group: _Group, question: QuestionConfig) -> TypePrices:
+    budgets = tuple(replace(each, time_ratio=None) for each in _budgets(group, question))
+    return TypePrices(group.name, group.scores.shape[1], None, None, None, (), budgets)
 
 
 def _price(group: _Group, loss: float) -> Price:
     """The cheapest setting that is sure at a loss; of none the nearest of those that are surely faster."""
     others = [at for at in range(len(group.keys)) if at != group.reference and group.faster[at] == "yes"]
-    words = {at: _word(group, at, loss) for at in others}
+    words = {at: "yes" if loss == 0 and group.is_identical(at) else group.not_worse(at, loss) for at in others}
     sure = [at for at in others if words[at] == "yes"]
     if sure:
         return _priced(group, min(sure, key=lambda at: group.mean_ms[at]), loss, "yes")
@@ -241,12 +245,6 @@ def _price(group: _Group, loss: float) -> Price:
 
     nearest = min(others, key=lack)
     return _priced(group, nearest, loss, words[nearest])
-
-
-def _word(group: _Group, at: int, loss: float) -> Word:
-    if loss == 0 and group.is_identical(at):
-        return "yes"
-    return group.not_worse(at, loss)
 
 
 def _priced(group: _Group, at: int, loss: float, word: Word) -> Price:
@@ -307,11 +305,14 @@ def _budgets(group: _Group, question: QuestionConfig) -> list[WithinBudget]:
 def _within(
     group: _Group, budget: float, unit: str, statistic: str, cost: np.ndarray, chances: list[tuple[float, float]]
 ) -> WithinBudget:
-    """The most accurate of the settings that surely keep to a budget; else the one that is nearest to doing so."""
+    """The most accurate of the settings that surely keep to a budget; else of those of the best word, within it by
+    their figures where any is.
+    """
     words = [word_of(*(min(each * group.num_groups * len(cost), 1.0) for each in pair)) for pair in chances]
-    accuracy = group.scores.mean(axis=1)
-    sure = [at for at, word in enumerate(words) if word == "yes"]
-    taken = max(sure, key=lambda at: (accuracy[at], -cost[at])) if sure else int(np.argmin(cost))
+    accuracy, best = group.scores.mean(axis=1), min(words, key=_WORDS.index)
+    left = [at for at, word in enumerate(words) if word == best]
+    within = [at for at in left if cost[at] <= budget]
+    taken = max(within, key=lambda at: (accuracy[at], -cost[at])) if within else min(left, key=lambda at: cost[at])
     return _budgeted(group, taken, budget, unit, statistic, words[taken], float(cost[taken]))
 
 

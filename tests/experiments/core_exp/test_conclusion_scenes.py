@@ -15,7 +15,7 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import own_target, tier_target
 from experiment_core_utils.records.caveats import Caveat, caveat, caveat_fields
-from experiment_core_utils.records.conclusion import Conclusion, saved_sentence
+from experiment_core_utils.records.conclusion import Conclusion, saved_conclusion
 from experiment_core_utils.records.ledger import Ledger, RunPlan, write_plan
 from experiment_core_utils.records.result_files import CONCLUSION_FILE, RESULT_FILES
 from experiment_core_utils.records.run_report import RunReport
@@ -84,7 +84,8 @@ def said_everywhere(folder: Path, capsys: pytest.CaptureFixture[str]) -> Conclus
     code = e2([str(folder), "--num_draws", "100", "--output_dir", str(folder / "analysis"), "--strict"])
     assert code == (4 if found.voided_by else 0)
     assert capsys.readouterr().out.splitlines()[0] == line
-    assert saved_sentence(folder, "0007") == found.sentence and saved_sentence(folder, "0008") is None
+    again = saved_conclusion(folder, "0007")
+    assert isinstance(again, Conclusion) and again.lines == found.lines and saved_conclusion(folder, "0008") is None
     return found
 
 
@@ -243,7 +244,7 @@ def test_the_file_has_the_record_and_its_sentence(tmp_path: Path) -> None:
     content = json.loads((folder / CONCLUSION_FILE).read_text())
     assert content["sentence"] == found.sentence and content["setting"] == found.setting == "tier-high_topk2_blocks4"
     assert content["nearest"]["faster"] == "yes" and content["experiment_id"] is None
-    assert saved_sentence(folder, None) == found.sentence
+    assert saved_conclusion(folder, None) == found
 
 
 @pytest.mark.parametrize("edited", ["sentence", "setting", "a result", "a further result"])
@@ -257,6 +258,6 @@ def test_a_conclusion_that_is_not_of_its_results_is_not_shown(edited: str, tmp_p
     else:
         path = folder / CONCLUSION_FILE
         path.write_text(json.dumps(json.loads(path.read_text()) | {edited: "use topk2: it is free"}))
-    assert saved_sentence(folder, "0007") == (
+    assert saved_conclusion(folder, "0007") == (
         "not shown: conclusion.json is not of the results beside it; the same command writes it again"
     )

@@ -115,6 +115,8 @@ class Columns:
                     f"{shown(', '.join(names))}"
                 )
         by_name = {name: name for name in names if name in known or _NUMBERED.fullmatch(name)} | dict(mapping)
+        if "question_type" in names and "type" not in by_name:
+            by_name["type"] = "question_type"
         if not {"A", "B"} <= by_name.keys() or "options" in by_name:
             by_name = {name: column for name, column in by_name.items() if name not in LETTERS}
         numbered = sorted((each for each in by_name if _NUMBERED.fullmatch(each)), key=lambda each: int(each[6:]))
@@ -305,6 +307,7 @@ def mapping_of(given: Collection[str] | None) -> dict[str, str]:
         if not (name and equals and column):
             raise ConfigurationError(f"--columns {each} is not NAME=COLUMN; write it as image=image_path")
         if name in found:
-            raise ConfigurationError(f"--columns names {name} twice; give one column for it")
+            more = " (--type_column is one of them)" if name == "type" else ""
+            raise ConfigurationError(f"--columns names {name} twice{more}; give one column for it")
         found[name] = column
     return found

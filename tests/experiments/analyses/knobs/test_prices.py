@@ -116,7 +116,7 @@ def test_a_budget_below_all_settings_is_refused_by_a_word() -> None:
 
 def test_lines_name_what_is_sure_and_what_is_not() -> None:
     text = "\n".join(price_list(two_types()).lines)
-    assert "surely identical answers: tier-low_topk1_blocks12, 40 % [" in text
+    assert "identical answers to all of these: tier-low_topk1_blocks12, 40 % [" in text
     assert "routed by type (charts tier-low_topk1_blocks12, texts tier-medium_topk1_blocks12)" in text
     assert "surely not worse by 20 points or more in any type" in text
     assert "nan" not in text and "None" not in text

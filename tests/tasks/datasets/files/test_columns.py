@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
+from experiment_core_utils.requests.drawing import open_task
 from experiment_core_utils.tasks.datasets.files.columns import mapping_of
 from experiment_core_utils.tasks.interface import Answer, Task
 from experiment_core_utils.tasks.registry import get_metric, load_data_file
@@ -184,6 +186,40 @@ def test_a_mapping_names_columns_of_ours_and_of_the_file(folder: Path) -> None:
     # What is given counts, also where the file has a column of that name.
     task = load_data_file(path, columns={"question": "prompt", "image": "image_path"})
     assert task[0].question == "Which one?" and len(task[0].images) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "flags", "expected"),
+    [
+        ({"question_type": "chart"}, [], "chart"),
+        ({"question_type": "chart", "type": "bar"}, [], "bar"),
+        ({"question_type": "chart", "kind": "count"}, ["--type_column", "kind"], "count"),
+        ({"kind": "count"}, [], "all"),
+    ],
+)
+def test_the_type_of_a_question_is_in_a_column_of_its_name_or_the_named_one(
+    folder: Path, row: dict[str, Any], flags: list[str], expected: str
+) -> None:
+    path = jsonl(folder, QUESTION | row)
+    task = open_task(parse_config(["--data_file", str(path), *flags]).task)
+    assert task is not None and task.question_type(0) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--data_file", "my.jsonl", "--type_column", "kin"], "--columns type=kin: .* has no column kin.*did you mean"),
+        (["--data_file", "my.jsonl", "--type_column", "kind", "--columns", "type=kind"], "names type twice .--type_co"),
+        (["--type_column", "kind"], "--type_column is for the rows of --data_file, which is not given; drop it"),
+    ],
+)
+def test_a_column_of_types_that_cannot_be_is_refused(
+    folder: Path, flags: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jsonl(folder, QUESTION | {"kind": "count"})
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigurationError, match=why):
+        open_task(parse_config(flags).task)
 
 
 def test_several_pictures_of_a_row(folder: Path) -> None:
