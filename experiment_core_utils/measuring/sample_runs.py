@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.g_metrics_inference import sample_record
 from experiment_core_utils.j_results_saving import save_samples
+from experiment_core_utils.knobs.answer_limit import answer_limit_at
 from experiment_core_utils.knobs.loading import Loading, loading_of
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting
@@ -369,7 +370,7 @@ class SampleRunner:
         )
         if self.profiles is not None and self.profiles.needs(at.of.key) and isinstance(self.bench.model, Stepwise):
             # One more run of a sample that is on the disk already, outside its time limit.
-            model, limit = self.bench.model, self.bench.max_new_tokens
+            model, limit = self.bench.model, answer_limit_at(at.of.setting, self.bench.max_new_tokens)
             model.apply(at.of.setting)
             model.warm_up(at.inputs, limit)
             self.profiles.take(model, at.of.key, at.sample.sample_id, at.inputs, limit)

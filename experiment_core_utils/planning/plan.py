@@ -23,7 +23,12 @@ from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.records.settings import MeasuringOrder
 from experiment_core_utils.requests.drawing import draw_other_samples, open_task, with_task_named
-from experiment_core_utils.requests.fitting import refuse_picture_tasks, refuse_unfit_pictures, refuse_unfit_requests
+from experiment_core_utils.requests.fitting import (
+    refuse_long_limits,
+    refuse_picture_tasks,
+    refuse_unfit_pictures,
+    refuse_unfit_requests,
+)
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.prompt_forms import described_form
@@ -166,7 +171,7 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     source = find_requested_model(config)
     grid = plan_for(config, source)
     # Questions without pictures suit every server; pictures that are scaled have to be some.
-    sides, limits = config.knobs.picture_side_list, config.knobs.answer_limit_list
+    sides = config.knobs.picture_side_list
     has_pictures = source.takes_pictures and (not source.may_lack_vision or sides is not None)
     config = config.model_copy(update={"task": with_task_named(config.task, takes_pictures=has_pictures)})
     named = (config.task.dataset_name,)
@@ -175,12 +180,11 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     choice = chosen_blocks(config, source)
     drawn = draw_other_samples(task, config.task, choice, may_stop_early=config.measuring.until_precision is not None)
     if source.may_lack_vision:
-        most = max_new_tokens_of(config.task, task)
-        ids = drawn.sample_ids
-        refuse_unfit_requests(task, ids, config.task, sides=sides, limits=limits, max_new_tokens=most)
+        refuse_unfit_requests(task, drawn.sample_ids, config.task, sides=sides)
     else:
         takes_pictures = source.takes_pictures
         refuse_unfit_pictures(task, drawn.sample_ids, config.task, takes_pictures=takes_pictures, model=source.name)
+    refuse_long_limits(task, config.knobs.answer_limit_list, max_new_tokens_of(config.task, task))
     reference, placebo = reference_beside(config, source, grid), placebo_beside(config, source)
     requested = RequestedRun(config, source, grid, task, drawn, reference, placebo)
     source.refuse_settings(requested.settings, task, drawn.sample_ids, max_new_tokens_of(config.task, task))

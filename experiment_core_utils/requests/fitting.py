@@ -62,18 +62,15 @@ def refuse_unfit_requests(
     config: TaskConfig,
     *,
     sides: Sequence[int] | None,
-    limits: Sequence[int] | None,
-    max_new_tokens: int,
 ) -> None:
-    """Refuse what a request to a server would have that its samples lack, or that the limit of all answers cuts.
+    """Refuse what a request to a server would have that its samples lack.
 
     Args:
-        sides, limits: of `--picture_side_list` and `--answer_limit_list`; None if not given.
-        max_new_tokens: the limit of all answers.
+        sides: of `--picture_side_list`; None if not given.
 
     Raises:
-        ConfigurationError: pictures are scaled, and by its first few samples the task has none; a limit of answers is
-            above that of all; or `--text_only` is given for a task that is not a file.
+        ConfigurationError: pictures are scaled, and by its first few samples the task has none; or `--text_only` is
+            given for a task that is not a file.
     """
     if config.text_only and config.data_file is None:
         raise ConfigurationError(f"--text_only is for a text model or the rows of --data_file, not {task.name}")
@@ -82,6 +79,10 @@ def refuse_unfit_requests(
             f"--picture_side_list cannot act: {task.name} has no pictures; give a task with some, such as "
             f"--dataset_name {VISION_TASK}, or drop it"
         )
+
+
+def refuse_long_limits(task: Task, limits: Sequence[int] | None, max_new_tokens: int) -> None:
+    """Raises ConfigurationError where one of `--answer_limit_list` is above the limit of all answers."""
     most = max(limits or (), default=0)
     if most > max_new_tokens:
         raise ConfigurationError(

@@ -26,15 +26,19 @@ def request(limits: KnobLimits, **flags: Any) -> KnobRequest:
     return KnobRequest(SimpleNamespace(**{**every, **flags}), limits, "m", Path("m"), False)
 
 
-@pytest.mark.parametrize(
-    ("knob", "values"), [(PICTURE_SIDE, (336, 672)), (ANSWER_LIMIT, (1,)), (REASONING_EFFORT, ("low", "high"))]
-)
+@pytest.mark.parametrize(("knob", "values"), [(PICTURE_SIDE, (336, 672)), (REASONING_EFFORT, ("low", "high"))])
 def test_given_values_are_those_of_a_server_alone(knob: ServerKnob, values: tuple[Any, ...]) -> None:
     assert knob.requested(request(ONE, **{knob.flag: values})).values == values
     assert knob.requested(request(ONE)).values == (knob.neutral,)
     assert knob.requested(request(HERE)).values == (knob.neutral,)
     with pytest.raises(ConfigurationError, match=f"--{knob.flag} {values[0]} cannot be set in m: only a request"):
         knob.requested(request(HERE, **{knob.flag: values}))
+
+
+def test_a_limit_of_answers_is_of_every_model() -> None:
+    for limits in (ONE, HERE):
+        assert ANSWER_LIMIT.requested(request(limits, answer_limit_list=(8, 2))).values == (8, 2)
+        assert ANSWER_LIMIT.requested(request(limits)).values == ("task",)
 
 
 def test_names_are_read_back_and_rest_has_none() -> None:

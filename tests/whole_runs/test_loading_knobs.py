@@ -13,6 +13,7 @@ from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.plan import requested_run
 from experiment_core_utils.planning.run import device_of_run
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiments.analyses.sweeps import load_sweep
 from tests.models.tiny_checkpoints import write_checkpoint
 
@@ -71,3 +72,25 @@ def test_one_process_measures_several_copies(folder: Path, tmp_path: Path) -> No
         ConfigurationError, match=r"2 models in memory \(as it is, bfloat16\) are measured by one process, and 2 were"
     ):
         device_of_run(requested, several, 2)
+
+
+@pytest.mark.parametrize("model", ["modules", "engines", "MolmoE"])
+def test_a_limit_of_answers_cuts_those_of_timed_and_of_batched_samples(
+    model: str, folder: Path, tmp_path: Path
+) -> None:
+    """What is left are the first tokens of the answers without it."""
+    given = str(EMBEDDED_MODEL if model == "MolmoE" else folder)
+    ways = ("--execution", "eager", "--num_latency_samples", "2") if model == "modules" else ()
+    flags = [*FLAGS, "--model_path", given, "--output_dir", str(tmp_path), "--answer_limit_list", "1", "4", "--no_reference"]
+    report = run_profiling(parse_config([*flags, *ways]))
+    assert not report.failed
+    both = {result.knobs["answer_limit"]: result for result in report.results if result.top_k in (None, 8)}
+    cut, whole = both[1], both[4]
+    for short, long in zip(cut.per_sample_results, whole.per_sample_results, strict=True):
+        assert short.sample_id == long.sample_id and long.output_tokens > 1
+        assert (short.output_tokens, short.output_ended) == (1, False)
+        # A character may be cut in two.
+        assert long.pred.startswith(short.pred.rstrip("\ufffd"))
+    assert ["timed" if each.runs else "batched" for each in cut.per_sample_results].count("batched") == (
+        1 if model == "modules" else 0
+    )

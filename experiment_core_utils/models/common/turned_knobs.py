@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT, limited_answer
 from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.registry import all_knobs
@@ -99,6 +100,10 @@ class TurnedKnobs:
         acting = {knob.name for knob in all_knobs() if type(knob).applied is not Knob.applied}
         return {name: value for name, value in self._others.items() if name in acting}
 
+    def limited(self, max_new_tokens: int) -> int:
+        """How many tokens an answer may have at the setting in force, of the limit of all answers."""
+        return limited_answer(self._others.get(ANSWER_LIMIT.name), max_new_tokens)
+
     def apply(self, setting: Setting) -> ExitStack:
         """Put a setting in force; a knob that it has no value of is as in the model itself.
 
@@ -127,7 +132,7 @@ class TurnedKnobs:
             if knob.name in self.adapters:
                 self.adapters[knob.name].put(value)
             elif knob.name in values:
-                if type(knob).applied is Knob.applied and knob is not PLACEBO:
+                if type(knob).applied is Knob.applied and knob not in (PLACEBO, ANSWER_LIMIT):
                     raise ConfigurationError(
                         f"{knob.title} cannot be turned in this model: {type(knob).__name__} has no method `applied` "
                         "that acts on its modules; write one, or leave the knob at rest"

@@ -352,16 +352,18 @@ class TransformersModel(HasEnds):
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         if self._graphed is None:
             with self._visual_tokens.shortening(inputs["input_ids"]):
-                return generate_timed(self.model, inputs, max_new_tokens, marks, self.preferences, self.ends)
+                limit = self.turned_knobs.limited(max_new_tokens)
+                return generate_timed(self.model, inputs, limit, marks, self.preferences, self.ends)
         self.warm_up(inputs, max_new_tokens)
+        max_new_tokens = self.turned_knobs.limited(max_new_tokens)
         if not self._graphed.parts.is_captured:
             return generate_greedily(self, inputs, max_new_tokens, marks)
         requests = AsyncRequests(self._graphed, self._stages, self._graph_key)
         return generate_async(requests, inputs, max_new_tokens, self.ends, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
-        around = self._visual_tokens.shortening
-        return answer_together(self.model, inputs_list, self.ends, max_new_tokens, self.preferences, around)
+        around, limit = self._visual_tokens.shortening, self.turned_knobs.limited(max_new_tokens)
+        return answer_together(self.model, inputs_list, self.ends, limit, self.preferences, around)
 
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]

@@ -305,11 +305,11 @@ class MolmoeStagedModel(HasEnds):
         return self._stages_of(state).decode_step(token, state)
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
-        stages = self._stages
+        stages, limit = self._stages, self.turned_knobs.limited(max_new_tokens)
         if isinstance(stages, EngineStages) and stages.is_graphed:
             self.warm_up(inputs, max_new_tokens)
-            return generate_async(stages.async_stages(self._knobs), inputs, max_new_tokens, self.ends, marks)
-        return generate_greedily(self, inputs, max_new_tokens, marks)
+            return generate_async(stages.async_stages(self._knobs), inputs, limit, self.ends, marks)
+        return generate_greedily(self, inputs, limit, marks)
 
     def rewind(self, state: DecodeState | PrefilledRequest[EngineKnobs], steps: int) -> None:
         self._stages_of(state).rewind(state, steps)
@@ -318,8 +318,8 @@ class MolmoeStagedModel(HasEnds):
         return self._engine_stages if isinstance(state, PrefilledRequest) else self._eager
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
-        knobs, ends = self._knobs, self.ends
-        return self._together(lambda stages: stages.answer_batch(knobs, inputs_list, max_new_tokens, ends))
+        knobs, ends, limit = self._knobs, self.ends, self.turned_knobs.limited(max_new_tokens)
+        return self._together(lambda stages: stages.answer_batch(knobs, inputs_list, limit, ends))
 
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]

@@ -168,6 +168,13 @@ def test_a_placebo_acts_on_no_module_and_comes_back() -> None:
 def test_a_knob_that_nothing_turns_is_refused_and_a_placebo_is_none() -> None:
     knobs, model = made()
     knobs.apply(Setting.of(head_fraction=0.5, placebo="again"))
-    with pytest.raises(ConfigurationError, match="answer limit cannot be turned in this model: AnswerLimit has no"):
-        knobs.apply(Setting.of(answer_limit=3))
+    with pytest.raises(ConfigurationError, match="picture side cannot be turned in this model: PictureSide has no"):
+        knobs.apply(Setting.of(picture_side=336))
     assert (knobs.on_modules, model.read()) == ({"head_fraction": 0.5}, 2)
+
+
+def test_a_limit_of_answers_is_in_force_until_the_next_setting_and_acts_on_no_module() -> None:
+    knobs, _ = made()
+    with knobs.apply(Setting.of(answer_limit=3)):
+        assert [knobs.limited(most) for most in (2, 3, 9)] == [2, 3, 3] and knobs.on_modules == {}
+    assert knobs.limited(9) == 9
