@@ -36,9 +36,10 @@ from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.saved_results.terminal import text_table
 from experiment_core_utils.tasks.prompts import read_prompts
-from experiment_core_utils.text_pipeline import TextReport, launched, plan_of, run_text_experiments
+from experiment_core_utils.text_pipeline import run_text_experiments
 from experiment_core_utils.text_run.energy import EnergySources
-from experiment_core_utils.text_run.plan import fingerprint_parts
+from experiment_core_utils.text_run.grid_run import TextReport
+from experiment_core_utils.text_run.plan import fingerprint_parts, launched, plan_of
 from tests.processes.deadline import ends_within
 from tests.scripted.scripted_codecarbon import WINDOW, scripted_library
 from tests.scripted.simulated_energy import device_in_real_time, instruments_of
