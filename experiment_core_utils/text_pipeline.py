@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from experiment_core_utils.config.text_grid import Combination
-from experiment_core_utils.l_results_csv_cleaning import write_experiments_table
 from experiment_core_utils.primitives.collectives import broadcast_from_main
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.text_run.energy import EnergySources
@@ -35,12 +34,10 @@ def run_text_experiments(
         ResultsRefused: another run is at work in the folder.
         WorkerLost: a process is gone or late.
     """
-    accelerator, task_type, stop = launched(grid, results_dir), any_config(grid).task_type, StopRequest()
+    accelerator, stop = launched(grid, results_dir), StopRequest()
     with ExitStack() as stack:
         broadcast_from_main(lambda: stack.enter_context(watched_folder(results_dir, stop)), accelerator)
         plan = plan_of(grid, results_dir, accelerator)
         run = GridRun(accelerator, results_dir, say, sources, stop)
         run.measure(plan)
-        # Also where nothing was due: a run that was killed may have left it short.
-        csv_path = write_experiments_table(task_type, results_dir) if accelerator.is_main_process else None
-        return run.report(plan, task_type, csv_path)
+        return run.report(plan, any_config(grid).task_type)

@@ -569,7 +569,7 @@ def no_codecarbon() -> CodecarbonLibrary:
 
 def test_energy_that_nothing_measures_stops_before_the_model_is_loaded(values: dict[str, Any], tmp_path: Path) -> None:
     requested = {**values, "track_energy": True, "energy": "required"}
-    with pytest.raises(MeterUnavailable, match="energy cannot be measured here: codecarbon .*set energy: optional"):
+    with pytest.raises(MeterUnavailable, match="energy: required: codecarbon .*use energy: optional"):
         run_text_experiments(
             combinations(requested), tmp_path / "results", lambda line: None, EnergySources(no_codecarbon())
         )
@@ -599,7 +599,7 @@ def test_what_is_only_estimated_is_refused_where_energy_is_required_and_a_caveat
     on_cpu = {**WINDOW, "gpu_energy": 0.0, "gpu_count": 0}
     sources = EnergySources(scripted_library(window=on_cpu), nothing, gpus=())
     requested = {**values, "track_energy": True}
-    with pytest.raises(EnergyRefused, match="codecarbon only estimates here.*no GPU here.*set energy: opt") as caught:
+    with pytest.raises(EnergyRefused, match="codecarbon only estimates here.*no GPU here.*use energy: opt") as caught:
         run_text_experiments(
             combinations({**requested, "energy": "required"}), tmp_path / "results", lambda line: None, sources
         )

@@ -8,6 +8,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from experiment_core_utils.a_distributed import generate_unique_id
+from experiment_core_utils.c_prompt_processing import checked_prompts
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.e_inference import prepare_gen_inference, run_prepared
 from experiment_core_utils.f_experiment_info import (
@@ -31,6 +32,7 @@ from experiment_core_utils.k_results_aggregation import (
     with_indices_of_source,
 )
 from experiment_core_utils.measuring.text_shard import TextShard, Window
+from experiment_core_utils.meters.host_facts import facts_of_start
 from experiment_core_utils.meters.load import LoadSampler, load_sampler
 from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.primitives.collectives import all_gather, all_or_raise, processes_on_this_machine
@@ -78,18 +80,18 @@ def measure_experiment(
     rank = accelerator.process_index
     folder = results_dir / RAW / experiment_id / (f"process_{rank}" if rank else "")
     model, tokenizer = all_or_raise(lambda: load(config), accelerator)
-    tokenised = due.chosen.tokenised
-    facts: dict[str, Any] = {
-        "experiment_setup": gather_experiment_info(config, accelerator, experiment_id),
-        "experiment_variables": gather_experimental_variables(config),
-        "model_architecture": get_model_architecture_info(model),
-    }
-    caveats = shared_cores_caveats(device, processes_on_this_machine(accelerator))
-    indices = due.chosen.indices
+    tokenised, indices = checked_prompts(due.chosen.tokenised), due.chosen.indices
+    started = facts_of_start()["timestamp"]
     shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.clock, indices)
     sampler = load_sampler()
     with MemoryWindow(device):
         generated, power = energy.measured(lambda: _sampled(shard, accelerator, sampler, stop), experiment_id, folder)
+    facts: dict[str, Any] = {
+        "experiment_setup": {**gather_experiment_info(config, accelerator, experiment_id), "timestamp": started},
+        "experiment_variables": gather_experimental_variables(config),
+        "model_architecture": get_model_architecture_info(model),
+    }
+    caveats = shared_cores_caveats(device, processes_on_this_machine(accelerator))
     compute = combine_comp_metrics(model, device, tokenised, accelerator, config, generated, sampler.trace)
     own = with_batch_energy(generated, power)
     all_or_raise(stop.raise_if_requested, accelerator)

@@ -9,6 +9,7 @@ from typing import Any
 from accelerate import Accelerator
 
 from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
+from experiment_core_utils.l_results_csv_cleaning import write_experiments_table
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     GenerationFailed,
@@ -114,8 +115,8 @@ class GridRun:
             if each["kind"] in ANSWER_CAVEATS:
                 self.say(f"warning: {Caveat.model_validate(each).sentence}")
 
-    def report(self, plan: TextPlan, task_type: str, csv_path: Path | None) -> TextReport:
-        """What became of the grid; the main process has the saved results."""
+    def report(self, plan: TextPlan, task_type: str) -> TextReport:
+        """What became of the grid; the main process has the saved results, and writes their table."""
         is_main = self.accelerator.is_main_process
         everything = load_aggregated_results(task_type, results_dir=self.results_dir) if is_main else {}
         return TextReport(
@@ -124,7 +125,8 @@ class GridRun:
             results={name: everything[name] for name in (*plan.saved.values(), *self._measured) if name in everything},
             num_measured=len(self._measured),
             failed=self._failed,
-            csv_path=csv_path,
+            # Also where nothing was due: a run that was killed may have left it short.
+            csv_path=write_experiments_table(task_type, self.results_dir) if is_main else None,
         )
 
 
