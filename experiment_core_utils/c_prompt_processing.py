@@ -149,3 +149,19 @@ def first_final_prompt(
         ids = request.inputs.get("input_ids")
         return FinalPrompt.of_ids(sample_id, request.text, None if ids is None else ids[0].tolist())
     return None
+
+
+def checked_prompts(tokenised_prompts: TokenisedPrompts) -> TokenisedPrompts:
+    """The prompts on the host; raises ConfigurationError unless they are [N, T] with the padding on the left."""
+    try:
+        ids, mask = (torch.as_tensor(tokenised_prompts[name]).cpu() for name in ("input_ids", "attention_mask"))
+    except KeyError as error:
+        raise ConfigurationError(f"the tokenised prompts have no {error}; make them with tokenise_prompts") from None
+    if ids.dim() != 2 or ids.shape != mask.shape or not ids.numel():
+        raise ConfigurationError(
+            f"input_ids {list(ids.shape)} and attention_mask {list(mask.shape)} must both be [prompts, tokens] and "
+            "contain at least one prompt; make them with tokenise_prompts"
+        )
+    if not (mask[:, 1:] >= mask[:, :-1]).all() or not mask[:, -1].all():
+        raise ConfigurationError("the prompts are not padded on the left; make them with tokenise_prompts")
+    return TokenisedPrompts(input_ids=ids, attention_mask=mask)

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 
+from experiment_core_utils.c_prompt_processing import checked_prompts
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.measuring.text_shard import OwnPrompts, TextShard, Window
 from experiment_core_utils.models.common.preferences import preferences_of, values_of
@@ -19,11 +19,8 @@ from experiment_core_utils.models.common.text_generation import (
 )
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise
-from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.records.requests import (
-    TokenisedPrompts,
-)
+from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.records.text import InferenceResults
 from experiment_core_utils.tasks.sampling import shard_of_process
 
@@ -60,14 +57,15 @@ def run_gen_inference(
         Stopped: a stop was requested.
         WorkerLost: another process is gone or late.
     """
-    shard = prepare_gen_inference(model, tokeniser, tokenised_prompts, experiment_config, accelerator)
+    prompts = all_or_raise(lambda: checked_prompts(tokenised_prompts), accelerator)
+    shard = prepare_gen_inference(model, tokeniser, prompts, experiment_config, accelerator)
     return run_prepared(shard, accelerator, stop)[0]
 
 
 def prepare_gen_inference(
     model: Any,
     tokeniser: Any,
-    tokenised_prompts: TokenisedPrompts,
+    prompts: TokenisedPrompts,
     experiment_config: Any,
     accelerator: Accelerator,
     clock: Clock | None = None,
@@ -76,22 +74,23 @@ def prepare_gen_inference(
     """Validate and warm up everything that `run_gen_inference` runs, so that a meter may open its window.
 
     Args:
+        prompts: all of the run, as `checked_prompts` returns them.
         clock: of the batches' windows; None takes the host's.
         names: what messages call the prompts; None for their places.
     """
 
     def warmed_up() -> TextShard:
         config = validated(experiment_config)
-        ids, mask = _checked_prompts(tokenised_prompts)
+        ids, mask = prompts["input_ids"], prompts["attention_mask"]
         own = accelerator.unwrap_model(model)
-        check_context(TokenisedPrompts(input_ids=ids, attention_mask=mask), config.max_output_tokens, own.config)
+        check_context(prompts, config.max_output_tokens, own.config)
         places = shard_of_process(range(len(ids)), accelerator.process_index, accelerator.num_processes)
         preferences = preferences_of(values_of(own.generation_config), tokeniser, config.model_name)
         values = generation_values(config, own, tokeniser, preferences)
         ends = text_ends(config, own, tokeniser, preferences)[0]
         generator = TextGenerator(own, values, config.random_seed, ends, clock or HostClock(), preferences)
-        prompts = OwnPrompts(places, ids[list(places)], mask[list(places)], names)
-        shard = TextShard(generator, prompts, config, accelerator.process_index, accelerator.num_processes)
+        part = OwnPrompts(places, ids[list(places)], mask[list(places)], names)
+        shard = TextShard(generator, part, config, accelerator.process_index, accelerator.num_processes)
         shard.warm_up()
         return shard
 
@@ -117,19 +116,3 @@ def run_shard(shard: TextShard, stop: StopRequest) -> tuple[InferenceResults, li
         "preferences_left_out": dict(preferences.left_out),
     }
     return results_of_records(queries, batches, decoding, shard.process_index, shard.num_processes), windows
-
-
-def _checked_prompts(tokenised_prompts: TokenisedPrompts) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and mask on the host; raises ConfigurationError unless they are [N, T] with the padding on the left."""
-    try:
-        ids, mask = (torch.as_tensor(tokenised_prompts[name]).cpu() for name in ("input_ids", "attention_mask"))
-    except KeyError as error:
-        raise ConfigurationError(f"the tokenised prompts have no {error}; make them with tokenise_prompts") from None
-    if ids.dim() != 2 or ids.shape != mask.shape or not ids.numel():
-        raise ConfigurationError(
-            f"input_ids {list(ids.shape)} and attention_mask {list(mask.shape)} must both be [prompts, tokens] and "
-            "contain at least one prompt; make them with tokenise_prompts"
-        )
-    if not (mask[:, 1:] >= mask[:, :-1]).all() or not mask[:, -1].all():
-        raise ConfigurationError("the prompts are not padded on the left; make them with tokenise_prompts")
-    return ids, mask

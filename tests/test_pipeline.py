@@ -151,6 +151,8 @@ def test_ids_and_limits_given_are_those_used(tiny_checkpoint: Path, tmp_path: Pa
     assert result["sample_ids"] == [sample["sample_id"] for sample in result["per_sample_results"]] == [2, 8]
     assert result["sampling"] == {"how": "ids", "seed": None, "num_asked": 2, "num_in_split": 2000, "num_left_out": 0}
     assert result["provenance"]["experimental_variables"]["max_new_tokens"] == 4
+    recipe = ProfilingConfig.of(config=tmp_path / "recipe.yaml")
+    assert recipe.flags == config.flags | {"dataset_name": "reference_vqa"}
     (own_limit,) = (each.content() for each in run_profiling(config.replaced(max_new_tokens=None)).results)
     assert own_limit["provenance"]["experimental_variables"]["max_new_tokens"] == 16
     assert own_limit["provenance"]["task"]["max_new_tokens"] == 16

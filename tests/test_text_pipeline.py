@@ -36,9 +36,10 @@ from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.saved_results.terminal import text_table
 from experiment_core_utils.tasks.prompts import read_prompts
-from experiment_core_utils.text_pipeline import TextReport, launched, plan_of, run_text_experiments
+from experiment_core_utils.text_pipeline import run_text_experiments
 from experiment_core_utils.text_run.energy import EnergySources
-from experiment_core_utils.text_run.plan import fingerprint_parts
+from experiment_core_utils.text_run.grid_run import TextReport
+from experiment_core_utils.text_run.plan import fingerprint_parts, launched, plan_of
 from tests.processes.deadline import ends_within
 from tests.scripted.scripted_codecarbon import WINDOW, scripted_library
 from tests.scripted.simulated_energy import device_in_real_time, instruments_of
@@ -568,7 +569,7 @@ def no_codecarbon() -> CodecarbonLibrary:
 
 def test_energy_that_nothing_measures_stops_before_the_model_is_loaded(values: dict[str, Any], tmp_path: Path) -> None:
     requested = {**values, "track_energy": True, "energy": "required"}
-    with pytest.raises(MeterUnavailable, match="energy cannot be measured here: codecarbon .*set energy: optional"):
+    with pytest.raises(MeterUnavailable, match="energy: required: codecarbon .*use energy: optional"):
         run_text_experiments(
             combinations(requested), tmp_path / "results", lambda line: None, EnergySources(no_codecarbon())
         )
@@ -598,7 +599,7 @@ def test_what_is_only_estimated_is_refused_where_energy_is_required_and_a_caveat
     on_cpu = {**WINDOW, "gpu_energy": 0.0, "gpu_count": 0}
     sources = EnergySources(scripted_library(window=on_cpu), nothing, gpus=())
     requested = {**values, "track_energy": True}
-    with pytest.raises(EnergyRefused, match="codecarbon only estimates here.*no GPU here.*set energy: opt") as caught:
+    with pytest.raises(EnergyRefused, match="codecarbon only estimates here.*no GPU here.*use energy: opt") as caught:
         run_text_experiments(
             combinations({**requested, "energy": "required"}), tmp_path / "results", lambda line: None, sources
         )

@@ -11,15 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    create_model,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 
 from experiment_core_utils.config.served import ServedModel, served_models
@@ -600,6 +592,11 @@ class QuestionConfig(Part):
 class MachineConfig(Part):
     """On what it runs, with how much of it, and where the results go."""
 
+    config: Path | None = Field(
+        default=None,
+        description="YAML of flags, such as the recipe.yaml that a run leaves beside its results; flags that are given "
+        "with it replace its own",
+    )
     output_dir: FolderPath = Field(default=Path("results/core_exp"), description="folder of the results")
     format: TableFormat = Field(
         default="csv", description="tables of settings and samples; parquet: as Parquet files, too, beside the CSV"

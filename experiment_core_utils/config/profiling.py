@@ -4,10 +4,12 @@ Nothing here imports torch, so that `--help` and a wrong flag answer at once.
 """
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self, cast
 
+import yaml
 from pydantic import Field, field_validator, model_validator
 
 from experiment_core_utils.config.command_line import OneLineParser, add_flags, add_knob_module
@@ -21,6 +23,7 @@ from experiment_core_utils.config.parts import (
     knob_config,
     validated_as,
 )
+from experiment_core_utils.config.text_grid import read_yaml
 from experiment_core_utils.knobs.registry import all_knobs, load_knob_module
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.flag_fields import Part
@@ -40,7 +43,12 @@ class ProfilingConfig(Part):
 
     @classmethod
     def of(cls, **values: Any) -> Self:
-        """The configuration of flat values by the names of the flags; raises ConfigurationError."""
+        """The configuration of flat values by the names of the flags; raises ConfigurationError.
+
+        Those of the file `config` are in force where they are not given themselves.
+        """
+        if (file := values.pop("config", None)) is not None:
+            values = {**read_yaml(Path(file)), **values}
         if values.get("knob_module"):
             load_knob_module(Path(values["knob_module"]))
         models = parts_of_flags()
@@ -54,10 +62,20 @@ class ProfilingConfig(Part):
             parts[part_of[name]][name] = value
         return validated_as(cls, parts, lambda location: f"--{location[1]}")
 
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The flat values that were requested, by the names of the flags; `of` makes this configuration from them."""
+        parts = [getattr(self, part).model_dump(exclude_unset=True) for part in parts_of_flags()]
+        return {name: value for part in parts for name, value in part.items()}
+
+    @property
+    def recipe(self) -> str:
+        """The same in YAML, as `--config` reads it."""
+        return yaml.safe_dump(json.loads(json.dumps(self.flags, default=str)), sort_keys=False)
+
     def replaced(self, **values: Any) -> Self:
         """This configuration with other flat values; raises ConfigurationError."""
-        given = [getattr(self, part).model_dump(exclude_unset=True) for part in parts_of_flags()]
-        return self.of(**{name: value for part in given for name, value in part.items()} | values)
+        return self.of(**self.flags | values)
 
     @field_validator("knobs", mode="before")
     @classmethod

@@ -150,8 +150,13 @@ def require_any_meter(using: Instruments) -> None:
         raise refused_energy(error) from error
 
 
-def refused_energy(error: MeterUnavailable) -> EnergyRefused:
-    return EnergyRefused(f"--energy required: {error}; use --energy optional to run without it")
+def refused_energy(reason: object, named: str = "--energy ") -> EnergyRefused:
+    """The error of energy that is required where nothing measures it.
+
+    Args:
+        named: how the user requests it, before the mode.
+    """
+    return EnergyRefused(f"{named}required: {reason}; use {named}optional to run without it")
 
 
 def instruments_on(

@@ -23,10 +23,14 @@ from experiment_core_utils.planning.tidying import (
     tidy_folder,
 )
 from experiment_core_utils.primitives.collectives import broadcast_from_main
+from experiment_core_utils.primitives.files import write_text_atomically
+from experiment_core_utils.primitives.texts import without_hidden
 from experiment_core_utils.records.journal import LOCK_NAME, only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, write_plan
 from experiment_core_utils.records.locks import MainProcessWatch, RunLock
 from experiment_core_utils.records.setting_result import SettingResult
+
+RECIPE = "recipe.yaml"
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class PlannedRun:
         run_uid = broadcast_from_main(lambda: run_uid_of(requested, ledger, due), accelerator) if due else None
         plan = plan_of(requested, experiment_id, ledger, due, accelerator.num_processes, run_uid)
         broadcast_from_main(lambda: write_plan(plan, folder), accelerator)
+        recipe = without_hidden(requested.config.recipe)
+        broadcast_from_main(lambda: write_text_atomically(recipe, folder / RECIPE), accelerator)
         for line in resumed_lines(plan, self.set_aside, folder) if accelerator.is_main_process else ():
             print(line, file=sys.stderr, flush=True)
         return run_uid

@@ -15,13 +15,13 @@ from experiment_core_utils.d_energy_tracking import start_energy_tracking, stop_
 from experiment_core_utils.meters.codecarbon import CodecarbonLibrary, CodecarbonMeter
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.power import NOT_REQUESTED
-from experiment_core_utils.meters.requested_energy import log_estimate, unavailable_reason
+from experiment_core_utils.meters.requested_energy import log_estimate, refused_energy, unavailable_reason
 from experiment_core_utils.meters.tracked_window import EnergyTracker
 from experiment_core_utils.meters.windows import why_no_power
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise, local_gather
 from experiment_core_utils.primitives.device import visible_gpus
-from experiment_core_utils.primitives.errors import EnergyRefused, MeterUnavailable
+from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.records.energy import PowerBeside
 
 # Before and after the generation of a text run, where the machine has instruments of its own.
@@ -90,10 +90,7 @@ class TextEnergy:
             return None
         reason = "; ".join(filter(None, problems))
         if requested == "required":
-            raise EnergyRefused(
-                f"energy cannot be measured here: {reason}; set energy: optional to estimate it or run without it, or "
-                "energy: off"
-            )
+            raise refused_energy(reason, "energy: ")
         return reason
 
     @cached_property

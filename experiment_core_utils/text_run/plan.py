@@ -12,6 +12,7 @@ from typing import Any
 from accelerate import Accelerator
 from transformers import PreTrainedConfig
 
+from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import validate_loadable
 from experiment_core_utils.c_prompt_processing import (
     chat_form_of,
@@ -26,7 +27,8 @@ from experiment_core_utils.models.common.checkpoint_files import model_digest
 from experiment_core_utils.models.common.preferences import preferences_in
 from experiment_core_utils.models.common.text_generation import check_context
 from experiment_core_utils.models.text_model import LanguageModelSource, load_tokenizer
-from experiment_core_utils.primitives.collectives import broadcast_from_main
+from experiment_core_utils.primitives.collectives import broadcast_from_main, processes_on_this_machine
+from experiment_core_utils.primitives.device import set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
 from experiment_core_utils.primitives.files import check_replaceable
 from experiment_core_utils.primitives.texts import short_digest
@@ -156,6 +158,21 @@ class TextPlan:
 def any_config(grid: Sequence[Combination]) -> TextConfig:
     """Any combination's configuration, for the keys of the launch, which all combinations share."""
     return next(each.config for each in grid if each.config is not None)
+
+
+def launched(grid: Sequence[Combination], results_dir: Path) -> Accelerator:
+    """This process's place among those that measure a grid.
+
+    Raises:
+        ConfigurationError: the results' folder is a file.
+        WorkerLost: the processes launched are not those requested.
+    """
+    first = any_config(grid)
+    accelerator = setup_distributed(first)
+    set_cpu_threads(first.num_threads, processes_on_this_machine(accelerator))
+    if results_dir.exists() and not results_dir.is_dir():
+        raise ConfigurationError(f"{results_dir} is a file; give a folder for the results")
+    return accelerator
 
 
 def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Accelerator) -> TextPlan:

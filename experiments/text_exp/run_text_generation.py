@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with libraries_loading():
         from experiment_core_utils.meters.requested_energy import energy_plan_lines
         from experiment_core_utils.saved_results.terminal import text_table
-        from experiment_core_utils.text_pipeline import launched, plan_of, run_text_experiments
+        from experiment_core_utils.text_pipeline import run_text_experiments
+        from experiment_core_utils.text_run.plan import launched, plan_of
 
     if given.dry_run:
         accelerator = launched(grid, given.output_dir)

@@ -204,3 +204,39 @@ def test_a_knob_cannot_have_the_flag_of_another_part(flag: str) -> None:
             parse_config([])
     finally:
         unregister_knob("own_knob")
+
+
+def test_a_recipe_is_read_as_its_flags_and_flags_beside_it_replace_its_own(tmp_path: Path) -> None:
+    flags = "--top_k_list 2 8 --ids 4 3 --until_precision 0.02 --output_dir kept --no_reference".split()
+    config = parse_config(["--system_prompt", "Gr\u00fc\u00dfe", *flags])
+    assert config.flags == {
+        "ids": (3, 4),
+        "system_prompt": "Gr\u00fc\u00dfe",
+        "top_k_list": (2, 8),
+        "no_reference": True,
+        "until_precision": 0.02,
+        "output_dir": Path("kept"),
+    }
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(config.recipe)
+    assert parse_config(["--config", str(recipe)]) == ProfilingConfig.of(config=recipe) == config
+    other = parse_config(["--config", str(recipe), "--ids", "7", "--seed", "1"])
+    assert (other.task.ids, other.task.seed, other.knobs.top_k_list) == ((7,), 1, (2, 8))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("top_k: 3\n", "top_k: there is no such key.*top_k_list"),
+        ("seed: 1\nseed: 2\n", "seed"),
+        ("- seed\n", "recipe.yaml contains list; write `key: value` lines"),
+        ("seed: many\n", "--seed"),
+        (None, "recipe.yaml cannot be read"),
+    ],
+)
+def test_a_recipe_that_is_none_is_one_clear_line(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "recipe.yaml").write_text(content)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        parse_config(["--config", str(tmp_path / "recipe.yaml")])
+    assert "\n" not in str(caught.value)

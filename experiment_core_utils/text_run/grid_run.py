@@ -1,0 +1,146 @@
+"""The combinations of a text run's grid, measured one after another, and what became of them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
+from experiment_core_utils.l_results_csv_cleaning import write_experiments_table
+from experiment_core_utils.primitives.errors import (
+    ConfigurationError,
+    GenerationFailed,
+    SettingError,
+    UnforeseenError,
+    traceback_of,
+)
+from experiment_core_utils.primitives.files import remove_leftovers
+from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.records.caveats import Caveat
+from experiment_core_utils.records.journal import only_run_in
+from experiment_core_utils.records.ledger import PARTS_FOLDER
+from experiment_core_utils.records.result_files import saved_traceback
+from experiment_core_utils.saved_results.result_caveats import ANSWER_CAVEATS
+from experiment_core_utils.text_run.energy import EnergySources
+from experiment_core_utils.text_run.experiment import RAW, measure_experiment
+from experiment_core_utils.text_run.last_model import LastModel
+from experiment_core_utils.text_run.plan import DueExperiment, TextPlan
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TextReport:
+    """What became of a grid."""
+
+    is_main_process: bool
+    plan: TextPlan
+    results: Mapping[str, Mapping[str, Any]]  #: of its combinations, those that an earlier run saved included, by name
+    num_measured: int  #: of them by this run
+    failed: Mapping[str, str]  #: title -> how it failed
+    csv_path: Path | None
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a combination failed."""
+        return 1 if self.failed else 0
+
+
+@contextmanager
+def watched_folder(folder: Path, stop: StopRequest) -> Iterator[None]:
+    """In the main process: no other run works in the folder, and one that is removed ends this before the next batch.
+
+    What a run that was killed left half written is gone; its experiment is measured again under another id.
+    """
+    with only_run_in(folder / PARTS_FOLDER) as lock, stop.watching(lock.refresh):
+        for each in (folder, *(folder / RAW).glob("**/")):
+            remove_leftovers(each)
+        yield
+
+
+@dataclass
+class GridRun:
+    """One process's part in measuring the combinations of a grid, each saved as soon as it is measured."""
+
+    accelerator: Accelerator
+    results_dir: Path
+    say: Report  #: takes one line for each combination, in the main process only
+    sources: EnergySources | None  #: what energy is read with; None finds it on the machine
+    stop: StopRequest
+
+    def __post_init__(self) -> None:
+        self._memory = LastModel(self.accelerator)
+        self._failed: dict[str, str] = {}
+        self._refused: list[ConfigurationError] = []
+        self._measured: list[str] = []
+
+    def measure(self, plan: TextPlan) -> None:
+        """Measure what is due of the plan.
+
+        Raises:
+            ConfigurationError: nothing of it can be measured.
+        """
+        is_main = self.accelerator.is_main_process
+        at = self._memory.get, self.accelerator, self.results_dir, self.sources, self.stop
+        for line in plan.lines() if is_main else ():
+            self.say(line)
+        for due in plan.due:
+            try:
+                name, result = measure_experiment(due, *at)
+            except (SettingError, ConfigurationError) as error:
+                self._note_failure(due.title, error)
+            else:
+                self._measured.append(name)
+                if is_main:
+                    self._save(due, name, result)
+            if len(self._refused) == len(plan.due) and not plan.saved:
+                raise self._refused[0]
+            if is_main and due.title in self._failed:
+                self.say(f"{due.title}: failed: {self._failed[due.title]}")
+
+    def _note_failure(self, title: str, error: SettingError | ConfigurationError) -> None:
+        trace = _trace_of(error, self.results_dir) if self.accelerator.is_main_process else ""
+        self._failed[title] = f"{type(error).__name__}: {error}{trace}"
+        self._refused += [error] if isinstance(error, ConfigurationError) else []
+        self._memory.drop()
+
+    def _save(self, due: DueExperiment, name: str, result: dict[str, Any]) -> None:
+        add_to_results({name: result}, due.config.task_type, results_dir=self.results_dir)
+        self.say(_line(due.title, name, result))
+        for each in result["caveat_records"]:
+            if each["kind"] in ANSWER_CAVEATS:
+                self.say(f"warning: {Caveat.model_validate(each).sentence}")
+
+    def report(self, plan: TextPlan, task_type: str) -> TextReport:
+        """What became of the grid; the main process has the saved results, and writes their table."""
+        is_main = self.accelerator.is_main_process
+        everything = load_aggregated_results(task_type, results_dir=self.results_dir) if is_main else {}
+        return TextReport(
+            is_main_process=is_main,
+            plan=plan,
+            results={name: everything[name] for name in (*plan.saved.values(), *self._measured) if name in everything},
+            num_measured=len(self._measured),
+            failed=self._failed,
+            # Also where nothing was due: a run that was killed may have left it short.
+            csv_path=write_experiments_table(task_type, self.results_dir) if is_main else None,
+        )
+
+
+def _trace_of(error: SettingError | ConfigurationError, results_dir: Path) -> str:
+    """Where the traceback of the library's error behind this one is saved, as the end of a message; "" for none."""
+    cause = error.__cause__
+    if not isinstance(error, GenerationFailed | UnforeseenError) or cause is None:
+        return ""
+    return saved_traceback(traceback_of(cause), type(cause).__name__, results_dir)
+
+
+def _line(title: str, name: str, result: Mapping[str, Any]) -> str:
+    """`1/2 decoding_mode=greedy: experiment_0001: 240 prompts, 512.3 output tokens/s`."""
+    metrics = result["inference_metrics"]
+    rate = metrics["tokens_per_second"]
+    speed = "no output tokens" if rate is None else f"{rate:.1f} output tokens/s"
+    return f"{title}: {name}: {counted(metrics['num_prompts'], 'prompt')}, {speed}"
