@@ -124,22 +124,28 @@ class PriceList:
             reference = f"reference {self._score(found.reference_accuracy)} in {time_text(found.reference_ms)}; "
         if found.prices and found.least_loss is not None:
             number += f" can exclude losses down to {self._loss(found.least_loss)}"
+        rest = found.num_samples - sum(each.num_samples for each in self.types if each.question_type != OVERALL)
+        if found.question_type == OVERALL and len(self.types) > 1 and rest:
+            number += f"; {rest} of them are of types too small to be shown"
         lines = [f"  {found.question_type}: {reference}{number}"]
-        sure = [price for price in found.prices if price.word == "yes"]
-        for at, price in enumerate(sure):
-            # A setting that is also the choice of a smaller loss is shown there.
-            if not any(later.setting == price.setting for later in sure[at + 1 :]):
-                lines.append(f"    {self._sure(price)}")
+        sure = {price.loss: price for price in found.prices if price.word == "yes"}
+        same = sure.pop(0.0) if 0.0 in sure and sure[0.0].is_identical else None
+        # A setting that is also the choice of a smaller loss is shown there.
+        last = {price.setting: price for price in sure.values()}
+        if same is not None:
+            last.setdefault(same.setting, same)
+        identical = None if same is None else same.setting
+        lines += [f"    {self._sure(each, is_same=key == identical)}" for key, each in last.items()]
         left = next((price for price in found.prices if price.word != "yes"), None)
         if left is not None:
             lines.append(f"    {self._nearest(left)}")
         return lines + [f"    {self._budget(each)}" for each in found.budgets]
 
-    def _sure(self, price: Price) -> str:
-        meaning = "surely better" if price.loss == 0 else f"surely not worse by {self._loss(price.loss)} or more"
-        if price.loss == 0 and price.is_identical:
-            meaning = "identical answers to all of these"
-        return f"{meaning}: {self._figures(price)}"
+    def _sure(self, price: Price, *, is_same: bool) -> str:
+        meanings = ["identical answers to all of these"] * is_same
+        if price.loss > 0 or not is_same:
+            meanings.insert(0, f"surely {f'not worse by {self._loss(price.loss)} or more' if price.loss else 'better'}")
+        return f"{', '.join(meanings)}: {self._figures(price)}"
 
     def _nearest(self, price: Price) -> str:
         loss = "no loss" if price.loss == 0 else f"a loss below {self._loss(price.loss)}"

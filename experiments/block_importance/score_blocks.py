@@ -170,11 +170,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         scores, whole = scores_of(job, scorers)
         extra = {"whole_model": as_json(whole)} if whole is not None else {}
         chosen = chosen_by(scores, job.counts)
+        print(least_line(scores))
         save_scores(
             job.own.output, scores, {**provenance_of(job, scorers), **extra, **held_out_of(job, scorers, chosen)}
         )
     print(f"wrote {job.own.output} and {provenance_path(job.own.output)}")
     return 0
+
+
+# Blocks that are named as those that matter least.
+_NAMED_BLOCKS = 5
+
+
+def least_line(scores: Mapping[int, Estimate]) -> str:
+    """The blocks of the lowest scores, the first of equal ones first."""
+    lowest = sorted(scores, key=lambda block: scores[block].value)[:_NAMED_BLOCKS]
+    each = ", ".join(f"{block} ({scores[block].value:+.3g})" for block in lowest)
+    return f"blocks that matter least, of {len(scores)} scored: {each}"
 
 
 def outputs_of(own: argparse.Namespace) -> tuple[Path, ...]:

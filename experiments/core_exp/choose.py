@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, add_flags, add_knob_module
 from experiment_core_utils.config.parts import QuestionConfig, validated_as
-from experiments.analyses.knobs.conclusion import answered, invalid_lines, invalid_tasks
+from experiments.analyses.knobs.conclusion import answered, invalid_tasks
 from experiments.analyses.knobs.grid import load_study
 
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps([asdict(each) for each in found], indent=1))
         return 0
     for each in found:
-        lines = invalid_lines([void[each.task]]) if each.task in void else each.lines
+        lines = [void[each.task]] if each.task in void else each.lines
         print("\n".join([*([f"{each.task}:"] if len(found) > 1 else []), *lines]))
     return 0
 

@@ -91,9 +91,8 @@ def knob_colour(name: str) -> str:
 
 
 def short_name(point: KnobPoint) -> str:
-    """A setting's name in pictures, such as `high k8 b16`, beside other sweeps `bfloat16 high k8 b16`."""
-    name = f"{point.sweep} {point.setting.short_name}".strip()
-    return f"{name}, reference" if point.is_reference else name
+    """A setting's name in pictures, which is its key, with the word `reference` where it is that."""
+    return f"{point.key}, reference" if point.is_reference else point.key
 
 
 def _scale(found: Objectives) -> tuple[float, str]:

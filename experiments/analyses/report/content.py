@@ -102,6 +102,10 @@ def report_of(found: Analyses, budget_ms: float | None = None) -> Report:
     said, settings = headlines(found), settings_table(found)
     has_words = FRONT_HEADING in [each.label for each in settings.columns] or any(each.word in WORDS for each in said)
     times = next((chart for each in sections for chart in each.charts if chart.name.startswith("e1_settings")), None)
+    if has_fronts or times is None or len(times.panels) > 1:
+        times = None
+    # What is on the first screen is not shown again.
+    sections = [replace(each, charts=[chart for chart in each.charts if chart is not times]) for each in sections]
     return Report(
         title=f"{model} {device}" if device.startswith(ASKED_AT) else f"{model} on {device}",
         subtitle=" · ".join([*labels, generations, *(["random weights"] if found.random_weights else [])]),
@@ -115,7 +119,7 @@ def report_of(found: Analyses, budget_ms: float | None = None) -> Report:
         samples=sample_section(found.stored),
         facts=[fact for sweep in sweeps for fact in _facts(sweep)],
         commands=[shared_command(command) for sweep in sweeps for command in sweep.provenance.commands],
-        instead=None if has_fronts or times is None else (f"{times.name}-0", times.panels[0]),
+        instead=None if times is None else (f"{times.name}-0", times.panels[0]),
     )
 
 

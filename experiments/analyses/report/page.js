@@ -159,11 +159,42 @@
   window.addEventListener("afterprint", () => recolour(dark.matches));
   for (const button of document.querySelectorAll(".save")) {
     const place = button.parentNode.querySelector("[data-plot]");
-    button.addEventListener("click", () => {
+    button.addEventListener("click", async () => {
       const { data, layout } = shown(place, false);
       const size = { width: place.clientWidth, height: place.clientHeight };
-      Plotly.downloadImage({ data, layout: { ...layout, ...size, paper_bgcolor: "#ffffff" } },
-        { format: "png", filename: place.dataset.plot, scale: 2, ...size });
+      const figure = { data, layout: { ...layout, ...size, paper_bgcolor: "#ffffff" } };
+      const options = { format: "png", filename: place.dataset.plot, scale: 2, ...size };
+      if (!button.classList.contains("copy")) return Plotly.downloadImage(figure, options);
+      // The page may fetch nothing, not even a data URI.
+      const letters = atob((await Plotly.toImage(figure, options)).split(",")[1]);
+      const picture = new Blob([Uint8Array.from(letters, (each) => each.charCodeAt(0))], { type: "image/png" });
+      await navigator.clipboard.write([new ClipboardItem({ "image/png": picture })]);
+      button.textContent = "copied";
+    });
+  }
+
+  // The rows of the first table as text, with how they were measured below.
+  const escaped = (text) => text.replace(/[\\{}$&#^_%~]/g, (each) => ({ "\\": "\\textbackslash{}", "^": "\\^{}", "~": "\\~{}" })[each] ?? `\\${each}`);
+  const asText = (form, table) => {
+    const rows = [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.replace(/\s+/g, " ").trim()));
+    const words = (selector) => document.querySelector(selector).textContent.replace(/\s+/g, " ").trim();
+    const caption = `${words("h1")}: ${words(".subtitle")}. ${words("#settings .beside > .quiet").replace("A click on a heading sorts.", "")}`.trim();
+    if (form === "markdown") {
+      const lines = rows.map((cells) => `| ${cells.map((cell) => cell.replaceAll("|", "\\|")).join(" | ")} |`);
+      lines.splice(1, 0, `|${" --- |".repeat(rows[0].length)}`);
+      return `${lines.join("\n")}\n\n${caption}\n`;
+    }
+    const lines = rows.map((cells) => `${cells.map(escaped).join(" & ")} \\\\`);
+    lines.splice(1, 0, "\\hline");
+    return `\\begin{table}\n\\begin{tabular}{${"l".repeat(rows[0].length)}}\n${lines.join("\n")}\n\\end{tabular}\n\\caption{${escaped(caption)}}\n\\end{table}\n`;
+  };
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    button.addEventListener("click", async () => {
+      const place = button.closest(".beside");
+      const text = asText(button.dataset.copy, place.querySelector("table"));
+      button.value = text;
+      await navigator.clipboard.writeText(text);
+      place.querySelector("output").textContent = "copied";
     });
   }
 

@@ -98,6 +98,7 @@ def plots_of(report: Report) -> dict[str, Any]:
         for chart in section.charts
         for number, panel in enumerate(chart.panels)
     }
+    panels |= dict([report.instead]) if report.instead is not None else {}
     panels |= {front.name: front.panel for front in report.fronts if front.panel is not None}
     return {name: plotly_of(panel).to_plotly_json() for name, panel in panels.items()}
 

@@ -38,7 +38,7 @@ class Value:
 
     text: str | None
     key: float | str | None
-    more: str = ""  #: such as an interval, which a narrow window leaves out
+    more: str = ""  #: such as an interval
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class ShownSample:
     verdict: str  #: such as `right at 6 of 9 settings`
     question: str
     prompt: str | None  #: None where it is the question
-    reference: str
+    expected: str  #: right answers
     picture: str | None  #: a data URI; None with a reason
     no_picture_reason: str | None
     answers: Sequence[SampleAnswer]  #: the most frequent first

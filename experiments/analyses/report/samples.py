@@ -1,4 +1,4 @@
-"""Samples of a run beside what each setting answered: picture, question, prompt, reference answers, right or wrong."""
+"""Samples of a run beside what each setting answered: picture, question, prompt, expected answers, right or wrong."""
 
 import shlex
 from base64 import b64encode
@@ -72,10 +72,8 @@ def _by_id(settings: Sequence[StoredSetting]) -> dict[int, Answers]:
 
 
 def _short(setting: StoredSetting) -> str:
-    """A setting's name beside an answer, as in pictures."""
-    return f"{setting.sweep} {setting.setting.short_name}".strip() + (
-        " (reference)" * bool(setting.result.is_reference)
-    )
+    """A setting's name beside an answer, as in pictures and tables."""
+    return f"{setting.name}{' (reference)' * bool(setting.result.is_reference)}"
 
 
 def chosen_ids(samples: Mapping[int, Answers], best: float, most: int) -> list[int]:
@@ -131,7 +129,7 @@ class Pictures:
         except (ProfilerError, IndexError) as error:
             return None, f"the picture cannot be read again: {error}"
         if again.image is None:
-            return None, "a question without a picture"
+            return None, None
         if sample.picture_sha256 != again.picture_sha256:
             return None, "the picture is another now than when it was measured"
         return data_uri(again.image), None
@@ -176,7 +174,7 @@ def _shown(
         verdict=f"right at {sum(scored)} of {counted(len(scored), 'setting')}",
         question=f"{question} ({' · '.join(options)})" if options else question,
         prompt=one.metadata.prompt if one.metadata.prompt != question else None,
-        reference=" · ".join(dict.fromkeys(one.metadata.answers)) or "none",
+        expected=" · ".join(dict.fromkeys(one.metadata.answers)) or "none",
         picture=picture,
         no_picture_reason=reason,
         answers=_answers(task, answers, best, numbers),

@@ -20,7 +20,8 @@ from experiment_core_utils.models.common.checkpoint_files import weights_digest
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiments.block_importance import score_blocks
-from experiments.block_importance.score_blocks import main
+from experiments.block_importance.importance import Estimate
+from experiments.block_importance.score_blocks import least_line, main
 from tests.models.tiny_checkpoints import write_checkpoint
 
 
@@ -235,3 +236,12 @@ def test_models_of_transformers_are_scored_by_one_pass_a_sample(family: str, tmp
     assert main([*flags, "--method", "activation_change", "--output", str(tmp_path / "scores.json")]) == 0
     scores = read_importance(tmp_path / "scores.json")
     assert list(scores) == [0, 1, 2] and min(scores.values()) > 0
+
+
+def test_the_blocks_that_matter_least_are_named_lowest_first() -> None:
+    scores = {
+        block: Estimate(value, None, {}) for block, value in enumerate((0.5, 0.125, -0.25, 0.125, 0.75, 1.0, 2.0))
+    }
+    assert least_line(scores) == (
+        "blocks that matter least, of 7 scored: 2 (-0.25), 1 (+0.125), 3 (+0.125), 0 (+0.5), 4 (+0.75)"
+    )

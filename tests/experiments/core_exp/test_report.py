@@ -108,7 +108,7 @@ def test_sweeps_are_judged_together_and_one_that_shares_nothing_is_named(tmp_pat
 def plots_in(report: Report, section: str) -> dict[str, Any]:
     """The plots of a section on the page, by their names."""
     (found,) = [each for each in report.sections if each.name == section]
-    return plots_of(replace(report, sections=[found], fronts=[]))
+    return plots_of(replace(report, sections=[found], fronts=[], instead=None))
 
 
 def test_the_sentences_are_of_the_data(report: Report) -> None:

@@ -45,7 +45,7 @@ def test_some_of_many_values_are_named_so_that_there_is_room(tmp_path: Path) -> 
 
 def test_settings_at_one_place_have_one_name() -> None:
     (panel,) = fronts_chart([analysis(3, 0.0)]).panels
-    assert labels_of(panel) == ["288 tokens k1 b12 and 2 equal"]
+    assert labels_of(panel) == ["tokens288_topk1_blocks12 and 2 equal"]
     (panel,) = fronts_chart([analysis(40, 1.0)]).panels
     assert len(labels_of(panel)) == 30
 

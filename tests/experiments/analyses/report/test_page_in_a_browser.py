@@ -192,3 +192,16 @@ def test_names_stand_above_bars_on_a_telephone(page: Page) -> None:
     page.wait(f"{bars}.querySelector('.nsewdrag').getBoundingClientRect().width > 240")
     page.call("Emulation.clearDeviceMetricsOverride")
     page.wait(f"{bars}.layout.yaxis.showticklabels !== false")
+
+
+def test_the_table_is_copied_as_markdown_and_latex_with_how_it_was_measured(page: Page) -> None:
+    """What is copied starts with the headings of the first table, whose rows follow one a line."""
+    number = page.run("document.querySelectorAll('#settings tbody tr').length")
+    for form, first, rule in (("markdown", "| setting | ", 1), ("latex", "\\begin{table}", 3)):
+        page.run(f"document.querySelector('[data-copy={form}]').click(), 0")
+        text = page.run(f"document.querySelector('[data-copy={form}]').value")
+        lines = text.splitlines()
+        assert lines[0].startswith(first) and lines[rule].startswith({1: "| ---", 3: "\\hline"}[rule])
+        end = {"markdown": "", "latex": "\\end{tabular}"}[form]
+        assert lines.index(end) == rule + 1 + number
+        assert "Scripted GPU" in lines[-1 if form == "markdown" else -2]
