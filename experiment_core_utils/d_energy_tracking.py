@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.config.parts import Device, EnergyMode
+from experiment_core_utils.config.parts import Device, ProfiledEnergyMode
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.meters.codecarbon import (
@@ -45,8 +45,10 @@ from experiment_core_utils.meters.nvml import NvmlGpu, processes_by_gpu
 from experiment_core_utils.meters.power import NOT_REQUESTED, allocated_to_runs
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.windows import (
+    WARM_AGAIN_S,
     InstrumentWindow,
     WindowGoal,
+    energy_of_act,
     energy_of_whole_acts,
     why_no_power,
 )
@@ -344,7 +346,7 @@ def check_energy(source: ModelSource, device: Device, output_dir: Path, given: S
 
 
 def energy_plan_lines(
-    mode: EnergyMode,
+    mode: ProfiledEnergyMode,
     device: Device,
     local_rank: int,
     given: Instruments | None = None,
@@ -358,7 +360,7 @@ def energy_plan_lines(
         given, source: as in `meters_of`.
         named: how the user requests it, before the mode.
     """
-    if mode == "off":
+    if mode in ("auto", "off"):
         return []
     outcome = "the run would go on without"
     try:
@@ -396,7 +398,7 @@ def with_estimate(using: Instruments, library: CodecarbonLibrary | None = None) 
 
 
 def meters_of(
-    mode: EnergyMode,
+    mode: ProfiledEnergyMode,
     device: Device,
     local_rank: int,
     seed: int,
@@ -407,7 +409,8 @@ def meters_of(
 ) -> StageMeasurement | None:
     """What this process measures energy with; None where it is not requested, or optional and out of reach.
 
-    Where nothing measures and energy is optional, the machine's first process has codecarbon's estimate.
+    Where nothing measures and energy is optional, the machine's first process has codecarbon's estimate. With `auto`
+    counters alone are read, and calibrated by whoever has the time for it.
 
     Args:
         given: replaces what is found on the machine.
@@ -426,6 +429,9 @@ def meters_of(
             raise _refused(error) from error
         return None
     using = given.using if given is not None else _instruments(device, local_rank, is_spread, gpus)
+    if mode == "auto":
+        counters, how = using.counters_alone(), given or StageMeasurement(using, WindowGoal(), seed=seed)
+        return None if counters is None else replace(how, using=counters, idle_s=0.0)
     if mode == "required":
         _require_any(using)
     if given is not None:
@@ -455,12 +461,13 @@ def _instruments(
 
 
 def energy_of_pass(
-    requests: Sequence[Callable[[], object]], how: StageMeasurement
+    requests: Sequence[Callable[[], object]], how: StageMeasurement, is_between_ticks: bool = False
 ) -> tuple[tuple[ActEnergy, ...], tuple[AllocatedJoules, ...]]:
     """One window in which all requests run back to back, as often as the goal needs; an act is each of them once.
 
     Args:
         requests: at least one; each runs one, warm and prepared, and begins and ends synchronised.
+        is_between_ticks: whether all of them may take less than a tick, and the window is to lie between two then.
 
     Returns:
         The energy of an act by every source and device, and the part of it that each request has.
@@ -478,7 +485,10 @@ def energy_of_pass(
             own.append((started_s, clock.now_s()))
 
     with how.using.power_beside() as traces:
-        windows = tuple(energy_of_whole_acts(run_all, how.using, how.goal))
+        if is_between_ticks:
+            windows = tuple(energy_of_act(run_all, how.using, how.goal, WARM_AGAIN_S))
+        else:
+            windows = tuple(energy_of_whole_acts(run_all, how.using, how.goal))
     return windows, allocated_to_runs(preferred_act(windows), traces, spans)
 
 
@@ -623,5 +633,7 @@ def agreed_meters(
 ) -> StageMeasurement | None:
     """`meters_of` this process of a profiling run; raises in all processes what it raises in one."""
     is_spread = config.model.device_map is not None or config.model.tensor_parallel is not None
-    at = config.measuring.energy, config.machine.device, accelerator.local_process_index, config.task.seed
+    # Requests that arrive together have windows of their own.
+    mode = "off" if config.model.request_rate is not None else config.measuring.energy
+    at = mode, config.machine.device, accelerator.local_process_index, config.task.seed
     return all_or_raise(lambda: meters_of(*at, given, is_spread=is_spread, source=source), accelerator)
