@@ -6,6 +6,7 @@ samples run back to back or a request's stages are repeated, because a timed run
 memory has, because in rounds what is kept for other settings is in each setting's peak.
 """
 
+import gc
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -158,6 +159,9 @@ class MemoryPasses(_Passes):
         model, limit = self.bench.model, self.bench.max_new_tokens
         if isinstance(model, Switchable):
             model.release_prepared()
+            # What refers to itself would stay in peaks until some later collection.
+            gc.collect()
+            release_cached_memory(model.device)
         model.apply(setting)
         ready = [self._take(setting, sample_id)[1] for sample_id in sample_ids]
         with library_faults_named(f"memory of {setting.key}"), out_of_memory_named():

@@ -1,5 +1,6 @@
 """Passes of energy and memory on a simulated device whose clock stands still: order, figures by hand, resuming."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -390,10 +391,17 @@ def test_stages_that_cannot_be_measured_say_why(tmp_path: Path) -> None:
 
 def test_memory_is_that_of_a_setting_alone_and_the_highest_of_its_passes(tmp_path: Path) -> None:
     """1000 bytes for each setting that something is prepared for; 10 for each place of the prompt; the first pass 5."""
-    model, prepared, passes_begun = SizedModel(), set[int](), list[int]()
+    model, held, passes_begun = SizedModel(), dict[int, "Prepared"](), list[int]()
+    prepared = weakref.WeakSet["Prepared"]()
+
+    class Prepared:
+        """As long as nobody collects it, it keeps itself."""
+
+        def __init__(self) -> None:
+            self.itself = self
 
     def released() -> None:
-        prepared.clear()
+        held.clear()
         passes_begun.append(1)
 
     class Window:
@@ -414,7 +422,7 @@ def test_memory_is_that_of_a_setting_alone_and_the_highest_of_its_passes(tmp_pat
     prefill = model.prefill
 
     def counted(inputs: Mapping[str, Any], features: str | None) -> Any:
-        prepared.add(model.active_setting[0])
+        prepared.add(held.setdefault(model.active_setting[0] or 0, Prepared()))
         for each in watched:
             first = 5 if len(passes_begun) <= 2 else 0
             each.most = max(each.most, 1000 * len(prepared) + 10 * inputs["input_ids"].shape[1] + first)
