@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.config.parts import Device, EnergyMode
+from experiment_core_utils.config.parts import Device, ProfiledEnergyMode
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.meters.codecarbon import CodecarbonLibrary, measures
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
@@ -125,7 +125,7 @@ def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> 
 
 
 def meters_of(
-    mode: EnergyMode,
+    mode: ProfiledEnergyMode,
     device: Device,
     local_rank: int,
     seed: int,
@@ -136,7 +136,8 @@ def meters_of(
 ) -> StageMeasurement | None:
     """What this process measures energy with; None where it is not requested, or optional and out of reach.
 
-    Where nothing measures and energy is optional, the machine's first process has codecarbon's estimate.
+    Where nothing measures and energy is optional, the machine's first process has codecarbon's estimate. With `auto`
+    counters alone are read, and calibrated by whoever has the time for it.
 
     Args:
         given: replaces what is found on the machine.
@@ -155,6 +156,9 @@ def meters_of(
             raise refused_energy(error) from error
         return None
     using = given.using if given is not None else instruments_on(device, local_rank, is_spread, gpus)
+    if mode == "auto":
+        counters, how = using.counters_alone(), given or StageMeasurement(using, WindowGoal(), seed=seed)
+        return None if counters is None else replace(how, using=counters, idle_s=0.0)
     if mode == "required":
         require_any_meter(using)
     if given is not None:
@@ -168,5 +172,7 @@ def agreed_meters(
 ) -> StageMeasurement | None:
     """`meters_of` this process of a profiling run; raises in all processes what it raises in one."""
     is_spread = config.model.device_map is not None or config.model.tensor_parallel is not None
-    at = config.measuring.energy, config.machine.device, accelerator.local_process_index, config.task.seed
+    # Requests that arrive together have windows of their own.
+    mode = "off" if config.model.request_rate is not None else config.measuring.energy
+    at = mode, config.machine.device, accelerator.local_process_index, config.task.seed
     return all_or_raise(lambda: meters_of(*at, given, is_spread=is_spread, source=source), accelerator)

@@ -45,6 +45,7 @@ NUMBER_FORMAT = Field(description="number format of the weights; auto: bfloat16 
 Precision = Annotated[Literal["auto", "float32", "bfloat16", "float16"], NUMBER_FORMAT]
 ExecutionMode = Literal["auto", "eager", "graph", "kernels", "inductor"]
 EnergyMode = Literal["off", "required", "optional"]
+ProfiledEnergyMode = Literal["auto", EnergyMode]
 ProfilerMode = Literal["minimal", "full"]
 TableFormat = Literal["csv", "parquet"]
 TrackerName = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
@@ -493,7 +494,11 @@ class MeasuringConfig(Part):
         description="end once the 95 % interval of how many times as long every two settings take is within this "
         "fraction of it, such as 0.02; a setting alone is measured on every sample",
     )
-    energy: Energy = "off"
+    energy: ProfiledEnergyMode = Field(
+        default="auto",
+        description="measure energy; auto: where there is a counter, in a fifth of the run's time; if nothing measures "
+        "it, required stops, optional estimates it or continues without",
+    )
     memory_timeline: MemoryTimeline = False
     use_profiler: bool = Field(
         default=False,

@@ -116,7 +116,7 @@ class ProfilingConfig(Part):
         measuring = self.measuring
         one_by_one = {
             "until_precision": measuring.until_precision is not None,
-            "energy": measuring.energy != "off",
+            "energy": measuring.energy not in ("auto", "off"),
         }
         if given := [f"--{name}" for name, is_given in one_by_one.items() if is_given]:
             raise ConfigurationError(
@@ -161,7 +161,7 @@ def build_parser() -> argparse.ArgumentParser:
         examples=(
             "knobprof profile --num_samples 64                       # the model and task that come with the project",
             "knobprof profile --model_path MODEL --data_file my.jsonl --num_samples 500 --dry_run",
-            "knobprof profile --model_path MODEL --tier_list low high --num_active_blocks_list 18 24 --energy optional",
+            "knobprof profile --model_path MODEL --tier_list low high --num_active_blocks_list 18 24 --energy required",
             "knobprof profile --endpoint q4=http://localhost:8000/v1 q8=http://localhost:8001/v1 --model NAME",
             "accelerate launch experiments/core_exp/acc_lat_profiling.py --model_path MODEL    # on several GPUs",
         ),

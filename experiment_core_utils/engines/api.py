@@ -41,6 +41,10 @@ class VisionEngine(Protocol):
     def warm_up(self, crops: int) -> None:
         """Warm up for requests of so many crops, the overview among them."""
 
+    def release(self) -> None:
+        """Give back what was warmed up; nothing by default."""
+        return
+
     def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
         """Features [K * F, H] of crops [K, 3, S, S] and masks [K, P]; the next call may overwrite them."""
 

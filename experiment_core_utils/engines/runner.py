@@ -142,7 +142,9 @@ class EngineStages:
             self._replace_kv_cache(KVCache.allocate(self.decoder, max_seq_len=0))
 
     def release_prepared(self) -> None:
-        """Invalidate all states, and release the KV cache with all graphs."""
+        """Invalidate all states, and release the KV cache with all graphs, and those of pictures."""
+        if self.engines.vision is not None:
+            self.engines.vision.release()
         self._warmed_up.clear()
         self.release_unused()
 

@@ -14,6 +14,7 @@ from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.measuring.arrivals import MOST_ARRIVALS, batch_size
 from experiment_core_utils.measuring.batches import BatchAnswerer, Bench
+from experiment_core_utils.measuring.energy_budget import EnergyBudget
 from experiment_core_utils.measuring.live_table import LiveTable
 from experiment_core_utils.measuring.passes import EnergyPasses, MemoryPasses
 from experiment_core_utils.measuring.profiles import TorchProfiles
@@ -32,6 +33,7 @@ from experiment_core_utils.meters.stability import LEAST_SAMPLES_TO_STOP, Precis
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.steadiness import Outlook, disturbances
 from experiment_core_utils.models.interface import Concurrent, Served, Switchable, devices_of
+from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import MemoryWindow, out_of_memory_named
 from experiment_core_utils.primitives.errors import (
     GenerationFailed,
@@ -91,6 +93,7 @@ class ShardMeasurer:
         self._conditions = self.conditions or conditions_meter(context.experiment_id, context.rank, device, pids)
         self._energy = None if self.energy is None else replace(self.energy, stop=context.stop)
         self._load = load_sampler(SAMPLE_EVERY_S)
+        self._clock = HostClock()
         self._warm_layouts: set[object] = set()
         num_samples = sum(map(len, context.shards.values()))
         self._outlook = Outlook(len(self.bench.latency_ids), num_samples)
@@ -107,6 +110,7 @@ class ShardMeasurer:
         Raises:
             Stopped, ResultsNotSaved, ResultsError: every sample that was finished is in the journals.
         """
+        self._started_s = self._clock.now_s()
         allow_open_files(len(requested) + _OTHER_FILES + (0 if self.request_rate is None else MOST_ARRIVALS))
         done: dict[str, ShardDone] = {}
         with ExitStack() as stack:
@@ -172,16 +176,21 @@ class ShardMeasurer:
             "rank": context.rank,
             "sample_timeout_s": self.config.sample_timeout,
         }
-        # Of one setting nothing else was prepared in its runs.
-        if len(timed) > 1 and any(device.type == "cuda" for device in devices_of(self.bench.model)):
-            MemoryPasses(**here).measure_memory(settings, measured, journals, context.stop, progress)
-        if settings and self._energy is not None and context.rank == 0:
-            passes = EnergyPasses(how=self._energy, **here)
+        is_requested = self.config.energy != "auto"
+        # Before memory, whose passes release what is prepared for other settings.
+        if (timed or (settings and is_requested)) and self._energy is not None and context.rank == 0:
+            elapsed_s = self._clock.now_s() - self._started_s
+            budget = None if is_requested else EnergyBudget.of_run(elapsed_s, measured)
+            passes = EnergyPasses(how=self._energy, budget=budget, **here)
             ids_timed = [{sample.sample_id for sample in measured[each.key] if sample.runs} for each in settings]
             common = set.intersection(*ids_timed)
             ids = [sample_id for sample_id in ids_of(timed or at_work) if sample_id in common]
             passes.measure_energy(settings, ids, journals, context.stop, progress)
-            passes.measure_stages(settings, measured, journals, context.stop, progress)
+            if is_requested:
+                passes.measure_stages(settings, measured, journals, context.stop, progress)
+        # Of one setting nothing else was prepared in its runs.
+        if len(timed) > 1 and any(device.type == "cuda" for device in devices_of(self.bench.model)):
+            MemoryPasses(**here).measure_memory(settings, measured, journals, context.stop, progress)
 
     def _measure_with_retries(self, at_work: Sequence[SettingAtWork], runner: SampleRunner) -> None:
         """Every attempt takes up what the ones before did not finish; in the last, samples fail for good."""

@@ -6,6 +6,7 @@ samples run back to back or a request's stages are repeated, because a timed run
 memory has, because in rounds what is kept for other settings is in each setting's peak.
 """
 
+import gc
 import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -14,20 +15,29 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from experiment_core_utils.knobs.answer_limit import answer_limit_at
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.measuring.batches import Bench
+from experiment_core_utils.measuring.energy_budget import CounterTicks, EnergyBudget, WindowPlan
 from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.meters.energy_statistics import preferred_act
 from experiment_core_utils.meters.power import allocated_to_runs
 from experiment_core_utils.meters.stages import StagedRequest, StageMeasurement, StageRounds, are_narrow
-from experiment_core_utils.meters.windows import energy_of_whole_acts, idle_power
+from experiment_core_utils.meters.windows import (
+    WARM_AGAIN_S,
+    energy_of_act,
+    energy_of_whole_acts,
+    idle_power,
+    poll_error_s,
+)
 from experiment_core_utils.models.interface import Stepwise, Switchable, devices_of
 from experiment_core_utils.primitives.device import MemoryWindow, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import MeterUnavailable, SampleError, SettingError, library_faults_named
 from experiment_core_utils.primitives.interruption import StopRequest, time_limit
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.primitives.replication import PASSES_THAT_DECIDE
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.energy import (
     ActEnergy,
     AllocatedJoules,
@@ -50,6 +60,8 @@ PAIR = 2
 LEAST_PASSES = PASSES_THAT_DECIDE
 # No further pair is begun after windows of so many seconds for each setting.
 LIMIT_S = 20.0
+# Ticks by which counters are calibrated where the time is part of a budget.
+BUDGET_TICKS = 5
 _STOPPED = "while energy was measured"
 Inputs = Mapping[str, Any]
 Measured = Mapping[str, Sequence[MeasuredSample]]
@@ -158,6 +170,9 @@ class MemoryPasses(_Passes):
         model, limit = self.bench.model, self.bench.max_new_tokens
         if isinstance(model, Switchable):
             model.release_prepared()
+            # What refers to itself would stay in peaks until some later collection.
+            gc.collect()
+            release_cached_memory(model.device)
         model.apply(setting)
         ready = [self._take(setting, sample_id)[1] for sample_id in sample_ids]
         with library_faults_named(f"memory of {setting.key}"), out_of_memory_named():
@@ -177,10 +192,14 @@ class EnergyPasses(_Passes):
     """Measures the energy of settings on one process's device."""
 
     #: meters, the goal of a window's length and of the interval over passes, the most windows of a setting (rounded up
-    #: to pairs), and how long idle power is measured before each pass and after the last
+    #: to pairs), and how long idle power is measured before each pass and after the last, 0 for not
     how: StageMeasurement
     num_samples: int = ENERGY_SAMPLES
     limit_s: float = LIMIT_S
+    #: what all windows may take, with counters that are not calibrated yet; None for as long as the goals need
+    budget: EnergyBudget | None = None
+    _plan: WindowPlan | None = field(default=None, init=False)  #: of the windows in a budget
+    _ends_s: float = field(default=0.0, init=False)  #: when the budget is used up, by the meters' clock
     _warm: set[tuple[str, object]] = field(default_factory=set, init=False)
 
     def measure_energy(
@@ -208,13 +227,15 @@ class EnergyPasses(_Passes):
         """
         found = [_SettingPasses.of(setting, journals[setting.key]) for setting in settings]
         due = [each for each in found if not each.is_ended]
-        chosen = choose_latency_ids(sample_ids, self.num_samples, self.how.seed)
-        ids = tuple(each for each in sample_ids if each in chosen)
         try:
             self.how.using.require_any_or_estimate()
+            if due and self.budget is not None:
+                self._divide(self.budget, len(due), len(sample_ids))
         except MeterUnavailable as error:
             for each in due:
                 each.reason = str(error)
+        chosen = choose_latency_ids(sample_ids, self.num_samples, self.how.seed)
+        ids = tuple(each for each in sample_ids if each in chosen)
         for index in itertools.count():
             left = [each for each in due if each.reason is None]
             ended_by = self._ended_by(index, [each.passes for each in left])
@@ -224,6 +245,27 @@ class EnergyPasses(_Passes):
                 self._measure_pass(index, left, ids, stop)
         self._end(due, ended_by)
 
+    def _divide(self, budget: EnergyBudget, num_settings: int, num_samples: int) -> None:
+        """Calibrate the counters, and divide what is left of a budget among windows; raises MeterUnavailable."""
+        clock = self.how.using.clock
+        self._ends_s, self.limit_s = clock.now_s() + budget.seconds, budget.seconds / num_settings
+        using = self.how.using.calibrated(BUDGET_TICKS)
+        if unread := [each.reason for each in using.ticks.values() if each.longest_tick_s is None]:
+            raise MeterUnavailable(str(unread[0]))
+        read_s = sum(each.read_cost_s or 0.0 for each in using.ticks.values())
+        ticks = CounterTicks(max(using.longest_ticks_s.values()), read_s, poll_error_s(using))
+        most_passes = -(-self.how.repeats // PAIR) * PAIR
+        left_s = self._ends_s - clock.now_s()
+        self.how = replace(self.how, using=using, repeats=most_passes)
+        self._plan = budget.plan(left_s, num_settings, min(num_samples, self.num_samples), most_passes, ticks)
+        if self._plan is None:
+            raise MeterUnavailable(
+                f"a fifth of the run's time, {budget.seconds:.2g} s, is too short for "
+                f"{counted(num_settings, 'setting')} by a counter that advances every {1e3 * ticks.tick_s:.2g} ms; "
+                "give more samples, or --energy optional"
+            )
+        self.num_samples = self._plan.num_samples
+
     def _measure_pass(
         self, index: int, left: Sequence["_SettingPasses"], sample_ids: Sequence[int], stop: StopRequest
     ) -> None:
@@ -231,8 +273,11 @@ class EnergyPasses(_Passes):
         wanted = [each for each in there_and_back(left, index) if len(each.passes) <= index]
         idle = self._idle_power() if wanted else ()
         for place, each in enumerate(wanted, len(left) - len(wanted)):
+            passes_left = 1 if self._plan is None else self._plan.num_passes - index
             try:
-                window = self._window(each.setting, each.sample_ids or sample_ids, stop)
+                window = self._window(
+                    each.setting, each.sample_ids or sample_ids, stop, passes_left * len(left) - place
+                )
             except (SettingError, SampleError) as error:
                 release_cached_memory(self.bench.model.device)
                 each.reason = str(error)
@@ -246,7 +291,7 @@ class EnergyPasses(_Passes):
             rank=self.rank,
             num_settings=len(due),
             ended_by=ended_by,
-            error_goal=self.how.goal.relative_error,
+            error_goal=self.how.goal.relative_error if self.budget is None else None,
             limit_s=self.limit_s,
             idle=self._idle_power() if is_measured else (),
             missing=dict(self.how.using.missing),
@@ -260,8 +305,11 @@ class EnergyPasses(_Passes):
         """Why there is no pass of this index; None where there is one."""
         if index % PAIR or index < PAIR:
             return None
+        if self._plan is not None and index < self.how.repeats:
+            is_over = index >= self._plan.num_passes or self.how.using.clock.now_s() >= self._ends_s
+            return "time limit" if is_over else None
         windows = ([each.windows for each in passes] for passes in found)
-        if index >= LEAST_PASSES and are_narrow(windows, self.how.goal.relative_error):
+        if self._plan is None and index >= LEAST_PASSES and are_narrow(windows, self.how.goal.relative_error):
             return "error goal"
         taken_s = sum(each.windows[0].window_s or 0.0 for passes in found for each in passes)
         if taken_s >= self.limit_s * len(found):
@@ -269,19 +317,26 @@ class EnergyPasses(_Passes):
         return "number of passes" if index >= self.how.repeats else None
 
     def _idle_power(self) -> tuple[IdlePower, ...]:
-        return tuple(idle_power(self.how.using, self.how.idle_s))
+        return tuple(idle_power(self.how.using, self.how.idle_s)) if self.how.idle_s > 0 else ()
 
-    def _window(self, setting: Setting, sample_ids: Sequence[int], stop: StopRequest) -> EnergyPass:
+    def _window(self, setting: Setting, sample_ids: Sequence[int], stop: StopRequest, windows_left: int) -> EnergyPass:
         """One window of a setting; its place among the others is not in it yet.
+
+        Args:
+            windows_left: with this one; they share what is left of a budget.
 
         Raises:
             SampleError: no timed sample can be read.
             SettingError: the setting cannot be run.
         """
+        clock, how, plan = self.how.using.clock, self.how, self._plan
+        ends_s = clock.now_s() + (self._ends_s - clock.now_s()) / windows_left
         self.bench.model.apply(setting)
         ready = self._warm_requests(setting, sample_ids, stop)
         if not ready:
             raise SampleError("no timed sample can be read")
+        if plan is not None:
+            how = replace(how, goal=plan.goal(ends_s - clock.now_s()))
         tokens: dict[int, int] = {}
 
         def run(sample_id: int, inputs: Inputs) -> None:
@@ -289,7 +344,8 @@ class EnergyPasses(_Passes):
             tokens[sample_id] = len(run_staged(self.bench.model, inputs, self.bench.max_new_tokens).token_ids)
 
         with library_faults_named(f"energy of {setting.key}"), out_of_memory_named():
-            windows, allocated = energy_of_pass([partial(run, *each) for each in ready.items()], self.how)
+            requests = [partial(run, *each) for each in ready.items()]
+            windows, allocated = energy_of_pass(requests, how, plan is not None and plan.is_between_ticks)
         return EnergyPass(
             experiment_id=self.experiment_id,
             rank=self.rank,
@@ -387,8 +443,9 @@ class EnergyPasses(_Passes):
             inputs = self._nearest_inputs(each)
             if not isinstance(model, Stepwise):
                 raise SettingError("the model does not run its stages one by one")
+            limit = answer_limit_at(each.setting, self.bench.max_new_tokens)
             with out_of_memory_named():
-                each.rounds.measure(StagedRequest(model, inputs, self.bench.max_new_tokens, model.rewind), index)
+                each.rounds.measure(StagedRequest(model, inputs, limit, model.rewind), index)
         except (MeterUnavailable, SettingError, SampleError) as error:
             release_cached_memory(model.device)
             each.reason = str(error)
@@ -442,12 +499,13 @@ def nearest_the_mean(samples: Sequence[MeasuredSample]) -> list[tuple[int, float
 
 
 def energy_of_pass(
-    requests: Sequence[Callable[[], object]], how: StageMeasurement
+    requests: Sequence[Callable[[], object]], how: StageMeasurement, is_between_ticks: bool = False
 ) -> tuple[tuple[ActEnergy, ...], tuple[AllocatedJoules, ...]]:
     """One window in which all requests run back to back, as often as the goal needs; an act is each of them once.
 
     Args:
         requests: at least one; each runs one, warm and prepared, and begins and ends synchronised.
+        is_between_ticks: whether all of them may take less than a tick, and the window is to lie between two then.
 
     Returns:
         The energy of an act by every source and device, and the part of it that each request has.
@@ -465,5 +523,8 @@ def energy_of_pass(
             own.append((started_s, clock.now_s()))
 
     with how.using.power_beside() as traces:
-        windows = tuple(energy_of_whole_acts(run_all, how.using, how.goal))
+        if is_between_ticks:
+            windows = tuple(energy_of_act(run_all, how.using, how.goal, WARM_AGAIN_S))
+        else:
+            windows = tuple(energy_of_whole_acts(run_all, how.using, how.goal))
     return windows, allocated_to_runs(preferred_act(windows), traces, spans)

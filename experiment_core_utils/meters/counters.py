@@ -234,8 +234,8 @@ def wait_for_edges(
     return tuple(watch.edges[place] for place in range(len(counters)))
 
 
-def calibrate_tick(counter: EnergyCounter, clock: Clock) -> TickCalibration:
-    """Poll a counter through some of its ticks.
+def calibrate_tick(counter: EnergyCounter, clock: Clock, num_ticks: int = CALIBRATION_TICKS) -> TickCalibration:
+    """Poll a counter through so many of its ticks.
 
     A counter that is slower to read than to advance shows a tick with every reading; what is found is then the time of
     a reading, which is what windows are uncertain by.
@@ -243,7 +243,7 @@ def calibrate_tick(counter: EnergyCounter, clock: Clock) -> TickCalibration:
     moments, costs, last_j = list[float](), list[float](), None
     given_up_s = clock.now_s() + PATIENCE_S
     reason: str | None = None
-    while len(moments) <= CALIBRATION_TICKS and reason is None:
+    while len(moments) <= num_ticks and reason is None:
         started_s, ended_s, joules, reason = read_counter(counter, clock)
         if joules is None:
             break

@@ -283,7 +283,8 @@ def act_totals(
         ]
         own = [readings for readings in idle if source_group(readings[0].origin) == (component, basis)]
         sums = (summed_idle(readings) for readings in zip(*own, strict=True))
-        totals[component, basis] = (len(own), energy_figure(windows, *sums))
+        number = sum(source_group(each.origin) == (component, basis) for each in rounds[0])
+        totals[component, basis] = (number, energy_figure(windows, *sums))
     return totals
 
 

@@ -10,7 +10,13 @@ from typing import Any
 
 import torch
 
-from experiment_core_utils.meters.counters import POWERCAP, CounterMeter, calibrate_tick, rapl_counters
+from experiment_core_utils.meters.counters import (
+    CALIBRATION_TICKS,
+    POWERCAP,
+    CounterMeter,
+    calibrate_tick,
+    rapl_counters,
+)
 from experiment_core_utils.meters.energy_statistics import with_disagreements
 from experiment_core_utils.meters.interface import EnergyCounter, EnergyEstimate, EnergyMeter, PowerProbe
 from experiment_core_utils.meters.nvml import NvmlCounter, NvmlPower
@@ -66,10 +72,17 @@ class Instruments:
     #: what stands in where there is neither a counter nor a probe; it measures nothing, and no figure is mixed with it
     estimate: EnergyEstimate | None = None
 
-    def calibrated(self) -> "Instruments":
-        """These instruments with the ticks of the counters, which takes some twenty ticks for each."""
-        ticks = {each.origin.device: calibrate_tick(each, self.clock) for each in self.counters}
+    def calibrated(self, num_ticks: int = CALIBRATION_TICKS) -> "Instruments":
+        """These instruments with the ticks of the counters, which takes so many ticks for each."""
+        ticks = {each.origin.device: calibrate_tick(each, self.clock, num_ticks) for each in self.counters}
         return replace(self, ticks=ticks)
+
+    def counters_alone(self) -> "Instruments | None":
+        """The counters of the GPUs, else of the CPU; None where there is none, or a GPU that computes has none."""
+        gpus = tuple(each for each in self.counters if each.origin.component == "gpu")
+        if not self.counters or any(name.startswith(GPU_COUNTER) for name in self.missing):
+            return None
+        return replace(self, counters=gpus or self.counters, probes=(), estimate=None)
 
     @property
     def longest_ticks_s(self) -> Mapping[str, float]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from experiment_core_utils.config.parts import Device, EnergyMode
+from experiment_core_utils.config.parts import Device, ProfiledEnergyMode
 from experiment_core_utils.meters.codecarbon import CodecarbonLibrary, LoadEstimate, codecarbon_library
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
 from experiment_core_utils.meters.load import with_descendants
@@ -92,7 +92,7 @@ def check_energy(source: ModelSource, device: Device, output_dir: Path, given: S
 
 
 def energy_plan_lines(
-    mode: EnergyMode,
+    mode: ProfiledEnergyMode,
     device: Device,
     local_rank: int,
     given: Instruments | None = None,
@@ -106,7 +106,7 @@ def energy_plan_lines(
         given, source: as in `meters_of`.
         named: how the user requests it, before the mode.
     """
-    if mode == "off":
+    if mode in ("auto", "off"):
         return []
     outcome = "the run would go on without"
     try:

@@ -132,7 +132,7 @@ def energy_of_act(
     acts = RepeatedAct(act, using.clock)
     acts.repeat_until(acts.done_at_s[0] + warm_up_s)
     ticks_s = using.longest_ticks_s
-    poll_s = _poll_s(using)
+    poll_s = poll_error_s(using)
     is_aligned = bool(using.counters) and all(
         each.origin.device in ticks_s and acts.shortest_s + 2 * poll_s < ticks_s[each.origin.device]
         for each in using.counters
@@ -140,7 +140,7 @@ def energy_of_act(
     return _between_ticks(acts, using, goal, poll_s) if is_aligned else energy_of_whole_acts(act, using, goal)
 
 
-def _poll_s(using: Instruments) -> float:
+def poll_error_s(using: Instruments) -> float:
     """How exactly the moment of a tick is known when all counters are polled in turn."""
     costs = [using.ticks[each.origin.device].read_cost_s or 0.0 for each in using.counters]
     return (sum(costs) + max(costs, default=0.0) + POLL_EVERY_S) / 2

@@ -103,7 +103,7 @@ def _later_parts(config: ProfilingConfig, choice: BlockChoice, stop: Sequence[st
         yield "concurrency", model.concurrency
     if model.request_rate is not None:
         yield "request_rate", model.request_rate, config.task.seed
-    if measuring.energy != "off":
+    if measuring.energy not in ("auto", "off"):
         yield "energy", measuring.energy
     if model.quantization != "none":
         yield "quantization", model.quantization

@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import crew_of
 from experiment_core_utils.b_model_loader import load_requested
 from experiment_core_utils.c_prompt_processing import first_final_prompt
-from experiment_core_utils.config.parts import EnergyMode, ModelConfig
+from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.d_energy_tracking import agreed_meters
 from experiment_core_utils.facts.run_facts import facts_of_run
 from experiment_core_utils.knobs.loading import loading_name, loading_of, loadings_of
@@ -261,7 +261,8 @@ def loaded_run(
         requested.task, model, requested.sample_ids, first_crops(requested), config.measuring.sample_timeout
     )
     meters = meters or agreed_meters(config, source, energy, accelerator)
-    unseen = unseen_in_server_caveats(source, config.measuring.energy, config.model)
+    has_energy = meters is not None or config.measuring.energy not in ("auto", "off")
+    unseen = unseen_in_server_caveats(source, has_energy, config.model)
     bench = bench_of(model, requested, context, accelerator, here, settings)
     at = requested, accelerator, model.device, here, experiment_id, model.describe(), first, started, unseen, run_uid
     # Now: a process that ends during the run has no cores to be asked for.
@@ -270,11 +271,14 @@ def loaded_run(
     return ProfilingRun(requested, context, bench, gather_facts, meters)
 
 
-def unseen_in_server_caveats(source: ModelSource, energy: EnergyMode, asked: ModelConfig) -> list[Caveat]:
+def unseen_in_server_caveats(source: ModelSource, has_energy: bool, asked: ModelConfig) -> list[Caveat]:
     """What is absent from the results of a model that another process runs, with the reason, and how it was asked;
     nothing for others.
+
+    Args:
+        has_energy: whether energy was requested, or is measured without that.
     """
-    caveats = [] if energy == "off" else _energy_caveats(source)
+    caveats = _energy_caveats(source) if has_energy else []
     if source.is_served:
         caveats.append(caveat("server_unseen", place=source.place))
     if asked.concurrency > 1:

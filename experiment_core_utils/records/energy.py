@@ -270,7 +270,8 @@ class EnergyPassesEnd:
     rank: int
     num_settings: int  #: that the passes went through
     ended_by: PassesEnd | None  #: None where nothing was measured, for which `reason` says why
-    error_goal: float  #: what half of the 95 % interval over passes was to be at most, as a fraction
+    #: what half of the 95 % interval over passes was to be at most, as a fraction; None for no goal
+    error_goal: float | None
     limit_s: float  #: seconds of windows after which no further pass was begun, for each setting
     idle: tuple[IdlePower, ...]  #: after the last pass, for each source and device
     missing: Mapping[str, str]  #: sources that are not there, by name, and why
@@ -404,8 +405,10 @@ class PassesEnergy(EnergyOfSource):
     #: `error goal`, `time limit` (`limit_s` for each setting) or `number of passes`: why there were no more; None if
     #: they did not end
     ended_by: str | None = None
-    error_goal: Number | None = None  #: what half of the interval was to be at most, as a fraction; None if as above
-    limit_s: Number | None = None  #: seconds of windows for each setting; None if as above
+    #: what half of the interval was to be at most, as a fraction; None if as above, or `--energy auto`
+    error_goal: Number | None = None
+    #: seconds of windows for each setting, with `--energy auto` its part of all that passes take; None if as above
+    limit_s: Number | None = None
     #: list of [figures](#energy-figures) of one request by every source and device
     figures: list[StageFigure] = []
 

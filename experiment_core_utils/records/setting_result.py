@@ -323,7 +323,8 @@ class SettingResult(ComputePart, SteadinessPart, CountsPart, AccuracyPart, Decod
     #: where `precision.stopped_by` is `num_samples`.
     sample_ids: list[Count]
     realised: dict[str, Any] | None  #: what was counted inside the model; None if no sample could be read
-    energy: Energy | None  #: energy of the stages of one request, [below](#energy); None if `--energy off`
+    #: energy of requests and of one's stages, [below](#energy); None if `--energy off`, or `auto` without a counter
+    energy: Energy | None
     #: time of an answer of fixed length, [below](#fixed-length); None if no decode step was measured
     T_fixed_length: FixedLengthTime | None
     #: spread of every quantity, [below](#aggregate-stats), may be `{}`: of energy and the model's times over all runs,

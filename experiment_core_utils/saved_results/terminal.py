@@ -11,7 +11,7 @@ from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.knobs.variant import reference_meaning
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
-from experiment_core_utils.primitives.statistics import mean_of
+from experiment_core_utils.primitives.statistics import half_of_interval, mean_of
 from experiment_core_utils.primitives.texts import ABSENT, counted
 from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.conclusion import FRONT_MEANING, FRONT_OPPOSITE, VERDICT_LEGEND
@@ -183,8 +183,10 @@ def closing_table(
 def column_lines(results: Sequence[SettingResult], front: Mapping[str, str]) -> list[str]:
     """What columns of the table mean that do not say it themselves."""
     costs = "GFLOP, MB, J: of a request; MB by formula: weights, KV cache, activations"
-    is_estimated = any((_joules(result) or "").startswith(ESTIMATED) for result in results)
-    lines = [f"{costs}{f'; {ESTIMATED}: estimated' if is_estimated else ''}; {ABSENT}: not measured, or not applicable"]
+    joules = " ".join(filter(None, map(_joules, results)))
+    marks = {"+-": "half of the 95 % interval over passes", ESTIMATED: "estimated"}
+    shown = "".join(f"; {mark}: {meaning}" for mark, meaning in marks.items() if mark in joules)
+    lines = [f"{costs}{shown}; {ABSENT}: not measured, or not applicable"]
     rates = {each.open_loop.request_rate for each in results if each.open_loop is not None}
     if rates:
         came = " or ".join(f"{rate:g}" for rate in sorted(rates))
@@ -268,7 +270,10 @@ def _accuracy(result: SettingResult) -> str:
 
 
 def _joules(result: SettingResult) -> str | None:
-    """Gross energy of a request, of passes where there are some; None where there is none. Estimates are marked."""
+    """Gross energy of a request, of passes where there are some, with half of their interval; None where there is none.
+
+    Estimates are marked.
+    """
     passes, summary = (None, None) if result.energy is None else (result.energy.passes, result.energy.summary)
     if passes is not None and passes.j_per_request is not None:
         joules, kind = passes.j_per_request, passes.kind
@@ -276,7 +281,9 @@ def _joules(result: SettingResult) -> str | None:
         joules, kind = summary.end_to_end_j, summary.kind
     else:
         return None
-    return f"{ESTIMATED if kind == 'estimated' else ''}{joules:.3g}"
+    text = f"{ESTIMATED if kind == 'estimated' else ''}{joules:.3g}"
+    low, high = (passes.j_per_request_ci95_low, passes.j_per_request_ci95_high) if passes is not None else (None, None)
+    return text if low is None or high is None else f"{text} +-{half_of_interval(joules, low, high) / joules:.0%}"
 
 
 def _gflop(result: SettingResult) -> float | None:

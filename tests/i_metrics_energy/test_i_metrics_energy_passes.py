@@ -81,6 +81,17 @@ def test_passes_of_other_sources_are_left_out() -> None:
     assert (found.j_per_request, found.num_passes) == (100.0, 2)
 
 
+def test_devices_without_idle_power_are_summed_all_the_same() -> None:
+    """Two packages of 180 J and 60 J over two samples: 120 J a request, and no net."""
+    window = ActEnergy(replace(COUNTER, component="cpu", source="rapl"), 180.0, 2.0, 1.0, 2.0, 2.0, "acts", None)
+    other = replace(window, origin=replace(window.origin, device="GPU-2"), joules=60.0)
+    found = passes_energy(
+        [EnergyPass("0001", 0, index, 0, (3, 5), 8, (window, other), (), ()) for index in (0, 1)], None
+    )
+    assert (found.device, found.j_per_request, found.j_per_request_by_pass) == ("all", 120.0, [120.0, 120.0])
+    assert (found.idle_w, found.net_j_per_request) == (None, None)
+
+
 def test_an_interval_wider_than_the_goal_is_warned_of() -> None:
     assert sentences(energy_caveats(energy_of(None, [one_pass(200.0)] * 2, end_of()))) == []
     assert sentences(energy_caveats(energy_of(None, [one_pass(180.0), one_pass(220.0)], end_of()))) == [

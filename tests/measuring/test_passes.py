@@ -1,5 +1,6 @@
 """Passes of energy and memory on a simulated device whose clock stands still: order, figures by hand, resuming."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, tier_target
 from experiment_core_utils.measuring.batches import Bench
+from experiment_core_utils.measuring.energy_budget import EnergyBudget
 from experiment_core_utils.measuring.passes import EnergyPasses, MemoryPasses, nearest_the_mean
 from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.meters.instruments import Instruments
@@ -24,10 +26,12 @@ from experiment_core_utils.primitives.errors import SampleError, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.primitives.progress import Progress
 from experiment_core_utils.primitives.statistics import mean_of
+from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.records.energy import EnergyPass, PassesEnergy
 from experiment_core_utils.records.journal import JOURNAL_VERSION, Journal, JournalContent, journal_path, read_journal
 from experiment_core_utils.records.requests import MemoryReading, PreparedRequest, RequestShape, StageFlops
 from experiment_core_utils.records.settings import FinishedSample, JournalHeader, MeasuredSample, MemoryPass
+from experiment_core_utils.saved_results.result_caveats import energy_caveats
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import get_metric, load_task
 from tests.hand_made_records import measured_sample, staged_run
@@ -55,6 +59,7 @@ class SizedModel(ScriptedModel):
     unreadable: tuple[int, ...] = ()
     too_large: int = 0  #: experts with which memory does not suffice
     more_each_s: float = 0.0  #: by how much the power rises, as a fraction a second
+    unit_s: float = 0.1  #: time of the smallest sample
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         self.calls.append("prepare")
@@ -68,16 +73,20 @@ class SizedModel(ScriptedModel):
         if experts == self.too_large:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         watts = 300.0 * experts * (1 + self.more_each_s * self.gpu.clock.now_s())
-        self.gpu.run(0.1 * inputs["input_ids"].shape[1], watts)
+        self.gpu.run(self.unit_s * inputs["input_ids"].shape[1], watts)
         return super().prefill(inputs, features)
 
 
 def passes_of(model: SizedModel, using: Instruments | None = None, **how: Any) -> EnergyPasses:
     requests = RequestSource(TASK, model, IDS, 0, 0, None, keep_pictures=False)
     bench = Bench(model, requests, 4, get_metric(TASK.metric), frozenset(IDS))
-    own = {name: how.pop(name) for name in ("num_samples", "limit_s") if name in how}
+    own = {name: how.pop(name) for name in ("num_samples", "limit_s", "budget") if name in how}
     measurement = StageMeasurement(using or instruments_of(model.gpu), **{"goal": WindowGoal(0.02), "repeats": 2} | how)
     return EnergyPasses(bench=bench, how=measurement, experiment_id="0001", rank=0, **own)
+
+
+def in_budget(model: SizedModel, budget: EnergyBudget) -> EnergyPasses:
+    return passes_of(model, instruments_of(model.gpu).counters_alone(), budget=budget, repeats=5, idle_s=0.0)
 
 
 def measure(
@@ -187,6 +196,53 @@ def test_passes_end_by_the_goal_the_time_or_their_number(
     assert found.j_per_request_ci95_high is not None and found.j_per_request is not None
     is_narrow = found.j_per_request_ci95_high - found.j_per_request <= 0.02 * found.j_per_request
     assert is_narrow == (ended_by == "error goal")
+
+
+def test_windows_of_a_budget_share_its_seconds(tmp_path: Path) -> None:
+    """40 s for two settings, whose three requests take 0.6 s and a window of a counter of 0.1 s as long as it may."""
+    model = SizedModel()
+    passes = in_budget(model, EnergyBudget(40.0, 0.2, 0.0))
+    began_s = model.gpu.clock.now_s()
+    found = measure(passes, tmp_path, (ONE, TWO))
+    # The last windows end with a whole pass over the samples and a tick.
+    assert 38.0 < model.gpu.clock.now_s() - began_s < 40.0 + 0.6 + 0.2
+    one, two = figures(found[ONE.key]), figures(found[TWO.key])
+    # Six passes would be of 3.3 s, which is not 2 % of a tick; calibration takes 0.6 s, and 39.4 / 8 are 4.9 s.
+    assert (one.num_passes, one.ended_by, one.limit_s, one.error_goal) == (4, "time limit", 20.0, None)
+    lengths = [each.windows[0].window_s or 0.0 for content in found.values() for each in lines(content)]
+    assert len(lengths) == 8 and min(lengths) > 3.5 and max(lengths) < 5.5
+    assert (one.j_per_request, two.j_per_request) == (pytest.approx(60.0, rel=0.02), pytest.approx(120.0, rel=0.02))
+    # No idle power was measured, and no power read.
+    assert (one.idle_w, one.net_j_per_request, [each.basis for each in one.figures]) == (None, None, ["counter"])
+    assert sentences(energy_caveats(energy_of(None, lines(found[ONE.key]), found[ONE.key].energy_end))) == []
+
+
+def test_short_requests_of_a_budget_run_between_two_ticks(tmp_path: Path) -> None:
+    """1, 2 and 3 ms at 300 W are 0.6 J a request: 0.2 s would be open of a window of whole passes, 6 ms are."""
+    model = SizedModel(unit_s=0.001)
+    passes = in_budget(model, EnergyBudget(2.0, 0.002, 0.0))
+    began_s = model.gpu.clock.now_s()
+    found = measure(passes, tmp_path, (ONE, TWO))
+    assert model.gpu.clock.now_s() - began_s < 2.0 + 0.2
+    windows = [each.windows[0] for content in found.values() for each in lines(content)]
+    assert [each.alignment for each in windows] == ["ticks"] * 4
+    joules = [figures(found[each.key]).j_per_request for each in (ONE, TWO)]
+    assert joules == [pytest.approx(0.6, rel=0.03), pytest.approx(1.2, rel=0.03)]
+
+
+def test_a_budget_that_is_too_short_leaves_no_figure_and_one_reason(tmp_path: Path) -> None:
+    model = SizedModel()
+    found = measure(in_budget(model, EnergyBudget(2.0, 0.2, 0.0)), tmp_path, (ONE, TWO))
+    assert model.calls == [] and [lines(each) for each in found.values()] == [[], []]
+    ends = [each.energy_end for each in found.values()]
+    assert {each.reason for each in ends if each is not None} == {
+        "a fifth of the run's time, 2 s, is too short for 2 settings by a counter that advances every 1e+02 ms; give "
+        "more samples, or --energy optional"
+    }
+    still = SizedModel(gpu=scripted_device(tick_s=99.0))
+    (tmp_path / "still").mkdir()
+    (content,) = measure(in_budget(still, EnergyBudget(9.0, 0.2, 0.0)), tmp_path / "still", (ONE,)).values()
+    assert content.energy_end is not None and "did not advance for 2 s" in str(content.energy_end.reason)
 
 
 def test_what_is_in_the_journals_is_not_measured_again(tmp_path: Path) -> None:
@@ -335,10 +391,17 @@ def test_stages_that_cannot_be_measured_say_why(tmp_path: Path) -> None:
 
 def test_memory_is_that_of_a_setting_alone_and_the_highest_of_its_passes(tmp_path: Path) -> None:
     """1000 bytes for each setting that something is prepared for; 10 for each place of the prompt; the first pass 5."""
-    model, prepared, passes_begun = SizedModel(), set[int](), list[int]()
+    model, held, passes_begun = SizedModel(), dict[int, "Prepared"](), list[int]()
+    prepared = weakref.WeakSet["Prepared"]()
+
+    class Prepared:
+        """As long as nobody collects it, it keeps itself."""
+
+        def __init__(self) -> None:
+            self.itself = self
 
     def released() -> None:
-        prepared.clear()
+        held.clear()
         passes_begun.append(1)
 
     class Window:
@@ -359,7 +422,7 @@ def test_memory_is_that_of_a_setting_alone_and_the_highest_of_its_passes(tmp_pat
     prefill = model.prefill
 
     def counted(inputs: Mapping[str, Any], features: str | None) -> Any:
-        prepared.add(model.active_setting[0])
+        prepared.add(held.setdefault(model.active_setting[0] or 0, Prepared()))
         for each in watched:
             first = 5 if len(passes_begun) <= 2 else 0
             each.most = max(each.most, 1000 * len(prepared) + 10 * inputs["input_ids"].shape[1] + first)

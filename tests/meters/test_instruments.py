@@ -40,6 +40,24 @@ def test_what_a_gpu_lacks_is_named_and_the_rest_is_there(tmp_path: Path) -> None
     assert "does not report its current power" in found.missing["instant power of GPU-12"]
 
 
+def test_counters_alone_are_those_of_all_that_computes(tmp_path: Path) -> None:
+    zone = tmp_path / "intel-rapl:0"
+    zone.mkdir()
+    for name, content in (("name", "package-0"), ("energy_uj", "5000000"), ("max_energy_range_uj", "65532610987")):
+        (zone / name).write_text(content)
+    library = ScriptedEnergyNvml(energy_mj={"GPU-12": 1000, "GPU-34": 2000})
+    on_gpu, on_cpu = (
+        find_instruments(uuids, ScriptedClock(), library, tmp_path).counters_alone() for uuids in (("GPU-12",), ())
+    )
+    assert on_gpu is not None and [each.origin.device for each in on_gpu.counters] == ["GPU-12"]
+    assert on_cpu is not None and [each.origin.device for each in on_cpu.counters] == ["package-0"]
+    assert (on_gpu.probes, on_cpu.probes) == ((), ())
+    blind = ScriptedEnergyNvml({"nvmlDeviceGetTotalEnergyConsumption": pynvml.NVMLError_NotSupported})
+    # The CPU's joules would pass for those of a model on a GPU.
+    assert find_instruments(("GPU-12",), ScriptedClock(), blind, tmp_path).counters_alone() is None
+    assert find_instruments((), ScriptedClock(), powercap=tmp_path / "none").counters_alone() is None
+
+
 def test_both_sources_measure_one_window_side_by_side() -> None:
     clock = ScriptedClock(1.05)
     device = SimulatedDevice(clock, constant(100.0), power_read_cost_s=0.00001)

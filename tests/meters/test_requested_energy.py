@@ -97,7 +97,7 @@ def test_what_is_not_known_to_be_a_servers_is_not_its_energy(
 
 def caveats(source: ModelSource) -> list[str]:
     asked = parse_config(["--endpoint", "http://127.0.0.1:1/v1", "--model", "m"]).model
-    return [each.sentence for each in unseen_in_server_caveats(source, "optional", asked)]
+    return [each.sentence for each in unseen_in_server_caveats(source, True, asked)]
 
 
 def test_a_server_that_is_not_seen_or_a_driver_that_lists_nothing_is_a_reason(servers: list[Listener]) -> None:

@@ -81,8 +81,8 @@ def test_a_limit_of_answers_cuts_those_of_timed_and_of_batched_samples(
     """What is left are the first tokens of the answers without it."""
     given = str(EMBEDDED_MODEL if model == "MolmoE" else folder)
     ways = ("--execution", "eager", "--num_latency_samples", "2") if model == "modules" else ()
-    flags = [*FLAGS, "--model_path", given, "--output_dir", str(tmp_path), "--answer_limit_list", "1", "4", "--no_reference"]
-    report = run_profiling(parse_config([*flags, *ways]))
+    flags = [*FLAGS, "--model_path", given, "--output_dir", str(tmp_path), "--no_reference", *ways]
+    report = run_profiling(parse_config([*flags, "--answer_limit_list", "1", "4"]))
     assert not report.failed
     both = {result.knobs["answer_limit"]: result for result in report.results if result.top_k in (None, 8)}
     cut, whole = both[1], both[4]

@@ -77,6 +77,10 @@ class GraphedVision(VisionEngine):
         with built("the kernels of the vision tower", ConfigurationError):
             self._graphs.capture(name, run)
 
+    def release(self) -> None:
+        # A pool that no graph uses any more cannot be captured into again.
+        self._graphs, self._crops = CudaGraphPool(MOST_GRAPHS), {}
+
     @torch.inference_mode()
     def encode(self, pixel_values: torch.Tensor, image_masks: torch.Tensor) -> torch.Tensor:
         """Requests of several pictures may be placed one after the other."""

@@ -112,12 +112,15 @@ class EngineParts(StageParts):
     def _new_engines(self) -> Engines:
         return decoder_engines(self.decoder, None if self._new_capturer is None else self._new_capturer())
 
+    def release(self) -> None:
+        self.kv_cache = KVCache.allocate(self.decoder, max_seq_len=0)
+        if self._new_capturer is not None:
+            # Their graphs hold the KV cache of before.
+            self.engines = self._new_engines()
+
     def new_decode(self, max_seq_len: int) -> "EngineDecode":
         if self.kv_cache.max_seq_len < max_seq_len:
-            if self._new_capturer is not None:
-                # Without the graphs of the cache of before, which hold it.
-                self.kv_cache = KVCache.allocate(self.decoder, max_seq_len=0)
-                self.engines = self._new_engines()
+            self.release()
             self.kv_cache = KVCache.allocate(self.decoder, max_seq_len)
         return EngineDecode(self, self._knobs())
 

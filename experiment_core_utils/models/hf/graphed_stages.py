@@ -86,6 +86,10 @@ class StageParts(Protocol):
     def reserve(self, tokens: int) -> None:
         """Make room for a prompt of so many tokens, where the setting in force is ready but for that."""
 
+    def release(self) -> None:
+        """Give back what settings share; nothing by default."""
+        return
+
     def new_decode(self, max_seq_len: int) -> FixedDecode: ...
     def new_prefill(self) -> DecoderInPlace: ...
 
@@ -258,6 +262,7 @@ class GraphedGeneration:
     def release_prepared(self) -> None:
         self._slot.release()
         self._graphed_settings.clear()
+        self.parts.release()
 
     def is_ready(self, setting: Hashable, inputs: Mapping[str, Any], max_seq_len: int) -> bool:
         """Whether nothing is left to prepare for such a request, prompt and answer of `max_seq_len` tokens together."""

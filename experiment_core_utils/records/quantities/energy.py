@@ -19,4 +19,4 @@ class SampleEnergy(Record):
     energy_method: str | None = None
     #: source of the windows and, in brackets, basis, such as `nvml_counter (counter)`; None if `energy_j` is
     energy_source: str | None = None
-    energy_reason: str | None = None  #: why there is no energy; None if there is, or `--energy off`
+    energy_reason: str | None = None  #: why there is no energy; None if there is, or `energy` is null

@@ -1,6 +1,7 @@
 """`--energy` from the flag to the files, beside a device of 100 W whatever runs: joules are 100 times seconds."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,11 +152,47 @@ def test_off_reads_nothing_and_leaves_nulls(tiny_checkpoint: Path, tmp_path: Pat
     device = device_in_real_time(WATTS)
     how = means(device)
     readings = device.num_readings
-    report = run_profiling(config_for(tiny_checkpoint, tmp_path), how)
+    report = run_profiling(config_for(tiny_checkpoint, tmp_path, "--energy", "off"), how)
     assert device.num_readings == readings
     result = report.results[0].content()
     assert result["energy"] is None and result["per_sample_results"][0]["energy_j"] is None
     assert not any(name.startswith("energy_") for name in result["aggregate_stats"])
+
+
+def test_by_default_a_counter_is_read_in_a_fifth_of_the_runs_time(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """Two settings at 100 W whatever runs: the run's wall clock is five sixths of it and more without energy."""
+    more = "--num_samples", "12", "--num_runs_per_sample", "7", "--top_k_list", "1", "2"
+    config = config_for(tiny_checkpoint, tmp_path, *more)
+    began_s = time.perf_counter()
+    report = run_profiling(config, means(device_in_real_time(WATTS, tick_s=0.002)))
+    took_s = time.perf_counter() - began_s
+    energies = [result.energy for result in report.results if result.energy is not None]
+    assert len(energies) == 2
+    for result, energy in zip(report.results, energies, strict=True):
+        passes = energy.passes
+        assert passes is not None and (passes.basis, passes.num_settings) == ("counter", 2)
+        assert passes.j_per_request == pytest.approx(WATTS * (passes.request_s or 0.0), rel=0.1)
+        assert passes.j_per_request_ci95_low is not None and passes.num_passes in (2, 4)
+        assert (passes.idle_w, passes.error_goal, energy.summary, energy.stages) == (None, None, None, {})
+        assert result.provenance.experimental_variables.energy == "auto"
+        assert not [each for each in result.provenance.caveats if each.startswith("energy")]
+    assert sum(energy.passes.window_s or 0.0 for energy in energies if energy.passes is not None) < took_s / 6
+    (table, *lines) = closing_lines(report)
+    assert " J" in table.splitlines()[0] and table.count(" +-") == 2
+    assert any("+-: half of the 95 % interval over passes" in line for line in lines)
+
+
+def test_by_default_a_machine_without_a_counter_has_no_joules_and_no_word_of_it(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    powers = replace(instruments_of(device_in_real_time(WATTS)), counters=())
+    for name, using in (("nothing", NOTHING), ("powers", powers)):
+        config = config_for(tiny_checkpoint, tmp_path / name)
+        report = run_profiling(config, StageMeasurement(using, WindowGoal()))
+        (result,) = report.results
+        assert result.energy is None
+        assert not [each for each in result.provenance.caveats if each.startswith("energy")]
+        assert energy_plan_lines("auto", "cpu", 0, using) == []
 
 
 def test_required_energy_that_nothing_measures_stops_before_the_model(tiny_checkpoint: Path, tmp_path: Path) -> None:

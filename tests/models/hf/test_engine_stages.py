@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import weakref
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -82,6 +83,15 @@ def test_logits_of_prompts_of_several_lengths_are_those_of_the_modules(name: str
     # The longest is in the middle: what it leaves in the cache must not be read by the next.
     for tokens in (WINDOW - 1, 4 * WINDOW, 1, WINDOW):
         beside.compare(None, EVERY, prompt_of(tokens))
+
+
+def test_the_cache_that_settings_share_is_given_back_with_what_was_prepared() -> None:
+    beside = Beside(text_model("llama"))
+    beside.compare(None, EVERY, prompt_of(WINDOW))
+    shared = weakref.ref(beside.parts.kv_cache.keys)
+    beside.engines.release_prepared()
+    assert beside.parts.kv_cache.max_seq_len == 0 and shared() is None
+    beside.compare(None, EVERY, prompt_of(9))
 
 
 @pytest.mark.parametrize("name", TEXT)

@@ -90,6 +90,8 @@ OTHERWISE = {
 def test_what_a_run_says_to_differ_from_replaced_results_is_what_the_fingerprint_contains() -> None:
     own = parts()
     assert all(parts(*flags) != own for flags in FINGERPRINTED.values())
+    # Whether there is a counter is no question of what was measured before there was a default.
+    assert parts("--energy", "off") == parts("--energy", "auto") == own
     # These two do nothing alone; they differ from the flag that they need, too.
     batched, profiled = FINGERPRINTED["accuracy_batch_size"], FINGERPRINTED["use_profiler_on_all_samples"]
     assert parts(*batched) != parts(*FINGERPRINTED["num_latency_samples"])
