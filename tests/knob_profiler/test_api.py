@@ -168,7 +168,7 @@ def test_the_front_is_a_picture_that_shows_itself(results: kp.Results) -> None:
     (front,) = results._fronts("latency_mean", 50)
     drawn = front_svg(front, {point.key: point.word for point in front.front.points})
     assert "on the front" in drawn and "on the front" not in front_svg(front, {})
-    assert drawn.count("<title>") == 2 and re.search("low k[24] b3", drawn) and len(drawn) < 5000
+    assert drawn.count("<title>") == 2 and re.search("low_topk[24]_blocks3", drawn) and len(drawn) < 5000
     with pytest.raises(ResultsError, match=r"no cost 'latency_men' \(did you mean latency_mean\?\)"):
         results.plot("latency_men")
 
