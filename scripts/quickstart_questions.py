@@ -8,7 +8,7 @@ import checkout  # noqa: F401
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 
 # How many of each type. Of the first a small picture and few experts lose hardly any, of the second many.
-COUNTS = {"yes_no": 160, "reading": 110}
+COUNTS = {"yes_no": 120, "reading": 110}
 
 
 def question_ids(task: ReferenceVQA) -> list[int]:
