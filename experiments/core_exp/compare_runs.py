@@ -23,7 +23,7 @@ from experiment_core_utils.primitives.files import check_writable, write_text_at
 from experiment_core_utils.primitives.texts import ABSENT
 from experiment_core_utils.primitives.units import check_within
 from experiments.analyses.charts.style import caption_of
-from experiments.analyses.comparison_page import UNITS, chart_of, require_plotly, write_comparison_page
+from experiments.analyses.comparison_page import COLUMNS, chart_of, require_plotly, write_comparison_page
 from experiments.analyses.files import AnalysisFiles, json_text
 from experiments.analyses.runs_in_turn import Side, run_in_turn
 from experiments.analyses.sweeps import labels_of
@@ -32,24 +32,20 @@ from experiments.core_exp.multi_datasets import split_at_dashes
 
 
 def table(lines: Sequence[RunDifference]) -> str:
-    """A row for each setting and quantity, and one for all settings."""
+    """A row for each setting, and one for all of them; in each quantity's column its change, interval and verdict."""
     has_tasks = len({each.task for each in lines}) > 1
-    rows = [
-        ({"run": line.run} if line.run else {})
-        | ({"task": line.task} if has_tasks else {})
-        | {
-            "setting": line.setting,
-            "quantity": UNITS[line.quantity][0],
-            "A": f"{line.one / UNITS[line.quantity][1]:.4g}",
-            "B" if not line.run else "run's": f"{line.other / UNITS[line.quantity][1]:.4g}",
-            "change": f"{line.change:+.3f}" if line.quantity == "accuracy" else f"x {line.change:.3f}",
-            "[95 % together]": ABSENT if line.interval is None else f"[{line.interval[0]:.3f}, {line.interval[1]:.3f}]",
-            "n": line.n,
-            "verdict": line.verdict,
-        }
-        for line in lines
-    ]
-    return pd.DataFrame(rows).to_string(index=False)
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for line in lines:
+        named = {"run": line.run} if line.run else {}
+        named |= {"task": line.task} if has_tasks else {}
+        row = rows.setdefault((line.run, line.task, line.setting), named | {"setting": line.setting})
+        change = f"{line.change:+.3f}" if line.quantity == "accuracy" else f"x {line.change:.3f}"
+        interval = "" if line.interval is None else f" [{line.interval[0]:.3f}, {line.interval[1]:.3f}]"
+        row[line.quantity] = f"{change}{interval} {line.verdict}"
+        row["n"] = str(max(line.n, int(row.get("n", "0"))))
+    quantities = [each for each in COLUMNS if any(each in row for row in rows.values())]
+    found = pd.DataFrame(rows.values()).fillna(ABSENT)
+    return found[[*(name for name in found if name not in (*quantities, "n")), "n", *quantities]].to_string(index=False)
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+NO_RESULTS = (".parts", "conclusion.json", "recipe.yaml")
 CSV_NAME = "reference-vqa_settings.csv"
 SAMPLES_NAME = "reference-vqa_samples.csv"
 NOT_COMPARED = {
@@ -28,7 +29,7 @@ def contents(folder: Path, left_out: set[str] = NOT_COMPARED) -> Contents:
     left = {path.name for path in (folder / ".parts").iterdir()}
     (ledger,) = (name for name in left if name.startswith("ledger_"))
     assert {"lock", "plan.json", ledger} <= left <= {"lock", "plan.json", ledger, "seen_by_all"}
-    names = sorted(path.name for path in folder.iterdir() if path.name not in (".parts", "conclusion.json"))
+    names = sorted(path.name for path in folder.iterdir() if path.name not in NO_RESULTS)
     tables = [name for name in names if name.endswith(".csv")]
     assert tables == [SAMPLES_NAME, CSV_NAME]
     results: Contents = {
