@@ -22,7 +22,8 @@ def run_alone(
     context = context_of(requested, accelerator, ledger, experiment_id)
     config = requested.config
     if model is None:
-        model = load_requested(config, requested.source, device_of_run(requested, accelerator, 1), None, shown=False)
+        device = device_of_run(requested, accelerator, 1)
+        model = load_requested(config, requested.source, requested.settings, device, None, shown=False)
     bench = bench_of(model, requested, context, accelerator, 1, requested.settings)
     at = requested, accelerator, model.device, 1, experiment_id, model.describe()
     return ProfilingRun(requested, context, bench, lambda: provenance_of_run(*at), energy=energy)
