@@ -1,14 +1,13 @@
 """In: the runs of a sample, or what a text run generated; out: the sample's record, or counts, rates and spreads."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import chain
 from typing import Any
 
 from experiment_core_utils.h_metrics_compute import request_flops
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.interface import Runnable
-from experiment_core_utils.primitives.statistics import describe, fraction_of, mean_of, rate
+from experiment_core_utils.primitives.statistics import fraction_of, mean_of, rate, spread_of
 from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest, StagedRun
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import InferenceMetrics, InferenceResults
@@ -59,12 +58,6 @@ def combine_inference_metrics(inference_results: InferenceResults) -> InferenceM
         most_halvings=max((batch["halvings"] for batch in batches), default=None),
         avg_thinking_tokens_per_prompt=mean_of([tokens for tokens in thinking if tokens is not None]),
     )
-
-
-def spread_of(values: Sequence[float]) -> dict[str, Any] | None:
-    """The keys of `Distribution`; None for no values."""
-    spread = describe(values)
-    return None if spread is None else asdict(spread)
 
 
 def _output_of(model: Runnable, run: StagedRun) -> tuple[object, ...]:

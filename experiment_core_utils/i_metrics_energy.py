@@ -6,7 +6,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
-from experiment_core_utils.g_metrics_inference import spread_of
 from experiment_core_utils.meters.codecarbon import READ_NOTHING, WORLD_MEAN, gpu_missing_reason, number_in
 from experiment_core_utils.meters.energy_files import emissions_path, energy_path, read_energy_windows, read_windows
 from experiment_core_utils.meters.energy_statistics import (
@@ -26,6 +25,7 @@ from experiment_core_utils.primitives.statistics import (
     positive_interval,
     rate,
     ratio_interval,
+    spread_of,
 )
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.energy import (

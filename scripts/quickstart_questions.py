@@ -3,8 +3,11 @@
 python scripts/quickstart_questions.py
 """
 
+import sys
+
 import checkout  # noqa: F401
 
+from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 
 # How many of each type. Of the first a small picture and few experts lose hardly any, of the second many.
@@ -22,5 +25,12 @@ def question_ids(task: ReferenceVQA) -> list[int]:
     return list(by_picture.values())
 
 
-if __name__ == "__main__":
+@reporting_errors
+def main() -> int:
+    """Print the ids."""
     print(*question_ids(ReferenceVQA()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

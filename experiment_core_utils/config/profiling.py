@@ -27,7 +27,7 @@ from experiment_core_utils.config.text_grid import read_yaml
 from experiment_core_utils.knobs.registry import all_knobs, load_knob_module
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.flag_fields import Part
-from experiment_core_utils.primitives.texts import did_you_mean
+from experiment_core_utils.primitives.texts import did_you_mean, without_secrets
 
 
 class ProfilingConfig(Part):
@@ -70,8 +70,11 @@ class ProfilingConfig(Part):
 
     @property
     def recipe(self) -> str:
-        """The same in YAML, as `--config` reads it."""
-        return yaml.safe_dump(json.loads(json.dumps(self.flags, default=str)), sort_keys=False)
+        """The same in YAML, as `--config` reads it; addresses of servers are without what is secret in them."""
+        flags = dict(self.flags)
+        if self.model.endpoint is not None:
+            flags["endpoint"] = [without_secrets(each) for each in self.model.endpoint]
+        return yaml.safe_dump(json.loads(json.dumps(flags, default=str)), sort_keys=False)
 
     def replaced(self, **values: Any) -> Self:
         """This configuration with other flat values; raises ConfigurationError."""

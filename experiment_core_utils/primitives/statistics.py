@@ -3,8 +3,9 @@
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
@@ -422,3 +423,9 @@ def _on_front_of_one(cost: np.ndarray, accuracy: np.ndarray, allowance: float) -
     less, no_more = (highest[np.searchsorted(others, cost, side=side)] for side in ("left", "right"))
     dominated = (less >= accuracy) | (no_more > accuracy)
     return np.asarray(~dominated | np.isnan(cost))
+
+
+def spread_of(values: Sequence[float]) -> dict[str, Any] | None:
+    """The keys of `Distribution`; None for no values."""
+    spread = describe(values)
+    return None if spread is None else asdict(spread)

@@ -166,7 +166,7 @@ def test_a_dead_process_does_not_hold_up_the_other_and_both_go_on(sweep: Sweep) 
     assert first.seconds < 60
     assert re.search(r"no sample finished within 4 s by process 1 \(\d+ samples? missing: ", sweep.log())
     remember(sweep.output_dir, seen)
-    first, second = sweep.run_two(first={"kill_at_call": 18})
+    first, second = sweep.run_two(first={"kill_at_call": 23})
     assert (first.code, second.code) == (KILLED, 1), sweep.log(1)
     line = sweep.log(1).strip().splitlines()[-1]
     assert line.startswith("error: ") and "lock is not locked any more: process 0 of the run has ended; " in line

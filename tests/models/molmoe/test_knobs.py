@@ -3,6 +3,7 @@
 import pytest
 
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.answer_limit import AnswerLimit
 from experiment_core_utils.knobs.loading import LoadingKnob
 from experiment_core_utils.knobs.placebo import Placebo
 from experiment_core_utils.knobs.registry import all_knobs
@@ -20,7 +21,7 @@ def test_there_is_one_for_every_knob_and_each_turns_its_own() -> None:
     model = MolmoeForConditionalGeneration(tiny_config())
     adapters = adapters_of(model, PlacedTokens())
     # All but those of a request to a server or of another load, and the placebo, which acts on nothing.
-    others = ServerKnob | Variant | Placebo | LoadingKnob
+    others = ServerKnob | Variant | Placebo | LoadingKnob | AnswerLimit
     in_process = {knob.name for knob in all_knobs() if not isinstance(knob, others)}
     assert set(adapters) == in_process and len(in_process) == 5
     assert not any(adapter.unsupported_reason for adapter in adapters.values())

@@ -6,6 +6,8 @@ from typing import Any, cast
 import pytest
 
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.answer_limit import AnswerLimit
+from experiment_core_utils.knobs.loading import LoadingKnob
 from experiment_core_utils.knobs.placebo import Placebo
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.request_knobs import ServerKnob
@@ -37,7 +39,8 @@ def adapters(family: str) -> tuple[Any, dict[str, Any]]:
 def test_there_is_one_for_every_knob_which_says_why_it_cannot_be_turned() -> None:
     _, of_experts = adapters("olmoe")
     # All but those of a request to a server, and the placebo, which acts on nothing.
-    in_process = {knob.name for knob in all_knobs() if not isinstance(knob, ServerKnob | Variant | Placebo)}
+    others = ServerKnob | Variant | Placebo | LoadingKnob | AnswerLimit
+    in_process = {knob.name for knob in all_knobs() if not isinstance(knob, others)}
     assert set(of_experts) == in_process and len(in_process) == 5
     no_pictures = {
         "vision": "it takes no pictures",
