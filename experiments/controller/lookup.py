@@ -608,14 +608,17 @@ def _task_grid(lookup: Lookup) -> TaskGrid:
 def _choice_line(lookup: Lookup, budget_ms: float, prompt: str | None) -> str:
     """What a controller with this table gives a request, or the requests of a stream."""
     mixed = lookup.mixture(budget_ms, prompt)
+    spent = ""
     if lookup.options.aggregation_method == "stream":
         cost, limit = lookup.stream_cost(budget_ms)
         # What is over by the mixture's rounding is within it.
         fits = cost <= limit * (1 + 1e-6)
+        late = lookup.options.max_late is not None
+        spent = f"; {100 * cost:.1f} % of the stream late" if late else f"; {cost:.1f} ms by mean over the stream"
     else:
         fits = bool(lookup.at(budget_ms, prompt).fits[lookup.entries.index(mixed[0][0])])
     settings = ", ".join(f"{100 * share:.0f} % {entry.choice.key}" for entry, share in mixed)
-    return f"a controller by {lookup.name}: {settings}{'' if fits else '; none fits, this is the nearest'}"
+    return f"a controller by {lookup.name}: {settings}{spent}{'' if fits else '; none fits, this is the nearest'}"
 
 
 if __name__ == "__main__":

@@ -46,10 +46,10 @@ def test_a_stream_mixes_settings_of_a_table(tmp_path, capsys) -> None:
     save(lookup, tmp_path / "stream.json")
     assert main(["predict", str(tmp_path / "stream.json"), "--budget_ms", "600", "100"]) == 0
     # Each behind what fits of the single settings.
-    assert [line for line in capsys.readouterr().out.splitlines() if "over a stream" in line] == [
-        "600 ms over a stream: 100 % tier-high_topk8_blocks16; 550.0 ms by mean",
-        "100 ms over a stream: 100 % tier-low_topk4_blocks12; 125.0 ms by mean, 25.0 ms (25.0 %) over the budget; no "
-        "mixture keeps it, this is the nearest",
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("a controller")] == [
+        "a controller by lookup_stream: 100 % tier-high_topk8_blocks16; 550.0 ms by mean over the stream",
+        "a controller by lookup_stream: 100 % tier-low_topk4_blocks12; 125.0 ms by mean over the stream; none fits, "
+        "this is the nearest",
     ]
 
 
