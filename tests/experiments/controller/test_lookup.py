@@ -231,9 +231,24 @@ def test_predict_prints_what_choose_says_and_what_a_controller_takes(tmp_path: P
         # None is late, but one of four may be.
         ("mean", {"max_late": 0.5}, 700, "100 % tier-low_topk4_blocks12; none fits, this is the nearest"),
         # The slow one for (300 - 125) / (550 - 125) of the requests.
-        ("stream", {}, 300, "41 % tier-high_topk8_blocks16, 59 % tier-low_topk4_blocks12; 300.0 ms by mean over the stream"),
-        ("stream", {}, 100, "100 % tier-low_topk4_blocks12; 125.0 ms by mean over the stream; none fits, this is the nearest"),
-        ("stream", {"max_late": 0.1}, 150, "100 % tier-low_topk4_blocks12; 25.0 % of the stream late; none fits, this is the nearest"),
+        (
+            "stream",
+            {},
+            300,
+            "41 % tier-high_topk8_blocks16, 59 % tier-low_topk4_blocks12; 300.0 ms by mean over the stream",
+        ),
+        (
+            "stream",
+            {},
+            100,
+            "100 % tier-low_topk4_blocks12; 125.0 ms by mean over the stream; none fits, this is the nearest",
+        ),
+        (
+            "stream",
+            {"max_late": 0.1},
+            150,
+            "100 % tier-low_topk4_blocks12; 25.0 % of the stream late; none fits, this is the nearest",
+        ),
     ],
 )
 def test_no_choice_of_a_controller_is_over_the_budget_without_saying_so(
