@@ -17,23 +17,6 @@ from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import RotaryTable
 from experiment_core_utils.primitives.errors import ConfigurationError
 
-# Names of what runs a stage, as results give them: the model's modules, plain torch on fused weights, C++ for whole
-# blocks, one C++ call a decode step, a CUDA graph, one of own kernels in place of a transformers decoder, one of
-# modules that Inductor compiled, and a server behind an address.
-MODULES, REFERENCE, CPU_BLOCKS, CPU_STEP, CUDA_GRAPH, KERNEL_GRAPH, INDUCTOR_GRAPH, SERVER = (
-    "modules",
-    "reference",
-    "cpu blocks",
-    "cpu step",
-    "cuda graph",
-    "kernel graph",
-    "inductor graph",
-    "server",
-)
-
-# The ways that need no proof against the reference, and that are no faster than the modules by design.
-PLAIN = frozenset({MODULES, REFERENCE})
-
 
 class VisionEngine(Protocol):
     """Encodes the pictures of one request."""

@@ -11,7 +11,6 @@ from typing import Any, get_args
 import torch
 
 from experiment_core_utils.config.parts import ExecutionMode
-from experiment_core_utils.engines.api import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.engine_model import EngineModel
 from experiment_core_utils.engines.engine_proof import (
@@ -31,6 +30,7 @@ from experiment_core_utils.engines.select import choose_engines, decoder_engines
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.finite_logits import refuse_not_finite
 from experiment_core_utils.records.requests import KnobProof, StageName
+from experiment_core_utils.records.stages import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 
 # The KV cache grows in these steps, so that longer requests seldom need a new one; graphs are lost with the old one.
 SLOT_STEP = 512

@@ -3,17 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from experiment_core_utils.engines.api import (
-    CPU_BLOCKS,
-    CPU_STEP,
-    CUDA_GRAPH,
-    MODULES,
-    REFERENCE,
-    DecodeEngine,
-    PausedPrefillEngine,
-    PrefillEngine,
-    VisionEngine,
-)
+from experiment_core_utils.engines.api import DecodeEngine, PausedPrefillEngine, PrefillEngine, VisionEngine
 from experiment_core_utils.engines.cpu.decode import CpuDecode
 from experiment_core_utils.engines.cpu.panels import refuse_other_places
 from experiment_core_utils.engines.cpu.prefill import CpuPrefill
@@ -32,6 +22,7 @@ from experiment_core_utils.engines.reference.vision import ReferenceVision
 from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import StageName
+from experiment_core_utils.records.stages import CPU_BLOCKS, CPU_STEP, CUDA_GRAPH, MODULES, REFERENCE
 
 # Of prefill and decode together, kept at a time: settings times prompt lengths, which is 130 a padded length for a
 # controller that may choose everything; one takes about half a megabyte.

@@ -11,7 +11,6 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from experiment_core_utils.engines.api import CUDA_GRAPH, MODULES, SERVER
 from experiment_core_utils.engines.cuda_graphs import ADVICE
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
@@ -24,6 +23,7 @@ from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.progress import announced
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.requests import KnobProof
+from experiment_core_utils.records.stages import CUDA_GRAPH, MODULES, SERVER
 
 _IN_WORDS = {MODULES: "the modules", CUDA_GRAPH: "CUDA graphs of the modules"}
 

@@ -15,9 +15,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from experiment_core_utils.config.parts import ProfilerMode
 from experiment_core_utils.engines.greedy import generate_greedily
-from experiment_core_utils.models.interface import Component, Stages, devices_of
+from experiment_core_utils.models.interface import Stages, devices_of
 from experiment_core_utils.primitives.device import NoMarks, synchronize
 from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
+from experiment_core_utils.records.stages import Component
 
 LONGEST_NAME = 80
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from experiment_core_utils.engines.answer_ends import AnswerEnds
-from experiment_core_utils.engines.api import MODULES, SERVER
 from experiment_core_utils.engines.greedy import GreedyStages
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.setting import Setting, reference_setting
@@ -24,19 +23,8 @@ from experiment_core_utils.records.requests import (
     StageFlops,
     TimedTokens,
 )
+from experiment_core_utils.records.stages import MODULES, SERVER, Component
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
-
-Component = Literal["attention", "ffn", "routing", "experts", "norm", "head"]
-
-
-"""`ffn` is the whole feed-forward part of a block; `routing` and `experts` lie inside it where it is a mixture.
-
-`attention` has its projections in it, `norm` the norms between the parts, `head` the product with the vocabulary.
-"""
-
-
-COMPONENTS: tuple[Component, ...] = get_args(Component)
-STAGES = ("vision", "prefill", "decode")
 
 
 class Stages(GreedyStages, Protocol):

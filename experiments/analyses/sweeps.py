@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from experiment_core_utils.engines.api import SERVER
 from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.knobs.loading import Loading, loading_of
 from experiment_core_utils.knobs.registry import all_knobs
@@ -24,6 +23,7 @@ from experiment_core_utils.records.provenance import Model
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.sample_result import RunTimes
 from experiment_core_utils.records.setting_result import SettingResult, setting_key
+from experiment_core_utils.records.stages import SERVER
 from experiment_core_utils.tables.frames import sample_columns, sample_rows, typed
 from experiment_core_utils.tables.frames import settings_frame as table_of_settings
 

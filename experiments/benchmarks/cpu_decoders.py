@@ -41,8 +41,8 @@ from experiment_core_utils.engines.reference.decoder import ReferenceDecode, Ref
 from experiment_core_utils.models.hf.decoder_description import fused_decoder
 from experiment_core_utils.models.hf.engine_tower import EngineTower
 from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config
-from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
+from experiment_core_utils.records.stages import STAGES
 
 STEPS = 8
 _SIZES: dict[str, Any] = {"vocab_size": 16000, "num_hidden_layers": 8, "bos_token_id": 1, "eos_token_id": None}

@@ -13,7 +13,7 @@ import numpy as np
 from experiment_core_utils.models.costs.architecture import shapes_of
 from experiment_core_utils.models.costs.decoder import DecoderShape, ExpertsShape
 from experiment_core_utils.models.costs.vision_table import molmoe_vision
-from experiment_core_utils.models.interface import STAGES
+from experiment_core_utils.records.stages import STAGES
 from experiments.analyses.charts.chart import Axis, Chart, Dots, Line, Mark, Panel, Symbol
 from experiments.analyses.charts.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, VERMILION
 

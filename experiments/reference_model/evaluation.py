@@ -14,13 +14,13 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from transformers import Cache
 
-from experiment_core_utils.engines.api import MODULES
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.models.interface import Runnable, StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.primitives.statistics import bounded_mean_interval
+from experiment_core_utils.records.stages import MODULES
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample, answer_to
 from experiments.reference_model.packing import make_slot, slot_mask, slot_positions

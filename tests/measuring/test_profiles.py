@@ -11,9 +11,9 @@ import torch
 
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.measuring.profiles import TorchProfiles, component_ranges, profiled_run
-from experiment_core_utils.models.interface import COMPONENTS
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError, OutputRefused
+from experiment_core_utils.records.stages import COMPONENTS
 from tests.scripted.scripted_model import EOS, ScriptedModel
 
 TEXT = {"input_ids": torch.zeros(1, 4, dtype=torch.long)}

@@ -15,7 +15,6 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.costs.memory import ModelBytes
-from experiment_core_utils.models.interface import Component
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.records.requests import (
     FollowedAnswer,
@@ -25,6 +24,7 @@ from experiment_core_utils.records.requests import (
     StageFlops,
     TimedTokens,
 )
+from experiment_core_utils.records.stages import Component
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 EOS = 9

@@ -14,8 +14,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.models.common.describe import SCALE_SUFFIXES
-from experiment_core_utils.models.interface import Component
 from experiment_core_utils.primitives.private_apis import PARAMETERS, PARTS
+from experiment_core_utils.records.stages import Component
 
 # The biases of a block's experts lie in one tensor.
 _NOT_MATRICES = (*SCALE_SUFFIXES, "_bias")

@@ -15,7 +15,6 @@ import torch
 
 from experiment_core_utils.config.served import ServedModel
 from experiment_core_utils.engines.answer_ends import AnswerEnds
-from experiment_core_utils.engines.api import SERVER
 from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT, answer_limit_at
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.picture_side import PICTURE_SIDE
@@ -54,6 +53,7 @@ from experiment_core_utils.primitives.texts import counted, hide, shown, without
 from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.provenance import Model
 from experiment_core_utils.records.requests import KnobProof, PreparedRequest, RequestShape, StageFlops, TimedTokens
+from experiment_core_utils.records.stages import SERVER
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 API_KEY = "OPENAI_API_KEY"

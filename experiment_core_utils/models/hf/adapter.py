@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.engines.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
-from experiment_core_utils.engines.api import MODULES
 from experiment_core_utils.engines.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
 from experiment_core_utils.engines.engine_proof import (
     Computed,
@@ -69,7 +68,6 @@ from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.hf.slow_functions import slow_functions_of
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
-from experiment_core_utils.models.interface import Component
 from experiment_core_utils.primitives.device import Marks, NoMarks, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
@@ -88,6 +86,7 @@ from experiment_core_utils.records.requests import (
     StageName,
     TimedTokens,
 )
+from experiment_core_utils.records.stages import MODULES, Component
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 # Room for answers to a request that was not warmed up.
@@ -212,9 +211,7 @@ class TransformersModel(HasEnds):
     def _new_capturer(self) -> GraphCapturer:
         return CudaGraphs(self.device) if self._graph_capturer is None else self._graph_capturer
 
-    def _engines(
-        self, takes_plain: bool, new_capturer: Callable[[], GraphCapturer] | None = None
-    ) -> GraphedGeneration:
+    def _engines(self, takes_plain: bool, new_capturer: Callable[[], GraphCapturer] | None = None) -> GraphedGeneration:
         """The stages by engines; raises ConfigurationError, with the reason, where they cannot run the model."""
         reason = engines_unsupported_reason(self.model, self._stages)
         if reason is not None:

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from experiment_core_utils.engines.api import CPU_BLOCKS, KERNEL_GRAPH, MODULES, PLAIN, REFERENCE
 from experiment_core_utils.engines.cuda_graphs import NO_GRAPHS, GraphCapturer
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.triton.tuning import untuned_reason
@@ -29,6 +28,7 @@ from experiment_core_utils.models.hf.knobs.patches import replaced_method
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import StageName
+from experiment_core_utils.records.stages import CPU_BLOCKS, KERNEL_GRAPH, MODULES, PLAIN, REFERENCE
 
 STAGES_OF_DECODER: tuple[StageName, ...] = ("prefill", "decode")
 # What a decoder is given that does not change what it computes, or that an engine computes with.

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from experiment_core_utils.engines.api import CUDA_GRAPH, INDUCTOR_GRAPH, MODULES
 from experiment_core_utils.engines.cuda_graphs import GraphCapturer, engine_refused, refused_without_memory
 from experiment_core_utils.engines.greedy import AsyncStages
 from experiment_core_utils.engines.request_slot import PrefilledRequest, RequestSlot
@@ -26,6 +25,7 @@ from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
 from experiment_core_utils.records.requests import StageName
+from experiment_core_utils.records.stages import CUDA_GRAPH, INDUCTOR_GRAPH, MODULES
 
 # The length of a cache is a multiple of this, so that requests of similar length use the same graph.
 SLOT_STEP = 256

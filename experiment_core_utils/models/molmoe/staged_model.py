@@ -35,7 +35,6 @@ from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, shapes_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.requests import check_prompt, refuse_longer_prompt, unusable_named
-from experiment_core_utils.models.interface import Component
 from experiment_core_utils.models.molmoe.eager.paused_stages import EagerPausedPrefill
 from experiment_core_utils.models.molmoe.eager.stages import EagerStages
 from experiment_core_utils.models.molmoe.engine_model import MolmoeEngineModel
@@ -61,6 +60,7 @@ from experiment_core_utils.records.requests import (
     TimedTokens,
     VisionGeometry,
 )
+from experiment_core_utils.records.stages import Component
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 T = TypeVar("T")

@@ -6,9 +6,9 @@ from statistics import fmean
 import numpy as np
 
 from experiment_core_utils.knobs.registry import knob_named
-from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_text
+from experiment_core_utils.records.stages import STAGES
 from experiments.analyses.charts.chart import (
     Axis,
     Band,
@@ -80,9 +80,7 @@ def fractions_chart(regimes: Sequence[Regime]) -> Chart:
     regimes = [regime for regime in regimes if _group(regime) in groups]
     has_tasks = len({each.task for each in regimes}) > 1
     has_pictures = {each.vision for each in regimes} != {NO_PICTURE}
-    names = [
-        " · ".join([each.task] * has_tasks + [each.vision] * has_pictures + [_tokens(each)]) for each in regimes
-    ]
+    names = [" · ".join([each.task] * has_tasks + [each.vision] * has_pictures + [_tokens(each)]) for each in regimes]
     parts = {stage: [100 * each.stages[stage].share for each in regimes] for stage in STAGES}
     x = Axis("fraction of the time of a request (%)", limits=(0, 100))
     note = "Each bar's name ends with the mean total. All values of the other knobs are pooled."

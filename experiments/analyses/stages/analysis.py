@@ -7,12 +7,12 @@ from itertools import zip_longest
 import pandas as pd
 
 from experiment_core_utils.knobs.interface import Level
-from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_text
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import FixedLengthTime
+from experiment_core_utils.records.stages import STAGES
 from experiment_core_utils.saved_results.terminal import fixed_length_line
 from experiments.analyses.stages import operations
 from experiments.analyses.stages.fractions import (

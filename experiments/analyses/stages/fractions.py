@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from experiment_core_utils.knobs.interface import Level
-from experiment_core_utils.models.interface import STAGES
+from experiment_core_utils.records.stages import STAGES
 from experiments.fitting.intervals import ratio_intervals
 
 Key = TypeVar("Key", bound=Hashable)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from experiment_core_utils.models.interface import STAGES
+from experiment_core_utils.records.stages import STAGES
 from experiments.analyses.stages.scaling import LineFit, known_line
 
 TERA = 1e12

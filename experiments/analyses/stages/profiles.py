@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.models.interface import COMPONENTS, STAGES
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import read_regular_file
+from experiment_core_utils.records.stages import COMPONENTS, STAGES
 
 # What a stage is cut into without overlap; `ffn` of the report is the sum of three of them.
 PARTS = ("attention", "routing", "experts", "ffn_other", "norm", "head", "other")

@@ -23,11 +23,11 @@ from tqdm import tqdm
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.models.interface import STAGES
 from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import read_json, write_json_atomically, write_text_atomically
 from experiment_core_utils.primitives.units import MOST_TIMES, check_within
+from experiment_core_utils.records.stages import STAGES
 from experiments.benchmarks.kernels.process import YARDSTICK, answer
 from experiments.benchmarks.kernels.protocol import FEWEST_PAIRS, Measured, markdown, orders, rows
 from experiments.benchmarks.kernels.shapes import MOLMOE, REQUESTS, SOURCES, config_of

@@ -21,7 +21,6 @@ import torch
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.engines.api import PLAIN
 from experiment_core_utils.engines.cuda_graphs import CudaGraphs, GraphCapturer, Reruns
 from experiment_core_utils.engines.runner import EngineStages
 from experiment_core_utils.engines.select import decoder_engines
@@ -34,6 +33,7 @@ from experiment_core_utils.planning.plan import plan_for
 from experiment_core_utils.primitives.errors import EngineRefused
 from experiment_core_utils.primitives.private_apis import computes_experts
 from experiment_core_utils.records.requests import KnobProof
+from experiment_core_utils.records.stages import PLAIN
 from experiments.benchmarks.controller_overhead import shaped_model
 from experiments.benchmarks.shared import first_inputs, loaded_model, parsed
 

@@ -7,15 +7,6 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
-from experiment_core_utils.engines.api import (
-    CPU_BLOCKS,
-    CPU_STEP,
-    CUDA_GRAPH,
-    INDUCTOR_GRAPH,
-    KERNEL_GRAPH,
-    MODULES,
-    REFERENCE,
-)
 from experiment_core_utils.engines.cuda_graphs import CudaGraphPool, Reruns
 from experiment_core_utils.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.engines.gpu.prefill import GraphedPrefill
@@ -23,8 +14,18 @@ from experiment_core_utils.engines.gpu.vision import GraphedVision
 from experiment_core_utils.engines.reference.decoder import ReferenceDecode, ReferencePrefill
 from experiment_core_utils.engines.reference.vision import ReferenceVision
 from experiment_core_utils.engines.runner import EngineStages
-from experiment_core_utils.models.interface import STAGES, StagedModel
+from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.records.stages import (
+    CPU_BLOCKS,
+    CPU_STEP,
+    CUDA_GRAPH,
+    INDUCTOR_GRAPH,
+    KERNEL_GRAPH,
+    MODULES,
+    REFERENCE,
+    STAGES,
+)
 from experiments.benchmarks.kernels.shapes import MOLMOE
 from experiments.benchmarks.molmoe_1b import embedded_processor, staged_model
 

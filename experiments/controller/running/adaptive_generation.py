@@ -24,12 +24,12 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of, 
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.models.interface import Component
 from experiment_core_utils.models.pausable import PausableModel
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.primitives.finite_logits import failure_named
 from experiment_core_utils.records.requests import PreparedRequest
+from experiment_core_utils.records.stages import Component
 from experiment_core_utils.tasks.interface import Sample
 from experiments.controller.knob_choices import chosen_experts
 from experiments.controller.policies.interface import check_budget

@@ -9,9 +9,10 @@ import torch
 
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.common.side_by_side import ModelsSideBySide
-from experiment_core_utils.models.interface import Component, Inspectable, StagedModel, Stepwise, Switchable
+from experiment_core_utils.models.interface import Inspectable, StagedModel, Stepwise, Switchable
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import EngineRefused, KnobDidNotAct
+from experiment_core_utils.records.stages import Component
 from tests.scripted.scripted_model import ScriptedModel
 
 OWN = Setting.of(top_k=1, num_active_blocks=None)
