@@ -322,3 +322,14 @@ def check_table_format(table_format: str) -> None:
     if table_format == "parquet":
         with package_of_extra("pyarrow", "datasets"):
             import pyarrow  # noqa: F401
+
+
+def split_intervals(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields as cells of a row: each `..._ci95` as two, `..._ci95_low` and `..._ci95_high`."""
+    cells: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name.endswith("_ci95"):
+            cells[f"{name}_low"], cells[f"{name}_high"] = value or (None, None)
+        else:
+            cells[name] = value
+    return cells

@@ -18,7 +18,7 @@ FOLDER = "trackers"
 
 def check_tracker(name: str) -> None:
     """Raises ConfigurationError where the tracker's package is not installed."""
-    available = sorted(str(each) for each in get_available_trackers())
+    available = sorted(str(tracker) for tracker in get_available_trackers())
     if name not in available:
         raise ConfigurationError(
             f"--tracker {name}: its package is not installed (installed: {', '.join(available) or 'none'}); "

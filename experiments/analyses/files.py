@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,17 +44,6 @@ class AnalysisFiles:
         return written
 
 
-def split_intervals(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields as cells of a row: each `..._ci95` as two, `..._ci95_low` and `..._ci95_high`."""
-    cells: dict[str, Any] = {}
-    for name, value in fields.items():
-        if name.endswith("_ci95"):
-            cells[f"{name}_low"], cells[f"{name}_high"] = value or (None, None)
-        else:
-            cells[name] = value
-    return cells
-
-
 # Lines that an analysis prints unless --verbose asks for all.
 MOST_LINES = 10
 
@@ -91,36 +78,4 @@ def json_text(content: Mapping[str, Any]) -> str:
 def _lines(value: Any) -> str:
     if not isinstance(value, list | tuple) or not value:
         return json.dumps(value, allow_nan=False)
-    return "[\n  " + ",\n  ".join(json.dumps(each, allow_nan=False) for each in value) + "\n ]"
-
-
-# Above, fewer draws are made, the spread is not split into effects, and the estimator is fitted to some of them.
-MOST_SETTINGS = 1000
-# A knob of more values is not held at each of them.
-MOST_VALUES = 100
-FEWEST_DRAWS = 100
-# Settings that the estimator is fitted to where there are more than MOST_SETTINGS.
-MOST_FITTED = 500
-# Of those off a front, in a figure of more than MOST_SETTINGS.
-MOST_DRAWN = 300
-# Values of the vision knob, each of which is a panel or a group of bars, in a figure of stages.
-MOST_PANELS = 12
-
-
-def draws_for(num_settings: int, num_draws: int) -> int:
-    """The number of paired draws for so many settings: as requested up to MOST_SETTINGS, then fewer in proportion."""
-    if num_settings <= MOST_SETTINGS:
-        return num_draws
-    return min(num_draws, max(FEWEST_DRAWS, num_draws * MOST_SETTINGS // num_settings))
-
-
-class Steps:
-    """Lines on standard error that say what is being computed; none for a folder that takes seconds."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-
-    def say(self, num_settings: int, step: str) -> None:
-        """Report that the next step begins."""
-        if num_settings > MOST_SETTINGS:
-            print(f"{time.monotonic() - self._started:.0f} s: {step}", file=sys.stderr, flush=True)
+    return "[\n  " + ",\n  ".join(json.dumps(item, allow_nan=False) for item in value) + "\n ]"

@@ -20,7 +20,6 @@ from experiment_core_utils.saved_results.terminal import (
     fixed_length_line,
     reference_lines,
 )
-from experiment_core_utils.saved_results.trackers import log_settings
 from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.conclusion import conclude, front_words
 from experiments.analyses.knobs.grid import grid_of
@@ -75,6 +74,9 @@ def concluded_and_saved(report: RunReport, tracker: str | None, question: Questi
     if found.conclusion is not None:
         save_conclusion(found.conclusion, report.experiment_id, report.output_dir)
         if tracker is not None:
+            # It needs accelerate, and so torch, which those who read results have no use for.
+            from experiment_core_utils.saved_results.trackers import log_settings
+
             log_settings(report.results, tracker, report.output_dir, found.conclusion.sentence)
     return found
 

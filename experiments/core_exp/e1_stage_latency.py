@@ -17,8 +17,9 @@ from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.texts import counted
 from experiments.analyses.charts.stage_charts import stage_charts
 from experiments.analyses.charts.style import caption_of
-from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
+from experiments.analyses.files import AnalysisFiles, add_output_flags, finding_lines
 from experiments.analyses.knobs.conclusion import invalid_lines, voiding_caveats
+from experiments.analyses.limits import Steps
 from experiments.analyses.stages.analysis import analyse_stages, stage_findings
 from experiments.analyses.stages.records import contents_of, tables_of
 from experiments.analyses.sweeps import load_sweep, samples_frame

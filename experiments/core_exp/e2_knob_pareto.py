@@ -17,12 +17,13 @@ from experiment_core_utils.primitives.errors import EXIT_CODE_INVALID
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import LARGEST_SEED, check_within
 from experiments.analyses.charts.knob_charts import knob_study_charts
-from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
+from experiments.analyses.files import AnalysisFiles, add_output_flags, finding_lines
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
 from experiments.analyses.knobs.conclusion import conclude, lines_of, why_invalid
 from experiments.analyses.knobs.grid import load_study
 from experiments.analyses.knobs.objectives import TAIL_LATENCIES, study_costs
 from experiments.analyses.knobs.records import caveats_of, contents_of, tables_of
+from experiments.analyses.limits import Steps
 
 
 @reporting_errors

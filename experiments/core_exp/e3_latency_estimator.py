@@ -18,12 +18,13 @@ from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.texts import counted
 from experiments.analyses.charts.latency_charts import latency_charts
 from experiments.analyses.charts.style import caption_of
-from experiments.analyses.files import AnalysisFiles, Steps, add_output_flags, finding_lines
+from experiments.analyses.files import AnalysisFiles, add_output_flags, finding_lines
 from experiments.analyses.knobs.conclusion import invalid_lines, voiding_caveats
 from experiments.analyses.latency.analysis import analyse_latency, latency_findings, recalibration_studies
 from experiments.analyses.latency.estimator import LEVEL
 from experiments.analyses.latency.recalibration import refuse_other_model
 from experiments.analyses.latency.records import contents_of, detail_lines, tables_of
+from experiments.analyses.limits import Steps
 from experiments.analyses.sweeps import load_sweep, samples_frame
 
 

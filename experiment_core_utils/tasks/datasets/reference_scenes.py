@@ -8,10 +8,11 @@ Making a scene has two halves. `plan_scene` decides everything (pure, no pixels,
 `render_plan` paints the plan. Both depend only on their arguments, so that any scene can be made again alone.
 """
 
+import itertools
 import math
 import random
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -208,15 +209,10 @@ def item_codes() -> tuple[str, ...]:
     return tuple(code for sorts, seed in _CODE_FORMS for code in _codes(sorts, seed) if not is_reserved_label(code))
 
 
-def _codes(sorts: tuple[str, ...], seed: str) -> Iterator[str]:
+def _codes(sorts: tuple[str, ...], seed: str) -> list[str]:
     """Every code of one form, in the order of `seed`."""
-    count = math.prod(map(len, sorts))
-    for number in random.Random(seed).sample(range(count), count):
-        code = ""
-        for sort in sorts:
-            number, at = divmod(number, len(sort))
-            code += sort[at]
-        yield code
+    codes = ["".join(signs)[::-1] for signs in itertools.product(*reversed(sorts))]
+    return random.Random(seed).sample(codes, len(codes))
 
 
 # --- planning -------------------------------------------------------------------------------------------------------

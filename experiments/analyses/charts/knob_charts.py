@@ -24,13 +24,13 @@ from experiments.analyses.charts.chart import (
     thinned,
 )
 from experiments.analyses.charts.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, SKY, VERMILION, YELLOW
-from experiments.analyses.files import MOST_DRAWN, MOST_SETTINGS
 from experiments.analyses.knobs.coupling import FixedValue
 from experiments.analyses.knobs.effects import Effects, LevelMean, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import FrontPoint, Status, on_front
 from experiments.analyses.knobs.grid import SWEEP, KnobPoint, knob_names, knob_title, levels_of
 from experiments.analyses.knobs.objectives import MEMORY, Cost, Objectives
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
+from experiments.analyses.limits import MOST_DRAWN, MOST_SETTINGS
 
 # Of knobs in the order of `all_knobs`, from the first again where there are more; PURPLE is the sweep's.
 KNOB_COLOURS = (BLUE, SKY, ORANGE, YELLOW, GREEN, VERMILION)

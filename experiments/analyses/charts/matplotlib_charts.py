@@ -1,20 +1,54 @@
 """Charts as matplotlib's figures, for PNG and SVG files."""
 
 from collections.abc import Sequence
+from io import BytesIO
 from math import ceil
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from PIL import Image
 
+from experiment_core_utils.primitives.files import replaced_whole
+from experiment_core_utils.tasks.datasets.pictures import open_picture
 from experiments.analyses.charts.chart import Band, Bars, Chart, Dots, Interval, Line, Note, Numbers, Panel, Rule
-from experiments.analyses.charts.style import INK, QUIET, STYLE, ink_on, joined_caption, new_figure, save_figure
+from experiments.analyses.charts.style import GRID, INK, QUIET, ink_on, joined_caption
 
+STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.0,
+    "axes.titlesize": 10.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": 9.0,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": QUIET,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.7,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "svg.fonttype": "none",
+    # Element ids that do not change from run to run.
+    "svg.hashsalt": "figures",
+    "path.simplify": True,
+}
+DPI = 110
+COLOURS = 128
 SYMBOLS = {"circle": "o", "ring": "o", "square": "s", "open square": "s", "triangle": "^", "open triangle": "^",
            "open diamond": "D", "tick": "|"}  # fmt: skip
 HOLLOW = {"ring", "open square", "open triangle", "open diamond"}
@@ -25,6 +59,43 @@ MOST_VECTOR_DOTS = 300
 LEAST_PIXELS_WITH_EDGE = 6
 # Decades of a logarithmic axis below which ticks stand between the powers of ten too.
 FEW_DECADES = 2
+
+
+def new_figure(width_in: float, height_in: float, caption: str) -> Figure:
+    """An empty figure in the common look; `caption` (device, model, n) is written small at its foot.
+
+    Make axes with `figure.subplots`, inside `with mpl.rc_context(STYLE):`, so that they have the look too.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width_in, height_in), layout="constrained")
+        FigureCanvasAgg(figure)
+        # An artist of the figure itself, so that the layout keeps room for it.
+        # Names are given by users: no formula begins at a dollar, and half a surrogate pair has no glyph.
+        shown = fill(caption.encode(errors="backslashreplace").decode(), int(16 * width_in))
+        figure.supxlabel(shown, fontsize=7.5, color=QUIET, x=0.01, ha="left", parse_math=False)
+        return figure
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> tuple[Path, Path]:
+    """Write `name`.png and `name`.svg into `folder`, which is created, and return both; equal data give equal files.
+
+    Raises:
+        ResultsNotSaved: the disk does not take it.
+    """
+    paths = folder / f"{name}.png", folder / f"{name}.svg"
+    with mpl.rc_context(STYLE):
+        pixels = BytesIO()
+        figure.savefig(pixels, dpi=DPI, format="png")
+        # Few colours are in it, so that a palette is a third of the size. It is spread over all of them, however few
+        # pixels have one: by their count alone rare colours of a legend become one.
+        picture = open_picture(pixels.getvalue(), name).image.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE)
+        with replaced_whole(paths[0]) as temporary:
+            picture.save(temporary, format="png", optimize=True)
+        # The places found for the pixels are those of the drawing too.
+        figure.set_layout_engine("none")
+        with replaced_whole(paths[1]) as temporary:
+            figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None})
+    return paths
 
 
 def save_chart(chart: Chart, caption: str, folder: Path) -> tuple[Path, Path]:

@@ -34,7 +34,7 @@ from experiments.analyses.charts.style import (
     STAGE_COLOURS,
     VERMILION,
 )
-from experiments.analyses.files import MOST_PANELS
+from experiments.analyses.limits import MOST_PANELS
 from experiments.analyses.stages.analysis import NO_PICTURE, StageAnalysis
 from experiments.analyses.stages.fractions import Generation, Regime, grouped, summed_stages
 from experiments.analyses.stages.operations import StagePoint

@@ -10,10 +10,10 @@ from scipy import stats
 
 from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.primitives.statistics import on_front
-from experiments.analyses.files import MOST_VALUES
 from experiments.analyses.knobs.fronts import area, areas, reference_cost_of
 from experiments.analyses.knobs.grid import knob_names, levels_of
 from experiments.analyses.knobs.objectives import Objectives
+from experiments.analyses.limits import MOST_VALUES
 from experiments.fitting.intervals import interval
 from experiments.fitting.verdicts import TAIL
 

@@ -22,7 +22,7 @@ from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.primitives.contrasts import PairedContrasts
 from experiment_core_utils.primitives.replication import COUNTED, Replication
 from experiment_core_utils.primitives.statistics import CONFIDENCE
-from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES
+from experiments.analyses.limits import MOST_SETTINGS, MOST_VALUES
 from experiments.fitting.intervals import interval
 
 Value = Level

@@ -17,8 +17,8 @@ import numpy as np
 
 from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN, Word, groups_of_ties, word_of
 from experiment_core_utils.primitives.statistics import CONFIDENCE, on_front
-from experiments.analyses.files import MOST_SETTINGS
 from experiments.analyses.knobs.objectives import Objectives
+from experiments.analyses.limits import MOST_SETTINGS
 from experiments.fitting.intervals import interval
 
 # The largest budget, over the cost of the most expensive setting.

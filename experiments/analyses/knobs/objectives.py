@@ -28,8 +28,8 @@ from experiment_core_utils.primitives.statistics import (
     positive_interval,
 )
 from experiment_core_utils.primitives.texts import all_of
-from experiments.analyses.files import draws_for
 from experiments.analyses.knobs.grid import KnobPoint, TaskGrid
+from experiments.analyses.limits import draws_for
 from experiments.fitting.intervals import draw_counts
 from experiments.fitting.verdicts import (
     TAIL,

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from experiment_core_utils.primitives.csv_tables import Cell
+from experiment_core_utils.primitives.csv_tables import Cell, split_intervals
 from experiment_core_utils.primitives.statistics import percentiles_over_runs
 from experiment_core_utils.records.caveats import caveat_fields
 from experiments.analyses.caveats import AnalysisCaveat
-from experiments.analyses.files import MOST_SETTINGS, MOST_VALUES, split_intervals
 from experiments.analyses.knobs.coupling import Coupling, FixedValue, SingleKnob
 from experiments.analyses.knobs.effects import Effects, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import Front, TaskDifference, areas, reference_cost_of
 from experiments.analyses.knobs.grid import TaskGrid, knob_names, knobs_of, levels_of
 from experiments.analyses.knobs.objectives import PERCENT, Cost, NoObjectives, Objectives
+from experiments.analyses.limits import MOST_SETTINGS, MOST_VALUES
 from experiments.analyses.sweeps import knob_columns
 from experiments.fitting.held_out import mean_of
 from experiments.fitting.verdicts import TAIL, fewest_for

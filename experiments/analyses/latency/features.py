@@ -16,7 +16,7 @@ from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.top_k import TOP_K
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.analyses.caveats import AnalysisCaveat
-from experiments.analyses.files import MOST_FITTED, MOST_SETTINGS
+from experiments.analyses.limits import MOST_FITTED, MOST_SETTINGS
 
 STAGES = ("T_vision_total", "T_LLM_prefill", "T_decode_per_token")
 MEASURED = (*STAGES, "T_total")

@@ -10,7 +10,6 @@ import pandas as pd
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.conclusion import Conclusion
-from experiments.analyses.files import MOST_SETTINGS, Steps
 from experiments.analyses.knobs.analysis import KnobAnalysis, analyse_knobs
 from experiments.analyses.knobs.conclusion import conclude
 from experiments.analyses.knobs.grid import TaskGrid, grids_of
@@ -25,6 +24,7 @@ from experiments.analyses.knobs.objectives import (
 )
 from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, present
 from experiments.analyses.latency.analysis import LatencyModel, analyse_latency
+from experiments.analyses.limits import MOST_SETTINGS, Steps
 from experiments.analyses.stages.analysis import StageAnalysis, analyse_stages
 from experiments.analyses.sweeps import StoredSetting, Sweep, joint_settings_frame, load_sweeps, samples_frame
 from experiments.fitting.verdicts import TAIL, fewest_for

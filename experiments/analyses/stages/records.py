@@ -5,10 +5,9 @@ from dataclasses import asdict
 from typing import Any
 
 from experiment_core_utils.knobs.registry import all_knobs
-from experiment_core_utils.primitives.csv_tables import Cell
+from experiment_core_utils.primitives.csv_tables import Cell, split_intervals
 from experiment_core_utils.records.setting_result import FixedLengthTime
 from experiment_core_utils.records.stages import STAGES
-from experiments.analyses.files import split_intervals
 from experiments.analyses.stages.analysis import StageAnalysis
 from experiments.analyses.stages.fractions import Regime, grouped, tokens_until_decode_is_half
 from experiments.analyses.stages.profiles import PARTS, PartTime, ProfiledRequest, ProfiledStage

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.analyses.files import Steps, draws_for
 from experiments.analyses.knobs.effects import effects
 from experiments.analyses.latency.features import MEASURED, RequestColumns, TimedSamples, of_fewer_settings
+from experiments.analyses.limits import Steps, draws_for
 
 
 @pytest.mark.parametrize(("settings", "draws"), [(1, 1000), (1000, 1000), (2000, 500), (5000, 200), (100_000, 100)])

@@ -18,8 +18,7 @@ from experiment_core_utils.primitives.csv_tables import csv_of_rows, read_table_
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
 from experiments.analyses.charts.chart import Bars
-from experiments.analyses.charts.matplotlib_charts import figure_of
-from experiments.analyses.charts.style import new_figure, save_figure
+from experiments.analyses.charts.matplotlib_charts import figure_of, new_figure, save_figure
 from experiments.performance_prediction.predict import build_parser, main
 from experiments.performance_prediction.prediction.figures import COLOURS, PART_COLOURS, breakdown_chart, figure_folders
 from experiments.performance_prediction.prediction.measurements import Measurements, read_measurements

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from experiments.analyses.charts.chart import Axis, Dots, Line, Panel
 from experiments.analyses.charts.knob_charts import coupling_chart, fronts_chart
-from experiments.analyses.charts.matplotlib_charts import figure_of
-from experiments.analyses.charts.style import save_figure
+from experiments.analyses.charts.matplotlib_charts import figure_of, save_figure
 from experiments.analyses.knobs.coupling import fixed_values
 from experiments.analyses.knobs.fronts import front
 from experiments.analyses.knobs.records import FrontAnalysis
