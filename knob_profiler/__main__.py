@@ -2,6 +2,7 @@
 """The command `knobprof`: every job of the project by one name.
 
 knobprof profile --tier_list low high --top_k_list 4 8 --num_samples 16
+knobprof results/core_exp
 knobprof report results/core_exp
 
 Each subcommand runs the `main` of a published command, with its flags and exit codes; only that command is imported.
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import PROGRAM, OneLineParser
@@ -157,9 +159,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def found_command(words: Sequence[str]) -> tuple[str, Command | Group, list[str]]:
-    """Name, subcommand or group of subcommands that the first words name, and the words that are left."""
+    """Name, subcommand or group of subcommands that the first words name, and the words that are left.
+
+    A folder in place of a command asks for its status, which proposes the next question.
+    """
     found: Command | Group = COMMANDS
     names, rest = ["knobprof"], list(words)
+    if rest and rest[0] not in COMMANDS.commands and Path(rest[0]).is_dir():
+        rest.insert(0, "status")
     while isinstance(found, Group) and rest and rest[0] in found.commands:
         names.append(rest.pop(0))
         found = found.commands[names[-1]]

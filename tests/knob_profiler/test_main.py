@@ -68,6 +68,11 @@ def test_a_wrong_word_is_one_line_with_the_nearest_right_one(
     assert re.search(message, error) and error.count("\n") == 1
 
 
+def test_a_folder_alone_asks_for_its_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path} contains no plan of a run (.parts/plan.json); ")
+
+
 @pytest.mark.parametrize(
     ("words", "usage"),
     [
