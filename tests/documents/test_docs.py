@@ -12,10 +12,11 @@ from pydantic import BaseModel
 
 from experiment_core_utils.config.profiling import build_parser, parse_config, parts_of_flags
 from experiment_core_utils.config.text import TextConfig
-from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
 from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.meters.correct_answers import with_correct_answers
 from experiment_core_utils.meters.energy_files import ENERGY_VERSION
+from experiment_core_utils.meters.setting_energy import energy_of
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.primitives.statistics import describe
