@@ -276,7 +276,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 #: published paths and modules that have a name of `knobprof`
 SECOND_DIALECT = re.compile(
     r"python3? (experiments/|(\S*/)?(run_profile|predict|acc_lat_profiling)\.py|scripts/score_block_importance)"
-    r"|-m (experiments\.(?!benchmarks\.)|experiment_core_utils\.(?!saved_results\.schema_docs))"
+    r"|-m (experiments\.(?!benchmarks\.)|experiment_core_utils\.)"
     r"|accelerate launch (?!.*--multi_gpu)\S*experiments/"
 )
 

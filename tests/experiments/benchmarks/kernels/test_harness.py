@@ -151,10 +151,10 @@ def test_variants_for_another_device_are_refused_before_any_process(
 
 def test_what_a_device_rules_out_depends_on_the_model_where_kernels_are_launched() -> None:
     refuse_other_devices(["launched", "modules", "cpu", "reference"], "cpu", "llama_3_2_1b")
-    with pytest.raises(ConfigurationError, match="^--variant launched cannot run molmoe_1b on cpu; give generate, static, modules"):
+    with pytest.raises(ConfigurationError, match="^--variant launched cannot run molmoe_1b on cpu; give generate"):
         refuse_other_devices(["launched"], "cpu", MOLMOE)
     refuse_other_devices([each for each in VARIANTS if each != "cpu"], "cuda", MOLMOE)
-    with pytest.raises(ConfigurationError, match="^--variant cpu cannot run molmoe_1b on cuda; give generate, static, modules"):
+    with pytest.raises(ConfigurationError, match="^--variant cpu cannot run molmoe_1b on cuda; give generate"):
         refuse_other_devices(["graph", "cpu"], "cuda", MOLMOE)
 
 
