@@ -18,7 +18,6 @@ from mkdocs.structure.pages import Page
 
 from experiment_core_utils.config.command_line import PROGRAM, READER, OneLineParser, default_metavar
 from experiment_core_utils.primitives.files import REPOSITORY
-from experiment_core_utils.saved_results.schema_docs import documented
 from knob_profiler.__main__ import COMMANDS, Group
 
 DOCS = REPOSITORY / "docs"
@@ -148,11 +147,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Make the tables of commands and records, and lead links out of docs/ to their copies in the site."""
+    """Make the tables of commands, and lead links out of docs/ to their copies in the site."""
     if _COMMANDS in markdown:
         markdown = markdown.replace(_COMMANDS, commands_described())
-    if "<!-- from " in markdown:
-        markdown = documented(markdown)
     source = Path(page.file.abs_src_path or DOCS / page.file.src_uri)
     here = Path(page.file.src_uri).parent
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from experiment_core_utils.finishing.setting_content import setting_result
 from experiment_core_utils.finishing.setting_summary import summarise, summarise_accuracy
-from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
+from experiment_core_utils.meters.correct_answers import with_correct_answers
+from experiment_core_utils.meters.setting_energy import energy_of
 from experiment_core_utils.primitives.device import MemoryReading
 from experiment_core_utils.records.compute import ComputePart, HardwareUtilisation, Memory
 from experiment_core_utils.records.provenance import Provenance, TaskDescription

@@ -9,8 +9,9 @@ from experiment_core_utils.finishing.pooling import collect_parts, merge_parts, 
 from experiment_core_utils.finishing.setting_compute import setting_compute
 from experiment_core_utils.finishing.setting_content import setting_result
 from experiment_core_utils.finishing.setting_summary import summarise, summarise_accuracy
-from experiment_core_utils.i_metrics_energy import AnsweredRequest, energy_of, with_correct_answers
+from experiment_core_utils.i_metrics_energy import setting_energy
 from experiment_core_utils.knobs.setting import Setting, reference_setting
+from experiment_core_utils.meters.correct_answers import AnsweredRequest
 from experiment_core_utils.meters.steadiness import steadiness_part
 from experiment_core_utils.planning.plan import block_caveats
 from experiment_core_utils.planning.run import ProfilingRun
@@ -134,8 +135,8 @@ def summarise_and_save(
     summary = summarise(merged.samples, accuracy, len(merged.failures))
     facts = run.facts_at(setting)
     compute = setting_compute(setting, merged, model, facts.model.dtype)
-    energy = with_correct_answers(
-        energy_of(merged.energy, merged.energy_passes, merged.energy_end),
+    energy = setting_energy(
+        merged,
         accuracy,
         [
             AnsweredRequest(sample.energy_j, score.value, sample.image_id)

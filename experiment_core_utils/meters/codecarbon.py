@@ -8,16 +8,18 @@ spans it; codecarbon's powers of a task are means over all tasks so far and are 
 """
 
 import logging
+import math
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from experiment_core_utils.primitives.clock import Clock
 from experiment_core_utils.primitives.csv_tables import Cell
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, MeterUnavailable, first_line
 from experiment_core_utils.primitives.units import joules_of_kwh
 from experiment_core_utils.records.energy import ALL_DEVICES, DeviceEnergy, EnergyOrigin, EnergyReading
+from experiment_core_utils.records.text import EnergyFigures, EnergyMetrics, EnergySource, InstrumentEnergy
 
 WORLD_MEAN = "world mean (no country given)"
 # What codecarbon lets through; its constructor swallows errors, and the object then lacks attributes.
@@ -282,3 +284,80 @@ def number_in(window: Mapping[str, Cell], column: str) -> float:
     value = window[column]
     assert isinstance(value, int | float)
     return value
+
+
+# Published figures, by codecarbon's columns.
+_COLUMNS = {
+    "total_energy_kwh": "energy_consumed",
+    "cpu_energy_kwh": "cpu_energy",
+    "gpu_energy_kwh": "gpu_energy",
+    "ram_energy_kwh": "ram_energy",
+    "total_emissions_kg_co2": "emissions",
+    "duration_seconds": "duration",
+}
+ESTIMATE: EnergySource = {"source": "codecarbon_estimate", "kind": "estimated"}
+
+
+def sum_windows(windows: Sequence[Mapping[str, Cell]], beside: InstrumentEnergy) -> EnergyMetrics:
+    """The figures of windows that `read_windows` gave, at least one, and those beside them.
+
+    A part that codecarbon gives as 0 was not read: None. Where GPUs are in use that it does not count, the total and
+    the emissions are None, too.
+    """
+    sums = {name: math.fsum(number_in(window, column) for window in windows) for name, column in _COLUMNS.items()}
+    figures = {name: figure or None for name, figure in sums.items()}
+    reasons = {name: READ_NOTHING for name, figure in figures.items() if figure is None}
+    found = [gpu_missing_reason(window) for window in windows]
+    reason = next((each for each, _ in found if each is not None), None)
+    if reason is not None:
+        reasons["gpu_energy_kwh"] = reason
+    if not all(is_complete for _, is_complete in found):
+        reasons |= dict.fromkeys(("total_energy_kwh", "total_emissions_kg_co2"), "GPUs in use are not in it")
+    known = {name: None if name in reasons else figure for name, figure in figures.items()}
+    last = windows[-1]
+    return EnergyMetrics(
+        **cast(EnergyFigures, known),
+        **beside,
+        sources=_sources(windows, known),
+        num_periods=len(windows),
+        tracking_mode=_text(last["tracking_mode"]),
+        cpu_model=_text(last["cpu_model"]),
+        gpu_model=_text(last["gpu_model"]),
+        emissions_basis=_basis(windows),
+        reason="; ".join(f"{name}: {why}" for name, why in reasons.items()) or None,
+    )
+
+
+def _sources(windows: Sequence[Mapping[str, Cell]], known: Mapping[str, float | None]) -> dict[str, EnergySource]:
+    sources: dict[str, EnergySource] = {
+        "cpu_energy_kwh": _cpu_source({window.get("cpu_energy_source") for window in windows}),
+        "gpu_energy_kwh": {"source": "nvml_counter", "kind": "measured"},
+        "ram_energy_kwh": ESTIMATE,
+    }
+    parts = {name: source for name, source in sources.items() if known[name] is not None}
+    names = [source["source"] for source in parts.values()]
+    known_values = [name for name in dict.fromkeys(names) if name is not None]
+    total = EnergySource(source=" + ".join(known_values) if None not in names else None, kind="estimated")
+    sums = {name: total for name in ("total_energy_kwh", "total_emissions_kg_co2") if known[name] is not None}
+    return parts | sums
+
+
+def _cpu_source(names: set[Cell]) -> EnergySource:
+    """Source of the CPU energy of all windows; a file that codecarbon wrote itself does not say."""
+    if names == {"rapl"}:
+        return {"source": "rapl", "kind": "measured"}
+    return ESTIMATE if None not in names else {"source": None, "kind": None}
+
+
+def _basis(windows: Sequence[Mapping[str, Cell]]) -> str | None:
+    """As the file says; from the country where codecarbon wrote it itself."""
+    known_values = []
+    for window in windows:
+        code = window["country_iso_code"]
+        of_country = WORLD_MEAN if code is None else f"electricity mix of {code}"
+        known_values.append(str(window.get("emissions_basis") or of_country))
+    return ", ".join(dict.fromkeys(known_values))
+
+
+def _text(cell: Cell) -> str | None:
+    return None if cell in (None, "") else str(cell)

@@ -20,7 +20,7 @@ from experiment_core_utils.meters.energy_statistics import (
 )
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.stability import shuffled
-from experiment_core_utils.meters.windows import WARM_AGAIN_S, WARM_UP_S, WindowGoal, energy_of_act, idle_power
+from experiment_core_utils.meters.windows import WARM_AGAIN_S, WARM_UP_S, WindowGoal, energy_of_act
 from experiment_core_utils.models.interface import Stages, devices_of
 from experiment_core_utils.primitives.device import NoMarks, synchronize
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -64,30 +64,6 @@ class StageMeasurement:
     def __post_init__(self) -> None:
         if self.repeats < 2:
             raise ConfigurationError(f"{self.repeats} windows of a stage have no spread; give 2 or more")
-
-
-def stage_energies(
-    model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, rewind: Rewind, how: StageMeasurement
-) -> StageEnergies:
-    """Measure every stage of one request; model, request and setting are warm already.
-
-    Args:
-        inputs: tensors on the model's device.
-        max_new_tokens: end-of-sequence ends an answer before; every repetition gives the same tokens.
-
-    Raises:
-        MeterUnavailable: there is nothing to measure with.
-        SettingError: the model's cache cannot be taken back, so that decoding cannot be repeated.
-        Stopped: a stop was requested.
-    """
-    how.using.require_any_or_estimate()
-    request, rounds = StagedRequest(model, inputs, max_new_tokens, rewind), StageRounds(how)
-    before = idle_power(how.using, how.idle_s)
-    for repeat in range(how.repeats):
-        rounds.measure(request, repeat)
-        if repeat + 1 >= how.least_repeats and are_narrow(rounds.windows.values(), how.goal.relative_error):
-            break
-    return rounds.energies(tuple(zip(before, idle_power(how.using, how.idle_s), strict=True)))
 
 
 class StageRounds:

@@ -287,6 +287,10 @@ class EnergyOfSource(Record):
     kind: str | None = None  #: `measured`, or `estimated` from load and nominal power
     basis: str | None = None  #: `counter`, `instant_power`, `averaged_power` or `load_model`
 
+    def is_from_source_of(self, figure: "EnergyOfSource") -> bool:
+        """Whether both are of the same device by the same source."""
+        return all(getattr(self, name) == getattr(figure, name) for name in EnergyOfSource.model_fields)
+
 
 class StageFigure(EnergyOfSource):
     """Energy of one stage by one source."""

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from experiment_core_utils.finishing.setting_content import score_part
 from experiment_core_utils.finishing.setting_summary import summarise_accuracy
-from experiment_core_utils.i_metrics_energy import AnsweredRequest, with_correct_answers
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.l_results_csv_cleaning import read_results, write_tables
+from experiment_core_utils.meters.correct_answers import AnsweredRequest, with_correct_answers
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.statistics import fraction_of
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question

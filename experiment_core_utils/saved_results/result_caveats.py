@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from experiment_core_utils.config.parts import EnergyMode
-from experiment_core_utils.i_metrics_energy import ESTIMATE, energy_origin
 from experiment_core_utils.knobs.answer_limit import answer_limit_at
 from experiment_core_utils.knobs.setting import setting_of
+from experiment_core_utils.meters.codecarbon import ESTIMATE
 from experiment_core_utils.meters.energy_statistics import LEAST_WINDOW_S
 from experiment_core_utils.meters.steadiness import BACKGROUND_LOAD, throttling_of
 from experiment_core_utils.primitives.statistics import fraction_of, half_of_interval
@@ -165,12 +165,7 @@ def _stage_caveats(energy: Energy, summary: EnergySummary) -> list[Caveat]:
         caveats.append(caveat("energy_closure_unknown"))
     elif abs(fraction) > CLOSURE_LIMIT:
         caveats.append(caveat("energy_closure", fraction=fraction))
-    own = {
-        name: each
-        for name, figures in energy.stages.items()
-        for each in figures
-        if energy_origin(each) == energy_origin(summary)
-    }
+    own = {name: each for name, figures in energy.stages.items() for each in figures if each.is_from_source_of(summary)}
     least_s = {name: LEAST_WINDOW_S * (each.num_windows or 0) for name, each in own.items()}
     short = [name for name, each in own.items() if (each.window_s or 0.0) < least_s[name]]
     if short:
@@ -180,7 +175,7 @@ def _stage_caveats(energy: Energy, summary: EnergySummary) -> list[Caveat]:
 
 def _passes_caveats(passes: PassesEnergy, gross: float) -> list[Caveat]:
     """What is open of the joules of a request, where it is more than the goal."""
-    whole = next(each for each in passes.figures if energy_origin(each) == energy_origin(passes))
+    whole = next(each for each in passes.figures if each.is_from_source_of(passes))
     caveats = _missed_goal({"passes": whole}, passes.error_goal)
     (low, high), goal = (passes.j_per_request_ci95_low, passes.j_per_request_ci95_high), passes.error_goal
     fraction = None if low is None or high is None else half_of_interval(gross, low, high) / gross

@@ -26,9 +26,6 @@ from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 
-# What an H200 attains, of 4.8 TB/s and 989 TFLOP/s (dense bfloat16) on the data sheet.
-H200_BYTES_PER_S, H200_FLOPS_PER_S = 4.3e12, 790e12
-
 
 def shape_config(shape: str) -> MolmoeConfig:
     """The config of `--shape`: `molmoe_1b`, or that of a folder."""

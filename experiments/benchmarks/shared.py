@@ -65,11 +65,6 @@ def timed(device: torch.device, act: Callable[[], T]) -> tuple[float, T]:
     return time.perf_counter() - started, returned
 
 
-def median_seconds(act: Callable[[], object], repeats: int, device: torch.device | None = None) -> float:
-    """The median seconds over the repeats; without a device of an act on the CPU."""
-    return statistics.median(timed(device or torch.device("cpu"), act)[0] for _ in range(repeats))
-
-
 def best_of_rounds(
     device: torch.device, ways: Mapping[Name, Callable[[], T]], rounds: int
 ) -> dict[Name, tuple[float, T]]:

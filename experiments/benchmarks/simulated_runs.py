@@ -1,4 +1,4 @@
-"""Simulated runs of a grid of settings on a machine whose speed changes: their times in rounds and in blocks."""
+"""Simulated runs of a grid of settings on a machine whose speed changes: their times in rounds."""
 
 from dataclasses import dataclass
 from itertools import product
@@ -77,8 +77,8 @@ def speed(world: World, seconds: float, generator: np.random.Generator) -> np.nd
     return slow
 
 
-def measured(world: World, knobs: Knobs, num_samples: int, generator: np.random.Generator) -> dict[str, np.ndarray]:
-    """Logarithms of times [S, N], mean over the runs, `blocked`, in `rounds`, and on a `steady` machine."""
+def measured(world: World, knobs: Knobs, num_samples: int, generator: np.random.Generator) -> np.ndarray:
+    """Logarithms of times [S, N], mean over the runs, measured in rounds."""
     truth = knobs.log_times
     size, number = len(truth), np.arange(num_samples) // world.per_picture
     pictures = number.max() + 1
@@ -93,22 +93,16 @@ def measured(world: World, knobs: Knobs, num_samples: int, generator: np.random.
         noise += np.log(world.slow[1]) * (generator.random(noise.shape) < world.slow[0])
     times = own + noise
     slow = speed(world, float(np.exp(times).sum()) * 1.5, generator)
-    found = {"steady": times}
-    # [P, R, S, N]: each run's place in the order of time.
-    shuffled = generator.permutation(size)
-    blocked = np.empty((NUM_RUNS, size, num_samples), dtype=np.int64)
-    blocked[:, shuffled] = np.arange(blocked.size).reshape(size, num_samples, NUM_RUNS).transpose(2, 0, 1)
+    # Drawn for an order that is no more, so that the published table can be made again.
+    generator.permutation(size)
+    # [R, S, N]: each run's place in the order of time.
     orders = np.argsort(generator.random((NUM_RUNS, num_samples, size)), axis=-1)
-    rounds = np.argsort(orders, axis=-1).transpose(0, 2, 1)
-    rounds = rounds + size * (np.arange(num_samples) + num_samples * np.arange(NUM_RUNS)[:, None])[:, None]
-    for name, places in (("blocked", blocked), ("rounds", rounds)):
-        in_time = np.empty(places.size)
-        in_time[places.ravel()] = np.exp(times).ravel()
-        begins = np.concatenate([[0.0], in_time.cumsum()[:-1]])[places]
-        found[name] = times + slow[np.minimum((2 * begins).astype(int), len(slow) - 1)]
+    places = np.argsort(orders, axis=-1).transpose(0, 2, 1)
+    places = places + size * (np.arange(num_samples) + num_samples * np.arange(NUM_RUNS)[:, None])[:, None]
+    in_time = np.empty(places.size)
+    in_time[places.ravel()] = np.exp(times).ravel()
+    begins = np.concatenate([[0.0], in_time.cumsum()[:-1]])[places]
+    found = times + slow[np.minimum((2 * begins).astype(int), len(slow) - 1)]
     if world.resolution:
-        found = {
-            name: np.log(np.maximum(np.round(np.exp(each) / world.resolution), 1) * world.resolution)
-            for name, each in found.items()
-        }
-    return {name: each.mean(axis=0) for name, each in found.items()}
+        found = np.log(np.maximum(np.round(np.exp(found) / world.resolution), 1) * world.resolution)
+    return np.asarray(found.mean(axis=0))

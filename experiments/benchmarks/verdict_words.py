@@ -208,8 +208,7 @@ def _time_case(world: World, num_samples: int, kind: str, generator: np.random.G
     """Twelve settings, six pairs of which take equally long; all lose the margin beside the reference."""
     knobs = Knobs.of(12)
     pictures = np.arange(num_samples) // world.per_picture
-    found = measured(world, knobs, num_samples, generator)
-    times, replication = found["rounds"], IN_ROUNDS
+    times, replication = measured(world, knobs, num_samples, generator), IN_ROUNDS
     if kind == "two days":
         days = np.arange(len(times)) % 2
         times = times + generator.normal(0, BETWEEN_RUNS, 2)[days][:, None]

@@ -287,7 +287,7 @@ def samples_of(job: Job) -> Scorers:
 def pictures_of(job: Job) -> Scorers:
     """Pictures drawn by the seed, with all questions of the families about them."""
     # A checkout has these alone.
-    from experiments.block_importance.from_checkout.picture_scorers import AnsweredPictureScorer, PackedPictureScorer
+    from experiments.block_importance.from_checkout.picture_scorers import PackedPictureScorer
     from experiments.reference_model.evaluation import is_picture_model
 
     model = job.model
@@ -306,14 +306,15 @@ def pictures_of(job: Job) -> Scorers:
     made: list[BlockSetScorer] = [
         PackedPictureScorer(model.model, model.processor, tasks, part, crops) for part in parts
     ]
-    if job.own.check:
-        made[1] = AnsweredPictureScorer(model, tasks, parts[1], job.setting)
     samples = {
         task.name: {"scored": scored * task.questions_per_image, "held_out": held_out * task.questions_per_image}
         for task in tasks
     }
     scored_ids, held_out_ids = ({task.name: questions_about(task, part) for task in tasks} for part in parts)
     drawn = tuple(draw_task(model, task, scored_ids[task.name], 0) for task in tasks)
+    if job.own.check:
+        others = [draw_task(model, task, held_out_ids[task.name], 0) for task in tasks]
+        made[1] = AnswerScorer(model, others, job.setting, job.own.batch_size)
     return Scorers(made[0], made[1] if held_out else None, drawn, samples, scored_ids, held_out_ids)
 
 

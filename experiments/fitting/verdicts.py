@@ -1,8 +1,7 @@
 """How sure it is that one setting's P95 or P99 is below another's on the same samples, and intervals that hold level.
 
 The test is exact and assumes nothing of the times' distribution; below `fewest_for` pictures it can never say that two
-differ, so there is no verdict then. Means are compared by `experiment_core_utils/primitives/contrasts.py`;
-`experiments/benchmarks/verdict_level.py` prints how often either calls equal settings different.
+differ, so there is no verdict then. Means are compared by `experiment_core_utils/primitives/contrasts.py`.
 """
 
 import math

@@ -12,10 +12,11 @@ from pydantic import BaseModel
 
 from experiment_core_utils.config.profiling import build_parser, parse_config, parts_of_flags
 from experiment_core_utils.config.text import TextConfig
-from experiment_core_utils.i_metrics_energy import energy_of, with_correct_answers
 from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.registry import all_knobs
+from experiment_core_utils.meters.correct_answers import with_correct_answers
 from experiment_core_utils.meters.energy_files import ENERGY_VERSION
+from experiment_core_utils.meters.setting_energy import energy_of
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.files import REPOSITORY
 from experiment_core_utils.primitives.statistics import describe
@@ -275,7 +276,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 #: published paths and modules that have a name of `knobprof`
 SECOND_DIALECT = re.compile(
     r"python3? (experiments/|(\S*/)?(run_profile|predict|acc_lat_profiling)\.py|scripts/score_block_importance)"
-    r"|-m (experiments\.(?!benchmarks\.)|experiment_core_utils\.(?!saved_results\.schema_docs))"
+    r"|-m (experiments\.(?!benchmarks\.)|experiment_core_utils\.)"
     r"|accelerate launch (?!.*--multi_gpu)\S*experiments/"
 )
 

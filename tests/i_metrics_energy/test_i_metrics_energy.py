@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics, allocated_energy_metrics, sum_windows
+from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics, allocated_energy_metrics
+from experiment_core_utils.meters.codecarbon import sum_windows
 from experiment_core_utils.meters.energy_files import append_energy_window, append_window, emissions_path, energy_path
 from experiment_core_utils.meters.energy_statistics import instrument_energy
 from experiment_core_utils.primitives.errors import ResultsError

@@ -7,12 +7,8 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.i_metrics_energy import (
-    AnsweredRequest,
-    energy_of,
-    passes_energy,
-    with_correct_answers,
-)
+from experiment_core_utils.meters.correct_answers import AnsweredRequest, with_correct_answers
+from experiment_core_utils.meters.setting_energy import energy_of, passes_energy
 from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.records.energy import (
     ActEnergy,

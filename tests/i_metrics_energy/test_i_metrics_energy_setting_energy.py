@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from experiment_core_utils.finishing.setting_content import sample_energy
-from experiment_core_utils.i_metrics_energy import energy_of, summary_of, with_correct_answers
+from experiment_core_utils.meters.correct_answers import with_correct_answers
+from experiment_core_utils.meters.setting_energy import energy_of, summary_of
 from experiment_core_utils.primitives.statistics import describe
 from experiment_core_utils.records.caveats import sentences
 from experiment_core_utils.records.energy import (

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from experiment_core_utils.finishing.pooling import part_of, with_pooled_energy
-from experiment_core_utils.i_metrics_energy import energy_of, passes_energy
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, tier_target
@@ -20,6 +19,7 @@ from experiment_core_utils.measuring.energy_budget import EnergyBudget
 from experiment_core_utils.measuring.passes import EnergyPasses, MemoryPasses, nearest_the_mean
 from experiment_core_utils.measuring.request_source import RequestSource
 from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.meters.setting_energy import energy_of, passes_energy
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.primitives.errors import SampleError, Stopped

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.i_metrics_energy import energy_of
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.meters import power
 from experiment_core_utils.meters.instruments import Instruments
-from experiment_core_utils.meters.stages import StagedRequest, StageMeasurement, stage_energies
-from experiment_core_utils.meters.windows import WindowGoal
+from experiment_core_utils.meters.setting_energy import energy_of
+from experiment_core_utils.meters.stages import Rewind, StagedRequest, StageMeasurement, StageRounds, are_narrow
+from experiment_core_utils.meters.windows import WindowGoal, idle_power
+from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, Stopped
 from experiment_core_utils.primitives.interruption import StopRequest
@@ -35,6 +36,19 @@ def rewind(state: list[int], steps: int) -> None:
 def gpu(**changes: Any) -> SimulatedDevice:
     scripted = {"name": "GPU-12", "phase_s": 0.037, "read_cost_s": 0.0038, "power_read_cost_s": 0.00001}
     return SimulatedDevice(ScriptedClock(3.0), constant(70.0), **{**scripted, **changes})
+
+
+def stage_energies(
+    model: Stages, inputs: Any, max_new_tokens: int, rewind: Rewind, how: StageMeasurement
+) -> StageEnergies:
+    """Rounds of one request's stages, as a setting's energy passes make them."""
+    before = idle_power(how.using, how.idle_s)
+    request, rounds = StagedRequest(model, inputs, max_new_tokens, rewind), StageRounds(how)
+    for repeat in range(how.repeats):
+        rounds.measure(request, repeat)
+        if repeat + 1 >= how.least_repeats and are_narrow(rounds.windows.values(), how.goal.relative_error):
+            break
+    return rounds.energies(tuple(zip(before, idle_power(how.using, how.idle_s), strict=True)))
 
 
 def measured(device: SimulatedDevice, inputs: Any = PICTURE, max_new_tokens: int = 16, **how: Any) -> StageEnergies:

@@ -9,7 +9,6 @@ from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
 from experiment_core_utils.models.common.preferences import Preferences, preferences_in
 from experiment_core_utils.models.molmoe import MolmoeConfig
-from experiment_core_utils.models.molmoe.checkpoint.original import is_original_checkpoint
 from experiment_core_utils.models.molmoe.checkpoint.published import PUBLISHED_MODEL_TYPE
 from experiment_core_utils.models.molmoe.loader import find_molmoe_config, load_molmoe, molmoe_limits
 from experiment_core_utils.models.molmoe.request_work import MolmoeWork
@@ -61,14 +60,8 @@ def molmoe_checkpoint(requested: RequestedModel) -> MolmoeCheckpoint | None:
     """The requested model where its config is MolmoE's, in the native or the published layout.
 
     Raises:
-        ConfigurationError: it is in the layout of the training code, its config cannot be used, or anything is
-            requested of a chat template.
+        ConfigurationError: its config cannot be used, or anything is requested of a chat template.
     """
-    if is_original_checkpoint(requested.folder):
-        raise ConfigurationError(
-            f"{requested.path} is in the layout of the original training code; convert it with "
-            "scripts/convert_checkpoint.py"
-        )
     files = requested.files
     model_type = files.config.get("model_type")
     if model_type not in (PUBLISHED_MODEL_TYPE, MolmoeConfig.model_type):

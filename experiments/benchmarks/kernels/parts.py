@@ -19,9 +19,9 @@ from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.engines.cuda_graphs import CudaGraphPool
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError, first_line
-from experiments.benchmarks.execution_table import Rates, Work
 from experiments.benchmarks.kernels.launches import KernelWork, built, filled_kv_cache, microseconds, over_blocks
 from experiments.benchmarks.kernels.process import attained_rates, device_seconds
+from experiments.benchmarks.kernels.work import Rates, Work
 
 CROPS = 13
 

@@ -15,10 +15,10 @@ from experiment_core_utils.models.common.judging import modules_in
 from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, new_marks, set_cpu_threads, synchronize
 from experiment_core_utils.primitives.finite_logits import refuse_not_finite
-from experiments.benchmarks.execution_table import Rates, Shape, work_of
 from experiments.benchmarks.kernels.protocol import Measured, bound_of, divergences
 from experiments.benchmarks.kernels.shapes import config_of, random_weights
 from experiments.benchmarks.kernels.variants import staged_variant
+from experiments.benchmarks.kernels.work import Rates, Shape, work_of
 from experiments.benchmarks.molmoe_1b import random_request
 
 # The name of the process that measures nothing, and runs that no median contains.

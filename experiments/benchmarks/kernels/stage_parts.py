@@ -21,7 +21,6 @@ from experiment_core_utils.engines.gpu.triton.tuning import Card, ProductTile, T
 from experiment_core_utils.engines.gpu.triton.vision_ops import add_norm, quick_gelu_in_place
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights, VisionWeights
-from experiments.benchmarks.execution_table import Rates
 from experiments.benchmarks.kernels.launches import (
     MAX_SEQ_LEN,
     POSITIONS,
@@ -31,6 +30,7 @@ from experiments.benchmarks.kernels.launches import (
     filled_kv_cache,
     microseconds,
 )
+from experiments.benchmarks.kernels.work import Rates
 
 
 def attention_parts(

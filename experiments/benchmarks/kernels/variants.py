@@ -14,6 +14,7 @@ from experiment_core_utils.engines.gpu.vision import GraphedVision
 from experiment_core_utils.engines.reference.decoder import ReferenceDecode, ReferencePrefill
 from experiment_core_utils.engines.reference.vision import ReferenceVision
 from experiment_core_utils.engines.runner import EngineStages
+from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.stages import (
@@ -70,6 +71,8 @@ class StageWay:
 
 
 VARIANTS: Mapping[str, StageWay] = {
+    "generate": StageWay("transformers' generate()", frozenset({MODULES})),
+    "static": StageWay("generate() with a static cache, which compiles on a GPU", frozenset({MODULES})),
     "modules": StageWay("the model's modules", frozenset({MODULES})),
     "graph": StageWay("CUDA graphs, of engines where they serve the model, else of modules", frozenset({CUDA_GRAPH})),
     "kernels": StageWay("graphs of own kernels in place of a transformers decoder", frozenset({KERNEL_GRAPH})),
@@ -79,6 +82,10 @@ VARIANTS: Mapping[str, StageWay] = {
     "cpu": StageWay("C++ kernels", frozenset({CPU_BLOCKS, CPU_STEP})),
     "reference": StageWay("plain torch on fused weights", frozenset({REFERENCE}), _reference),
 }
+
+
+# What is passed on to `generate()`; its logits are the modules'.
+GENERATE: Mapping[str, Mapping[str, str]] = {"generate": {}, "static": {"cache_implementation": "static"}}
 
 
 def refuse_other_devices(names: Sequence[str], device_type: str, model: str) -> None:
@@ -103,10 +110,16 @@ def staged_variant(name: str, model: PreTrainedModel, stage: str, max_seq_len: i
     """
     variant = VARIANTS[name]
     capturer = Reruns() if variant.is_rerun else None
-    requested: Mapping[str, ExecutionMode] = {"modules": "eager", "kernels": "kernels", "inductor": "inductor"}
-    mode = requested.get(name, "graph")
+    requested: Mapping[str, ExecutionMode] = {"kernels": "kernels", "inductor": "inductor"}
+    mode = "eager" if variant.ways == {MODULES} else requested.get(name, "graph")
     staged: Any = staged_model(model, embedded_processor(), mode, capturer)
     staged.eos_token_ids = frozenset()
+    if name in GENERATE:
+        model.generation_config = greedy_config(model)
+        model.generation_config.eos_token_id = None
+        staged.generate_timed = lambda inputs, tokens, marks: generate_timed(
+            model, {**inputs, **GENERATE[name]}, tokens, marks
+        )
     stages: EngineStages | None = getattr(staged, "_engine_stages", None)
     described = staged.describe()
     ways = described["execution_stages"]

@@ -1,4 +1,4 @@
-"""Scorers of blocks by held-out pictures: how accurate the embedded model's answers are, and gradients of the loss.
+"""Scorers of blocks by pictures: how likely the right answers are to the embedded model, and gradients of their loss.
 
 The latter is how much the loss of the right answer would change if the block's output were its input, to first order:
 |sum of dL/d(output) * (output - input)| over all positions (P. Molchanov et al., "Importance Estimation for Neural
@@ -16,7 +16,6 @@ from torch import nn
 from tqdm import tqdm
 
 from experiment_core_utils.engines.answer_ends import turn_end
-from experiment_core_utils.knobs.active_blocks import blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, VisionTarget, vision_of
 from experiment_core_utils.models.common.describe import dtype_name
@@ -26,12 +25,12 @@ from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, same_pictures
-from experiment_core_utils.tasks.interface import Answer, Sample, Task
+from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
-from experiments.block_importance.answers import AnswerScorer, DrawnTask, scored, with_blocks
+from experiments.block_importance.answers import DrawnTask
 from experiments.block_importance.importance import Blocks, Measured, TaskValues, watched_blocks
 from experiments.block_importance.proxies import of_all_samples
-from experiments.reference_model.evaluation import PictureModel, answer_pictures, placed, samples_of
+from experiments.reference_model.evaluation import placed, samples_of
 from experiments.reference_model.packing import make_slot, slot_mask, slot_positions
 
 
@@ -114,32 +113,6 @@ def _answer_loss(model: StagedModel, inputs: Mapping[str, Any], features: Any, t
             logits = model.decode_step(expected[None], state)
             refuse_not_finite(logits.detach())
     return loss
-
-
-@dataclass(eq=False)
-class AnsweredPictureScorer:
-    """A `BlockSetScorer` of the embedded model: each greedy answer's score, as a fraction of the metric's best.
-
-    The scores of `AnswerScorer`, in a fraction of the time on a CPU: questions about one picture encode it once.
-    Every set must contain block 0.
-    """
-
-    model: PictureModel
-    tasks: Sequence[GeneratedTask]
-    pictures: Sequence[int]
-    setting: Setting  #: of which the blocks are replaced by each set
-    measure = AnswerScorer.measure
-
-    def measured(self, sets: Sequence[Blocks]) -> list[Measured]:
-        """Too few pictures to score captions raise ConfigurationError."""
-        settings = [with_blocks(self.setting, blocks) for blocks in dict.fromkeys(sets)]
-        answers: dict[Blocks, dict[str, list[Answer]]] = {
-            blocks_of(setting): {task.name: [] for task in self.tasks} for setting in settings
-        }
-        for picture in tqdm(self.pictures, unit="picture", desc=f"{counted(len(settings), 'set')} of blocks"):
-            for each in answer_pictures(self.model, self.tasks, [picture], settings):
-                answers[blocks_of(each.setting)][each.task].append(each.answer)
-        return [{task.name: scored(task, answers[blocks][task.name]) for task in self.tasks} for blocks in sets]
 
 
 @dataclass(eq=False)

@@ -13,8 +13,8 @@ from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.d_energy_tracking import meters_of
 from experiment_core_utils.finishing.pooling import merge_parts, part_of
-from experiment_core_utils.i_metrics_energy import with_correct_answers
 from experiment_core_utils.meters.codecarbon import codecarbon_library
+from experiment_core_utils.meters.correct_answers import with_correct_answers
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.requested_energy import energy_plan_lines, with_estimate
 from experiment_core_utils.meters.stages import StageMeasurement

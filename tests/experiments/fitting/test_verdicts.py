@@ -2,14 +2,31 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from experiments.benchmarks.verdict_level import wrong_verdicts
-from experiments.fitting.verdicts import (
-    fewest_for,
-    first_of_each,
-    tail_interval,
-    tail_p_values,
-)
+from experiments.fitting.verdicts import TAIL, fewest_for, first_of_each, tail_interval, tail_p_values
+
+PERCENT = {"p95": 95.0, "p99": 99.0}
+
+
+def equal_pairs(statistic: str, n: int, num_pairs: int, seed: int, is_alike: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Log-normal times [num_pairs, n] of two settings with the same percentile, paired by sample, correlated by 0.5."""
+    normal = np.random.default_rng(seed).multivariate_normal([0, 0], [[1, 0.5], [0.5, 1]], size=(num_pairs, n))
+    times = []
+    for side, spread in enumerate((0.5, 0.5) if is_alike else (0.75, 0.25)):
+        times.append(np.exp(spread * (normal[..., side] - float(stats.norm.ppf(PERCENT[statistic] / 100)))))
+    return times[0], times[1]
+
+
+def wrong_verdicts(statistic: str, n: int, num_pairs: int, seed: int, *, is_alike: bool = True) -> float:
+    """Fraction of pairs of the same percentile in which the first is called cheaper; 0 below the fewest pictures."""
+    percent = PERCENT[statistic]
+    if n < fewest_for(percent):
+        return 0.0
+    ones, others = equal_pairs(statistic, n, num_pairs, seed, is_alike)
+    return float(
+        np.mean([tail_p_values(*pair, percent)[0] <= TAIL for pair in zip(ones, others[:, None], strict=True)])
+    )
 
 
 def test_the_fewest_pictures_by_hand() -> None:

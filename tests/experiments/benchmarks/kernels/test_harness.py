@@ -46,9 +46,10 @@ def test_reference_against_cpu_kernels_in_fresh_processes(tmp_path: Path, capsys
 @pytest.mark.parametrize("model", ["llama_3_2_1b", "olmoe_1b_7b", "qwen3_30b_a3b:2"])
 @pytest.mark.parametrize("stage", ["prefill", "decode"])
 def test_text_models_run_by_modules_and_as_their_graphs_would(tmp_path: Path, model: str, stage: str) -> None:
-    modules, launched = answered(tmp_path, model, stage, "modules", "launched")
+    modules, launched, *generated = answered(tmp_path, model, stage, "modules", "launched", "generate", "static")
     assert (modules.way, launched.way) == ("modules", "launched one by one")
     assert max(modules.kl_max, launched.kl_max) < ROUNDING
+    assert all(each.way == "modules" and each.seconds and each.kl_max < ROUNDING for each in generated)
     assert modules.seconds and launched.seconds and modules.bytes_s > 0 and modules.products_s > 0
 
 
@@ -143,17 +144,17 @@ def test_variants_for_another_device_are_refused_before_any_process(
     assert main(["--stage", "decode", "--model", "olmoe_1b_7b:2", "--variant", *variants, "--shape", "tiny"]) == 2
     lacking = " ".join(each for each in variants if each not in ("modules", "cpu"))
     assert capsys.readouterr().err == (
-        f"error: --variant {lacking} cannot run olmoe_1b_7b on cpu; give modules, launched, cpu, reference, "
-        "or another --device\n"
+        f"error: --variant {lacking} cannot run olmoe_1b_7b on cpu; give generate, static, modules, launched, cpu, "
+        "reference, or another --device\n"
     )
 
 
 def test_what_a_device_rules_out_depends_on_the_model_where_kernels_are_launched() -> None:
     refuse_other_devices(["launched", "modules", "cpu", "reference"], "cpu", "llama_3_2_1b")
-    with pytest.raises(ConfigurationError, match="^--variant launched cannot run molmoe_1b on cpu; give modules"):
+    with pytest.raises(ConfigurationError, match="^--variant launched cannot run molmoe_1b on cpu; give generate"):
         refuse_other_devices(["launched"], "cpu", MOLMOE)
     refuse_other_devices([each for each in VARIANTS if each != "cpu"], "cuda", MOLMOE)
-    with pytest.raises(ConfigurationError, match="^--variant cpu cannot run molmoe_1b on cuda; give modules"):
+    with pytest.raises(ConfigurationError, match="^--variant cpu cannot run molmoe_1b on cuda; give generate"):
         refuse_other_devices(["graph", "cpu"], "cuda", MOLMOE)
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.benchmarks.execution_table import Shape, work_of
 from experiments.benchmarks.kernels.shapes import SOURCES, config_of, random_weights
+from experiments.benchmarks.kernels.work import Shape, work_of
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The generated tables of the documentation: records, columns, and the driver's flags.
 
-python -m experiment_core_utils.saved_results.schema_docs --check   # exit code 1 where a page differs from the code
-python -m experiment_core_utils.saved_results.schema_docs --write
+python -m tests.documents.schema_docs --check   # exit code 1 where a page differs from the code
+python -m tests.documents.schema_docs --write
 
 The text between `<!-- from NAME -->` and `<!-- end -->` is made here; the rest of the pages is written by hand. A
 record's field has its meaning in a `#:` comment, on its line or above; its last part "; None ..." says when it is null.
@@ -225,7 +225,7 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 @reporting_errors
 def main(argv: Sequence[str] | None = None, pages: Sequence[Path] = PAGES) -> None:
     """Exit code: 0 done or in order, 1 a page differs from what the code says, 2 a wrong flag."""
-    program = "python -m experiment_core_utils.saved_results.schema_docs"
+    program = "python -m tests.documents.schema_docs"
     parser = OneLineParser(prog=program, description="Generated tables of the documentation.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--check", action="store_true", help="check whether the pages match the code")

@@ -9,7 +9,7 @@ import pytest
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.records.columns import LAST_COLUMNS, SAMPLE_COLUMNS, SETTING_COLUMNS
 from experiment_core_utils.records.journal import LINE_KINDS
-from experiment_core_utils.saved_results.schema_docs import (
+from tests.documents.schema_docs import (
     PAGES,
     documented,
     main,
