@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from experiment_core_utils.config.text_grid import Combination
+from experiment_core_utils.meters.tracked_window import EnergySources
 from experiment_core_utils.primitives.collectives import broadcast_from_main
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.text_run.energy import EnergySources
 from experiment_core_utils.text_run.grid_run import GridRun, TextReport, watched_folder
 from experiment_core_utils.text_run.plan import any_config, launched, plan_of
 

@@ -34,6 +34,7 @@ from experiment_core_utils.k_results_aggregation import (
 from experiment_core_utils.measuring.text_shard import TextShard, Window
 from experiment_core_utils.meters.host_facts import facts_of_start
 from experiment_core_utils.meters.load import LoadSampler, load_sampler
+from experiment_core_utils.meters.tracked_window import EnergySources
 from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.primitives.collectives import all_gather, all_or_raise, processes_on_this_machine
 from experiment_core_utils.primitives.device import MemoryWindow
@@ -43,7 +44,7 @@ from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.text import InferenceResults
 from experiment_core_utils.saved_results.result_caveats import text_caveats
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
-from experiment_core_utils.text_run.energy import EnergySources, TextEnergy
+from experiment_core_utils.text_run.energy import TextEnergy
 from experiment_core_utils.text_run.generated_compute import with_generation
 from experiment_core_utils.text_run.plan import DueExperiment
 

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 
 from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
 from experiment_core_utils.l_results_csv_cleaning import write_experiments_table
+from experiment_core_utils.meters.tracked_window import EnergySources
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     GenerationFailed,
@@ -25,7 +26,6 @@ from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.records.result_files import saved_traceback
 from experiment_core_utils.saved_results.result_caveats import ANSWER_CAVEATS
-from experiment_core_utils.text_run.energy import EnergySources
 from experiment_core_utils.text_run.experiment import RAW, measure_experiment
 from experiment_core_utils.text_run.last_model import LastModel
 from experiment_core_utils.text_run.plan import DueExperiment, TextPlan

@@ -14,9 +14,10 @@ from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.e_inference import run_gen_inference
 from experiment_core_utils.i_metrics_energy import energy_metrics
 from experiment_core_utils.k_results_aggregation import pool_inference_results
+from experiment_core_utils.meters.tracked_window import EnergySources
 from experiment_core_utils.primitives.collectives import all_gather
 from experiment_core_utils.primitives.errors import OutOfMemory
-from experiment_core_utils.text_run.energy import EnergySources, TextEnergy
+from experiment_core_utils.text_run.energy import TextEnergy
 from tests.scripted.scripted_codecarbon import scripted_library
 from tests.scripted.simulated_energy import device_in_real_time, instruments_of
 from tests.tiny_models.tiny_text_model import (
