@@ -1,13 +1,12 @@
 """In: a configuration, a process and a model; out: what a reader needs to assess and repeat the run."""
 
-import math
 import os
 from collections.abc import Mapping
-from enum import Enum
 from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
+from pydantic_core import from_json, to_json
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -132,17 +131,10 @@ def gather_experimental_variables(experiment_config: Any) -> ExperimentalVariabl
 
 
 def as_json(value: Any) -> Any:
-    """The value as JSON stores it: mappings with names as keys, lists, numbers; what JSON does not know as its text."""
-    if isinstance(value, Mapping):
-        return {str(name): as_json(each) for name, each in value.items()}
-    if isinstance(value, Enum):
-        return as_json(value.value)
-    if isinstance(value, list | tuple | set | frozenset):
-        return [as_json(each) for each in value]
-    is_plain = (
-        value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
-    )
-    return value if is_plain else str(value)
+    """The value as JSON stores it: names as keys, lists, numbers; a number that is not finite, and what JSON does not
+    know, as its text.
+    """
+    return from_json(to_json(value, fallback=str, inf_nan_mode="strings"))
 
 
 def gather_provenance(

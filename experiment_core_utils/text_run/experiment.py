@@ -20,12 +20,12 @@ from experiment_core_utils.facts.run_caveats import shared_cores_caveats
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics
 from experiment_core_utils.i_metrics_energy import (
+    aggregate_energy_metrics,
     allocated_energy,
     allocated_energy_metrics,
-    energy_metrics,
     with_batch_energy,
 )
-from experiment_core_utils.j_results_saving import experiment_result, save_raw_results_json
+from experiment_core_utils.j_results_saving import save_raw_results_json
 from experiment_core_utils.k_results_aggregation import (
     load_and_aggregate_per_process_energy_results,
     pool_inference_results,
@@ -39,13 +39,13 @@ from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.primitives.collectives import all_gather, all_or_raise, processes_on_this_machine
 from experiment_core_utils.primitives.device import MemoryWindow
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.records.caveats import Caveat
+from experiment_core_utils.records.caveats import Caveat, caveat_fields
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.text import InferenceResults
-from experiment_core_utils.saved_results.result_caveats import text_caveats
+from experiment_core_utils.saved_results.result_caveats import text_answer_caveats, text_energy_caveats
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
 from experiment_core_utils.text_run.energy import TextEnergy
-from experiment_core_utils.text_run.generated_compute import with_generation
+from experiment_core_utils.text_run.generated_compute import generation_metrics
 from experiment_core_utils.text_run.plan import DueExperiment
 
 RAW = "raw_results"
@@ -96,7 +96,8 @@ def measure_experiment(
     compute = combine_comp_metrics(model, device, tokenised, accelerator, config, generated, sampler.trace)
     own = with_batch_energy(generated, power)
     all_or_raise(stop.raise_if_requested, accelerator)
-    save(energy_metrics(experiment_id, accelerator, folder, energy.reason), result_type="local_energy_results")
+    saved = aggregate_energy_metrics(experiment_id, accelerator, folder, energy.reason)
+    save(saved, result_type="local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
     pooled = with_indices_of_source(pool_inference_results(all_gather(own, accelerator)), indices)
     memories = all_gather(compute["memory"], accelerator)
@@ -107,15 +108,21 @@ def measure_experiment(
         experiment_id, accelerator.num_processes, results_dir=results_dir
     )
     inference = combine_inference_metrics(pooled)
-    compute_of_all = with_generation(compute, memories, model, device, pooled, config)
+    flops, utilisation = generation_metrics(model, device, pooled, config)
     parts = facts | {
         "inference_metrics": {**inference, **allocated_energy_metrics(pooled)},
-        "compute_metrics": compute_of_all,
+        "compute_metrics": {
+            **compute,
+            **flops,
+            "hardware_utilisation": utilisation.content(),
+            "memory_by_process": memories,
+        },
         "global_energy_results": energy_of_all,
     }
     if config.memory_timeline:
         save(memory_timeline(sampler.trace).content(), result_type="memory_timeline")
-    caveats += text_caveats(pooled, energy_of_all, config.energy_mode, config.max_output_tokens)
+    caveats += text_energy_caveats(energy_of_all, config.energy_mode, pooled["simulated_delay_s"])
+    caveats += text_answer_caveats(pooled, config.max_output_tokens)
     caveats += decoding_caveats(pooled["decoding"]["preferences_left_out"])
     return name, _saved(due, pooled, parts, experiment_id, caveats, save)
 
@@ -157,10 +164,18 @@ def _saved(
         save({"outputs": texts}, result_type="text_output")
         token_ids = [each["output_token_ids"] for each in queries]
         save({"prompt_indices": indices, "output_token_ids": token_ids}, result_type="token_output")
-    prompts = {
-        **due.prompts.source,
-        "num_prompts": len(due.chosen.texts),
-        "num_too_long": due.chosen.num_too_long,
-        **due.chosen.form,
+    return {
+        "experiment_id": experiment_id,
+        "digest": due.fingerprint,
+        "varied": dict(due.varied),
+        **caveat_fields(caveats),
+        "prompts": {
+            **due.prompts.source,
+            "num_prompts": len(due.chosen.texts),
+            "num_too_long": due.chosen.num_too_long,
+            **due.chosen.form,
+        },
+        **parts,
+        "custom": custom["columns"],
+        "custom_failures": custom["failures"],
     }
-    return experiment_result(experiment_id, due.fingerprint, due.varied, caveats, prompts, parts, custom)
