@@ -8,7 +8,6 @@ from typing import Any
 import pandas as pd
 
 from experiment_core_utils.config.parts import TableFormat
-from experiment_core_utils.j_results_saving import flatten_results_to_csv, load_aggregated_results
 from experiment_core_utils.primitives.csv_tables import (
     Cell,
     check_table_format,
@@ -16,6 +15,7 @@ from experiment_core_utils.primitives.csv_tables import (
     csv_content,
     csv_of_rows,
     csv_text,
+    named_rows,
     read_table_file,
     reordered_columns,
     spreadsheet_safe,
@@ -26,7 +26,7 @@ from experiment_core_utils.primitives.files import replaced_whole, write_text_at
 from experiment_core_utils.records.columns import KNOB_COLUMNS
 from experiment_core_utils.records.ledger import plan_path
 from experiment_core_utils.records.locks import locked
-from experiment_core_utils.records.result_files import RESULT_FILES, aggregated_path, read_rows
+from experiment_core_utils.records.result_files import RESULT_FILES, aggregated_path, read_experiments, read_rows
 from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_key
 from experiment_core_utils.tables.frames import sample_columns, table_of_settings
 
@@ -114,8 +114,12 @@ def write_experiments_table(task_type: str, results_dir: Path) -> Path | None:
         ResultsNotSaved: the disk does not take it.
     """
     with locked(aggregated_path(task_type, "", results_dir)):
-        experiments = load_aggregated_results(task_type, results_dir=results_dir)
-        return flatten_results_to_csv(experiments, task_type, results_dir=results_dir) if experiments else None
+        experiments = read_experiments(aggregated_path(task_type, ".json", results_dir))
+        if not experiments:
+            return None
+        path = aggregated_path(task_type, ".csv", results_dir)
+        write_text_atomically(table_text(named_rows(experiments)), path)
+        return path
 
 
 def samples_csv_beside(settings_csv: Path) -> Path:

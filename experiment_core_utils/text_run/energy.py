@@ -40,9 +40,9 @@ class TextEnergy:
         self._config = config
         self._accelerator = accelerator
         self._sources = sources
-        own = uuids_of(visible_gpus()) if sources.gpus is None else sources.gpus
+        own_gpus = uuids_of(visible_gpus()) if sources.gpus is None else sources.gpus
         # A process may see none but its own GPU (`srun --gpus-per-task=1`).
-        self._gpus = tuple(dict.fromkeys(itertools.chain(*local_gather(own, accelerator))))
+        self._gpus = tuple(dict.fromkeys(itertools.chain(*local_gather(own_gpus, accelerator))))
         mode = config.energy_mode
         at = self._gpus, config.country_iso_code, sources
         tracks = accelerator.is_local_main_process or mode == "off"
@@ -55,8 +55,8 @@ class TextEnergy:
             return None
         if self._sources.instruments is not None:
             return self._sources.instruments
-        own = visible_gpus() if self._config.device_map == "auto" else [self._accelerator.device]
-        return find_instruments(uuids_of(own), HostClock())
+        devices = visible_gpus() if self._config.device_map == "auto" else [self._accelerator.device]
+        return find_instruments(uuids_of(devices), HostClock())
 
     @property
     def clock(self) -> Clock:

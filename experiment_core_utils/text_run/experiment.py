@@ -74,7 +74,9 @@ def measure_experiment(
         WorkerLost: a process is gone or late.
     """
     config, device, stop = due.config, accelerator.device, stop or StopRequest()
-    energy = TextEnergy(config, accelerator, sources or EnergySources())
+    # Where energy is required, a meter that is not there is reported before the weights are read.
+    find_energy = partial(TextEnergy, config, accelerator, sources or EnergySources())
+    energy = find_energy() if config.energy_mode == "required" else None
     experiment_id = generate_unique_id(accelerator, results_dir=results_dir)
     save = partial(save_raw_results_json, experiment_id=experiment_id, accelerator=accelerator, results_dir=results_dir)
     # Machines may share the folder of results: each process writes its energy to a folder of its own.
@@ -82,7 +84,7 @@ def measure_experiment(
     folder = results_dir / RAW / experiment_id / (f"process_{rank}" if rank else "")
     model, tokenizer = all_or_raise(lambda: load(config), accelerator)
     tokenised, indices = checked_prompts(due.chosen.tokenised), due.chosen.indices
-    started = facts_of_start()["timestamp"]
+    started, energy = facts_of_start()["timestamp"], energy or find_energy()
     shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.clock, indices)
     sampler = load_sampler()
     with MemoryWindow(device):
@@ -94,12 +96,12 @@ def measure_experiment(
     }
     caveats = shared_cores_caveats(device, processes_on_this_machine(accelerator))
     compute = combine_comp_metrics(model, device, tokenised, accelerator, config, generated, sampler.trace)
-    own = with_batch_energy(generated, power)
+    own_results = with_batch_energy(generated, power)
     all_or_raise(stop.raise_if_requested, accelerator)
     saved = aggregate_energy_metrics(experiment_id, accelerator, folder, energy.reason)
     save(saved, result_type="local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
-    pooled = with_indices_of_source(pool_inference_results(all_gather(own, accelerator)), indices)
+    pooled = with_indices_of_source(pool_inference_results(all_gather(own_results, accelerator)), indices)
     memories = all_gather(compute["memory"], accelerator)
     name = f"experiment_{experiment_id}"
     if not accelerator.is_main_process:
