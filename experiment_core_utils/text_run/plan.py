@@ -15,8 +15,9 @@ from transformers import PreTrainedConfig
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import validate_loadable
 from experiment_core_utils.c_prompt_processing import (
-    chat_form_of,
+    chat_layout_of,
     filter_prompts_by_length,
+    final_text,
     sort_prompts_by_length,
     tokenise_prompts,
 )
@@ -62,12 +63,13 @@ def choose_prompts(
         ConfigurationError: fewer are short enough than requested, or none is; an answer to one of them does not fit
             the model's context; the tokenizer has tokens that the model does not know.
     """
-    chat = chat_form_of(config.prompts, tokenizer, config.model_name)
-    finals = [chat.final(prompt) for prompt in prompts]
+    layout, fields = chat_layout_of(config.prompts, tokenizer, config.model_name)
+    finals = [final_text(layout, prompt) for prompt in prompts]
     places: dict[str, deque[int]] = defaultdict(deque)
     for place, text in enumerate(finals):
         places[text].append(place)
-    options = {"add_special_tokens": chat.adds_special_tokens}
+    # A chat template has its own.
+    options = {"add_special_tokens": layout.template is None}
     short = filter_prompts_by_length(finals, tokenizer, config.max_input_tokens, **options)
     wanted = config.num_input_prompts or len(short)
     if not short or wanted > len(short):
@@ -83,7 +85,7 @@ def choose_prompts(
     _check_vocabulary(config.model_name, tokenised, model_config)
     first_ids = tokenised["input_ids"][0][tokenised["attention_mask"][0].bool()].tolist()
     final = FinalPrompt.of_ids(0, texts[0], first_ids)
-    form = {**chat.fields, "final_prompt": {"text": final.text, "token_ids": final.token_ids}}
+    form = {**fields, "final_prompt": {"text": final.text, "token_ids": final.token_ids}}
     # Of equal ones the first is taken first, and stays in front.
     indices = tuple(places[text].popleft() for text in texts)
     chosen = tuple(prompts[place] for place in indices)
