@@ -178,15 +178,14 @@ def launched(grid: Sequence[Combination], results_dir: Path) -> Accelerator:
 
 
 def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Accelerator) -> TextPlan:
-    """What is to be done for a grid.
+    """What is to be done for a grid: models, prompts and metrics of its combinations, and what is saved of them.
 
     Raises:
-        ConfigurationError: not a single combination is possible here.
+        ConfigurationError: not a single combination is possible here; says why the first is not.
         ResultsRefused: what an earlier run saved here is broken.
         OutputRefused: something else than a regular file has the name of the results file.
     """
-    task_type = any_config(grid).task_type
-    path = aggregated_path(task_type, ".json", results_dir)
+    path = aggregated_path(any_config(grid).task_type, ".json", results_dir)
     advice = "repair it, or remove the experiment, and the same command measures it again"
 
     def load() -> dict[str, dict[str, Any]]:
@@ -194,42 +193,13 @@ def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Acceler
         check_replaceable(path)
         return read_experiments(path)
 
-    def has_outputs(experiment_id: str) -> bool:
-        texts = raw_result_path(experiment_id, "text_output", results_dir)
-        if os.path.lexists(texts) and not texts.is_file():
-            raise ResultsRefused(
-                f"{texts} is not a result, but a folder, a pipe, a device or a link to nothing; move it away"
-            )
-        return texts.is_file()
-
     saved = broadcast_from_main(load, accelerator)
-    for name, each in saved.items():
-        if "digest" in each:
-            SavedExperiment.read(each, f"{path}: {name}", advice)
-    plan = plan_experiments(grid, saved, accelerator, has_outputs)
-    for name in plan.saved.values():
-        ShownExperiment.read(saved[name], f"{path}: {name}", advice)
-    return plan
-
-
-def plan_experiments(
-    grid: Sequence[Combination],
-    saved: Mapping[str, Mapping[str, Any]],
-    accelerator: Accelerator,
-    has_outputs: Callable[[str], bool],
-) -> TextPlan:
-    """Find models, prompts and metrics of all combinations.
-
-    Args:
-        saved: results by name that are in the results file already; those that a notebook saved have no digest.
-        has_outputs: whether an experiment of this id saved its texts.
-
-    Raises:
-        ConfigurationError: not a single combination is possible here; says why the first is not.
-    """
-    names = {str(result["digest"]): name for name, result in saved.items() if "digest" in result}
-    with_outputs = {digest for digest, name in names.items() if has_outputs(str(saved[name].get("experiment_id")))}
-    usable = {True: with_outputs, False: set(names)}
+    # Those that a notebook saved have no digest.
+    by_digest = {
+        SavedExperiment.read(saved[name], f"{path}: {name}", advice).digest: name
+        for name in saved
+        if "digest" in saved[name]
+    }
     # Combinations mostly share their prompts, and a dataset is read whole.
     prompts_of, digest_of = cache(read_prompts), cache(model_digest)
     due: list[DueExperiment] = []
@@ -238,20 +208,32 @@ def plan_experiments(
     titles: dict[str, str] = {}
     for number, combination in enumerate(grid, start=1):
         title = _title(number, len(grid), combination.varied)
-        found = _checked_experiment(title, combination, accelerator, prompts_of, digest_of)
-        if isinstance(found, str):
-            left_out[title] = found
-        elif found.fingerprint in titles:
-            left_out[title] = f"the same experiment as {titles[found.fingerprint]}"
-        elif found.fingerprint in usable[found.config.save_outputs]:
-            done[title] = names[found.fingerprint]
+        experiment = _checked_experiment(title, combination, accelerator, prompts_of, digest_of)
+        if isinstance(experiment, str):
+            left_out[title] = experiment
+            continue
+        name = by_digest.get(experiment.fingerprint)
+        if experiment.fingerprint in titles:
+            left_out[title] = f"the same experiment as {titles[experiment.fingerprint]}"
+        elif name is not None and (not experiment.config.save_outputs or _has_outputs(saved[name], results_dir)):
+            ShownExperiment.read(saved[name], f"{path}: {name}", advice)
+            done[title] = name
         else:
-            due.append(found)
-        if not isinstance(found, str):
-            titles.setdefault(found.fingerprint, title)
+            due.append(experiment)
+        titles.setdefault(experiment.fingerprint, title)
     if not due and not done:
         raise ConfigurationError(next(iter(left_out.values())))
     return TextPlan(tuple(due), done, left_out)
+
+
+def _has_outputs(experiment: Mapping[str, Any], results_dir: Path) -> bool:
+    """Whether a saved experiment saved its texts; raises ResultsRefused where something else has their name."""
+    texts = raw_result_path(str(experiment["experiment_id"]), "text_output", results_dir)
+    if os.path.lexists(texts) and not texts.is_file():
+        raise ResultsRefused(
+            f"{texts} is not a result, but a folder, a pipe, a device or a link to nothing; move it away"
+        )
+    return texts.is_file()
 
 
 def _checked_experiment(
