@@ -11,9 +11,9 @@ from accelerate import Accelerator
 
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.d_energy_tracking import untracked_reason
-from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
+from experiment_core_utils.meters.instruments import Instruments, uuids_of
 from experiment_core_utils.meters.power import NOT_REQUESTED
-from experiment_core_utils.meters.requested_energy import ONLY_ESTIMATES
+from experiment_core_utils.meters.requested_energy import ONLY_ESTIMATES, instruments_on
 from experiment_core_utils.meters.tracked_window import EnergySources, EnergyTracker
 from experiment_core_utils.meters.windows import why_no_power
 from experiment_core_utils.primitives.clock import Clock, HostClock
@@ -55,8 +55,8 @@ class TextEnergy:
             return None
         if self._sources.instruments is not None:
             return self._sources.instruments
-        devices = visible_gpus() if self._config.device_map == "auto" else [self._accelerator.device]
-        return find_instruments(uuids_of(devices), HostClock())
+        is_spread = self._config.device_map == "auto"
+        return instruments_on(self._config.device, self._accelerator.local_process_index, is_spread)
 
     @property
     def clock(self) -> Clock:
