@@ -8,9 +8,12 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from experiment_core_utils.b_model_loader import load_model_tokenizer
+from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
 from experiment_core_utils.l_results_csv_cleaning import write_experiments_table
 from experiment_core_utils.meters.tracked_window import EnergySources
+from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     GenerationFailed,
@@ -27,7 +30,6 @@ from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.records.result_files import saved_traceback
 from experiment_core_utils.saved_results.result_caveats import ANSWER_CAVEATS
 from experiment_core_utils.text_run.experiment import RAW, measure_experiment
-from experiment_core_utils.text_run.last_model import LastModel
 from experiment_core_utils.text_run.plan import TextPlan
 
 
@@ -58,6 +60,46 @@ def watched_folder(folder: Path, stop: StopRequest) -> Iterator[None]:
         for each in (folder, *(folder / RAW).glob("**/")):
             remove_leftovers(each)
         yield
+
+
+# What decides which model is in memory; experiments that share it share the model.
+_OF_THE_MODEL = frozenset(
+    {
+        "model_name",
+        "revision",
+        "allow_pickled_weights",
+        "trust_remote_code",
+        "fp_precision",
+        "quantization_config",
+        "device_map",
+        "attn_implementation",
+    }
+)
+
+
+@dataclass
+class LastModel:
+    """The language model and tokenizer that were loaded last, for text experiments that share them."""
+
+    accelerator: Accelerator
+    _key: str | None = None
+    _loaded: tuple[Any, Any] | None = None
+
+    def get(self, config: TextConfig) -> tuple[Any, Any]:
+        """Model and tokenizer, loaded where those in memory are others; raises what `load_model_tokenizer` does."""
+        key = config.model_dump_json(include=set(_OF_THE_MODEL))
+        if self._loaded is None or key != self._key:
+            self.drop()
+            model, tokenizer = load_model_tokenizer(config)
+            if config.mixed_precision != "no":
+                model = self.accelerator.prepare_model(model, evaluation_mode=True)
+            self._key, self._loaded = key, (model, tokenizer)
+        return self._loaded
+
+    def drop(self) -> None:
+        """Forget the model, so that its memory is free for another."""
+        self._key, self._loaded = None, None
+        release_cached_memory(self.accelerator.device)
 
 
 def measure_plan(
