@@ -1,7 +1,6 @@
 """In: a task, or texts, with their options; out: the drawn prompts, each as tensors with true token counts."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,33 +25,13 @@ def fingerprint_of_ids(sample_ids: Sequence[int]) -> str:
     return short_digest(",".join(map(str, sample_ids)))
 
 
-@dataclass(frozen=True)
-class ChatForm:
-    """What stands around each prompt of a text run."""
+def chat_layout_of(source: PromptSource, tokenizer: Any, name: str) -> tuple[PromptLayout, dict[str, str]]:
+    """What stands around each prompt of a text run: the chat template of a tokenizer, where it has one and it is
+    wanted.
 
-    layout: PromptLayout | None  #: None where prompts are taken as they are
-    fields: Mapping[str, str]  #: for the record: `chat_template`, which is `applied`, `none` or `off`, `system_prompt`
-
-    @property
-    def adds_special_tokens(self) -> bool:
-        """Whether the tokenizer adds its special tokens: a chat template has its own."""
-        return self.layout is None
-
-    def final(self, prompt: str) -> str:
-        """The text to tokenise; raises ConfigurationError where the template cannot be used for it."""
-        if self.layout is None:
-            return prompt
-        try:
-            return self.layout.text(prompt, num_pictures=0)
-        except UNUSABLE as error:
-            raise ConfigurationError(
-                f"the chat template cannot be used for the prompt {shown(repr(prompt))} ({first_line(error)}); leave "
-                "the prompt out, or write prompts.chat_template: off"
-            ) from error
-
-
-def chat_form_of(source: PromptSource, tokenizer: Any, name: str) -> ChatForm:
-    """The chat template of a tokenizer, where it has one and it is wanted.
+    Returns:
+        The layout, whose template is None where prompts are taken as they are; and for the record `chat_template`,
+        which is `applied`, `none` or `off`, with `system_prompt` and `date` where there is one.
 
     Raises:
         ConfigurationError: it cannot be used, or has no place for the system prompt, or there is none for it.
@@ -60,13 +39,21 @@ def chat_form_of(source: PromptSource, tokenizer: Any, name: str) -> ChatForm:
     template = default_template(getattr(tokenizer, "chat_template", None), name)
     if template is None and source.system_prompt is not None:
         raise ConfigurationError(f"prompts.system_prompt has no place: {name} has no chat template; drop it")
-    if template is None or source.chat_template == "off":
-        return ChatForm(None, {"chat_template": "none" if template is None else "off"})
-    layout = prompt_layout_of(tokenizer, template, None, name, source.system_prompt)
-    more = {"system_prompt": source.system_prompt, "date": layout.date}
-    return ChatForm(
-        layout, {"chat_template": "applied", **{name: value for name, value in more.items() if value is not None}}
-    )
+    use = "none" if template is None else "off" if source.chat_template == "off" else "applied"
+    layout = prompt_layout_of(tokenizer, template if use == "applied" else None, None, name, source.system_prompt)
+    fields = {"chat_template": use, "system_prompt": source.system_prompt, "date": layout.date}
+    return layout, {key: value for key, value in fields.items() if value is not None}
+
+
+def final_text(layout: PromptLayout, prompt: str) -> str:
+    """The text to tokenise; raises ConfigurationError where the template cannot be used for it."""
+    try:
+        return layout.text(prompt, num_pictures=0)
+    except UNUSABLE as error:
+        raise ConfigurationError(
+            f"the chat template cannot be used for the prompt {shown(repr(prompt))} ({first_line(error)}); leave "
+            "the prompt out, or write prompts.chat_template: off"
+        ) from error
 
 
 def filter_prompts_by_length(

@@ -7,31 +7,34 @@ other: what fails costs its own file alone, and the other says why.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.config.parts import Device, ProfiledEnergyMode
+from experiment_core_utils.config.parts import Device, EnergyMode, ProfiledEnergyMode
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.meters.codecarbon import CodecarbonLibrary, measures
+from experiment_core_utils.meters.codecarbon import CodecarbonLibrary, CodecarbonMeter
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
+from experiment_core_utils.meters.power import NOT_REQUESTED
 from experiment_core_utils.meters.requested_energy import (
+    ONLY_ESTIMATES,
     energy_gpus,
     instruments_on,
+    log_estimate,
     refused_energy,
     require_any_meter,
+    unavailable_reason,
     with_estimate,
 )
 from experiment_core_utils.meters.stages import StageMeasurement
-from experiment_core_utils.meters.tracked_window import CodecarbonPart, EnergyTracker, validated_path, written_window
-from experiment_core_utils.meters.windows import InstrumentWindow, WindowGoal
+from experiment_core_utils.meters.tracked_window import EnergySources, EnergyTracker
+from experiment_core_utils.meters.windows import WindowGoal
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise
-from experiment_core_utils.primitives.device import synchronize_used_gpus, visible_gpus
-from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable
+from experiment_core_utils.primitives.device import visible_gpus
+from experiment_core_utils.primitives.errors import MeterUnavailable
 
 
 def start_energy_tracking(
@@ -73,25 +76,10 @@ def start_energy_tracking(
         MeterUnavailable: neither codecarbon nor the machine's instruments measure here, or `output_dir` cannot be made.
         ResultsError: there is a file of that name to which no window can be added.
     """
-    path = validated_path(experiment_id, output_dir)
     seen = uuids_of(visible_gpus() if devices is None else devices)
     uuids = seen if gpu_uuids is None else tuple(dict.fromkeys(gpu_uuids))
-    codecarbon = CodecarbonPart(country_iso_code, uuids, library)
-    synchronize_used_gpus()
-    beside = InstrumentWindow(instruments or _instruments_of(uuids), idle_s)
-    # The outer one: it waits for ticks, and codecarbon's window is not made longer by that.
-    beside.open()
-    codecarbon.open()
-    if codecarbon.reason is not None and beside.reason is not None:
-        beside.release()
-        raise MeterUnavailable(f"{codecarbon.reason}; {beside.reason}")
-    return EnergyTracker(experiment_id, path, uuids, codecarbon, beside)
-
-
-@cache
-def _instruments_of(uuids: tuple[str, ...]) -> Instruments:
-    """Found and calibrated once in a process."""
-    return find_instruments(uuids, HostClock()).calibrated()
+    sources = EnergySources(library, instruments, idle_s)
+    return EnergyTracker(experiment_id, output_dir, country_iso_code, uuids, sources)
 
 
 def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> Path:
@@ -109,19 +97,37 @@ def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> 
         ResultsError: the file that is there contains something else; what can be written is.
         ResultsNotSaved: the disk does not take it; what can be written is.
     """
-    if not tracker.is_running:
-        raise ConfigurationError(
-            f"the tracker of experiment {tracker.experiment_id} was stopped already; start another for a new window"
-        )
-    tracker.is_running = False
-    synchronize_used_gpus()
-    row = tracker.codecarbon.close()
-    beside = replace(tracker.instruments.close(is_idle_requested=is_at_rest), gpus=tracker.gpus)
-    tracker.codecarbon.release()
-    tracker.is_measured = beside.has_figure or (row is not None and measures(row))
-    if row is None and not beside.has_figure:
-        raise MeterUnavailable(f"{tracker.codecarbon.reason}; no meter of the machine gave a reading either")
-    return written_window(tracker, row, beside)
+    return tracker.stop(is_at_rest=is_at_rest)
+
+
+def untracked_reason(
+    mode: EnergyMode, gpus: Sequence[str], country_iso_code: str | None, sources: EnergySources
+) -> str | None:
+    """Why the energy of a text run will not be tracked, found out before anything is loaded; None where it will be.
+
+    codecarbon is started once to find out. Where it or the machine's instruments measure, the other one's absence costs
+    its own figures alone; codecarbon's estimates do where energy is optional.
+
+    Args:
+        gpus, country_iso_code: as `gpu_uuids` and `country_iso_code` in `start_energy_tracking`.
+
+    Raises:
+        ConfigurationError: codecarbon does not know the country.
+        EnergyRefused: energy is required and nothing on this machine measures it.
+    """
+    if mode == "off":
+        return NOT_REQUESTED
+    unmeasured = unavailable_reason((sources.instruments or find_instruments(gpus, HostClock())).require_any)
+    codecarbon = CodecarbonMeter(country_iso_code, [], 0, sources.library)
+    codecarbon.release()
+    if unmeasured is None or codecarbon.reads_counters:
+        return None
+    if mode == "required":
+        raise refused_energy(f"{codecarbon.reason or ONLY_ESTIMATES}; {unmeasured}", "energy: ")
+    if codecarbon.reason is None:
+        log_estimate(unmeasured)
+        return None
+    return f"{codecarbon.reason}; {unmeasured}"
 
 
 def meters_of(

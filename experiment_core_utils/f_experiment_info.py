@@ -1,13 +1,12 @@
 """In: a configuration, a process and a model; out: what a reader needs to assess and repeat the run."""
 
-import math
 import os
 from collections.abc import Mapping
-from enum import Enum
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate import Accelerator
+from pydantic_core import from_json, to_json
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -28,7 +27,6 @@ from experiment_core_utils.models.common.describe import (
 )
 from experiment_core_utils.models.common.gguf_files import quantised_file_of
 from experiment_core_utils.records.provenance import Hardware
-from experiment_core_utils.records.text import ExperimentalVariables, ExperimentInfo, ModelArchitectureInfo
 
 TEXT_PACKAGES = (
     "torch",
@@ -47,18 +45,19 @@ TEXT_PACKAGES = (
 )
 
 
-def gather_experiment_info(experiment_config: Any, accelerator: Accelerator, experiment_id: str) -> ExperimentInfo:
+def gather_experiment_info(experiment_config: Any, accelerator: Accelerator, experiment_id: str) -> dict[str, Any]:
     """Who runs what, where and when; sizes of memory in 2**30 bytes.
 
-    Beside the published keys: `command`, `git_commit`, `python`, `versions` (None for a package that is not there),
-    `model` and `data` as requested, and under `hardware_info` the CPU's name, CUDA's version and `gpus`, what the
-    driver reports of each GPU that this process sees.
+    Published keys: `experiment_id`, `cycle_id`, `timestamp`, `distributed_config` and `hardware_info`. Beside them:
+    `command`, `git_commit`, `python`, `versions` (None for a package that is not there), `model` and `data` as
+    requested, and under `hardware_info` the CPU's name, CUDA's version and `gpus`, what the driver reports of each GPU
+    that this process sees.
 
     Args:
         experiment_config: in any form that `config.text.validated` takes.
     """
     config = validated(experiment_config)
-    info = {
+    return {
         "experiment_id": experiment_id,
         "cycle_id": config.cycle_id,
         **run_facts(TEXT_PACKAGES),
@@ -73,13 +72,13 @@ def gather_experiment_info(experiment_config: Any, accelerator: Accelerator, exp
         "model": {"name": config.model_name, "revision": config.revision},
         "data": config.prompts.model_dump(),
     }
-    return cast(ExperimentInfo, info)
 
 
-def get_model_architecture_info(model: nn.Module) -> ModelArchitectureInfo:
+def get_model_architecture_info(model: nn.Module) -> dict[str, Any]:
     """A loaded model as it is, not as it was requested; size in 2**20 bytes as stored.
 
-    Beside the published keys: `dtypes` (stored elements by dtype), attention and experts implementations in force,
+    Published keys: `model_class`, `total_parameters`, `trainable_parameters`, `model_size_mb`, `architecture`, `dtype`
+    and `device`. Beside them: `dtypes` (stored elements by dtype), attention and experts implementations in force,
     `quantization` in force with the fraction of the parameters that it covers, `device_map` where the model is sharded,
     and the `model_type`, `folder` and hub commit (`revision`) that it was loaded from. `architecture` also contains the
     heads of keys and values, the width of the feed-forward part and the experts; None where the config does not say.
@@ -89,7 +88,7 @@ def get_model_architecture_info(model: nn.Module) -> ModelArchitectureInfo:
     """
     while isinstance(model, ModelWrapper | DistributedDataParallel):
         model = model.model if isinstance(model, ModelWrapper) else model.module
-    info = {
+    return {
         "model_class": type(model).__name__,
         "total_parameters": count_parameters(model),
         "trainable_parameters": sum(each.numel() for each in model.parameters() if each.requires_grad),
@@ -104,10 +103,9 @@ def get_model_architecture_info(model: nn.Module) -> ModelArchitectureInfo:
         "device_map": device_map_of(model),
         **origin_of(model),
     }
-    return cast(ModelArchitectureInfo, info)
 
 
-def gather_experimental_variables(experiment_config: Any) -> ExperimentalVariables:
+def gather_experimental_variables(experiment_config: Any) -> dict[str, Any]:
     """Every parameter of a text experiment as requested, JSON values only.
 
     The published names stand for `fp_precision`, `quantization_config`, `batch_size`, `decoder_config` and
@@ -128,21 +126,14 @@ def gather_experimental_variables(experiment_config: Any) -> ExperimentalVariabl
         "latency_config": others.pop("latency_simulation"),
         **others,
     }
-    return cast(ExperimentalVariables, as_json(variables))
+    return dict(as_json(variables))
 
 
 def as_json(value: Any) -> Any:
-    """The value as JSON stores it: mappings with names as keys, lists, numbers; what JSON does not know as its text."""
-    if isinstance(value, Mapping):
-        return {str(name): as_json(each) for name, each in value.items()}
-    if isinstance(value, Enum):
-        return as_json(value.value)
-    if isinstance(value, list | tuple | set | frozenset):
-        return [as_json(each) for each in value]
-    is_plain = (
-        value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))
-    )
-    return value if is_plain else str(value)
+    """The value as JSON stores it: names as keys, lists, numbers; a number that is not finite, and what JSON does not
+    know, as its text.
+    """
+    return from_json(to_json(value, fallback=str, inf_nan_mode="strings"))
 
 
 def gather_provenance(

@@ -60,20 +60,14 @@ def get_gpu_cpu_utilisation(device: torch.device) -> ComputeUtilisation:
     The first call in a process looks back to when psutil was imported. `gpu_utilization_percent` has the figure of
     `device` alone, and none on the CPU or where the driver does not report it. For figures of a window: `LoadSampler`.
     """
-    percent, reason = _gpu_utilisation(device)
-    gpus = () if percent is None else (percent,)
-    now = LoadSample(0.0, 0.0, psutil.cpu_percent(interval=None), gpus, resident_bytes(), None, None)
-    return {**utilisation_of(LoadTrace((now,), 0.0, reason)), "num_samples": 0, "sample_interval_s": None}
-
-
-def _gpu_utilisation(device: torch.device) -> tuple[float | None, str | None]:
-    uuid = gpu_uuid(device)
-    if uuid is None:
-        return None, f"{device} is not a GPU"
+    uuid, percents = gpu_uuid(device), tuple[float, ...]()
+    reason = f"{device} is not a GPU" if uuid is None else None
     try:
-        return NvmlGpu(uuid).utilisation_percent(), None
+        percents = () if uuid is None else (NvmlGpu(uuid).utilisation_percent(),)
     except MeterUnavailable as error:
-        return None, str(error)
+        reason = str(error)
+    now = LoadSample(0.0, 0.0, psutil.cpu_percent(interval=None), percents, resident_bytes(), None, None)
+    return {**utilisation_of(LoadTrace((now,), 0.0, reason)), "num_samples": 0, "sample_interval_s": None}
 
 
 def combine_comp_metrics(

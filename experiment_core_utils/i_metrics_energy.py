@@ -8,7 +8,7 @@ from experiment_core_utils.meters.codecarbon import sum_windows
 from experiment_core_utils.meters.correct_answers import AnsweredRequest, with_correct_answers
 from experiment_core_utils.meters.energy_files import emissions_path, energy_path, read_energy_windows, read_windows
 from experiment_core_utils.meters.energy_statistics import instrument_energy, sum_of_known
-from experiment_core_utils.meters.power import allocated_to_query, energies_beside
+from experiment_core_utils.meters.power import allocated_to_query, energy_of_part
 from experiment_core_utils.meters.setting_energy import energy_of
 from experiment_core_utils.primitives.statistics import rate, spread_of
 from experiment_core_utils.primitives.texts import counted
@@ -29,7 +29,7 @@ from experiment_core_utils.records.text import (
 
 
 def aggregate_energy_metrics(
-    experiment_id: str, accelerator: ProcessPlace, output_dir: Path = Path(".")
+    experiment_id: str, accelerator: ProcessPlace, output_dir: Path = Path("."), untracked_reason: str | None = None
 ) -> EnergyMetrics:
     """The energy of this process's machine: all windows of `emissions_{experiment_id}.csv` in `output_dir` summed.
 
@@ -40,10 +40,15 @@ def aggregate_energy_metrics(
     reason, so that sums over processes count a machine once. CPU figures are of the whole machine, whoever used it.
     Not counted: disks, network, fans, cooling, losses of the power supply.
 
+    Args:
+        untracked_reason: why energy was not tracked, where that is known; then no file is read.
+
     Raises:
         ConfigurationError: an id that is not a part of a file name.
         ResultsError: the file is torn or not codecarbon's, or the one beside it is not what its name says.
     """
+    if untracked_reason is not None:
+        return not_tracked(f"energy was not tracked: {untracked_reason}")
     path = emissions_path(experiment_id, output_dir)
     if accelerator.local_process_index != 0:
         return not_tracked(
@@ -63,15 +68,6 @@ def aggregate_energy_metrics(
         seconds = sum_of_known([None if each.reading is None else each.reading.seconds for each in windows])
         return _without_codecarbon(reason, instruments, seconds, len(windows))
     return sum_windows(read_windows(path), instruments)
-
-
-def energy_metrics(
-    experiment_id: str, accelerator: ProcessPlace, output_dir: Path, reason: str | None
-) -> EnergyMetrics:
-    """This process's energy as it is saved: `aggregate_energy_metrics`, or no figure where `reason` says why."""
-    if reason is not None:
-        return not_tracked(f"energy was not tracked: {reason}")
-    return aggregate_energy_metrics(experiment_id, accelerator, output_dir)
 
 
 def not_tracked(reason: str) -> EnergyMetrics:
@@ -125,8 +121,8 @@ def with_batch_energy(results: InferenceResults, power: PowerBeside) -> Inferenc
         power: with the window of each batch, in their order.
     """
     batches = [
-        cast(BatchRecord, {**batch, **part})
-        for batch, part in zip(results["batches"], energies_beside(power), strict=True)
+        cast(BatchRecord, {**batch, **energy_of_part(power.traces, *window, power.reason)})
+        for batch, window in zip(results["batches"], power.windows, strict=True)
     ]
     return {**results, "batches": batches, "queries": [_with_energy(each, batches) for each in results["queries"]]}
 

@@ -4,14 +4,13 @@ Every file is written whole or not at all.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
 from experiment_core_utils.primitives.csv_tables import named_rows, table_text
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import write_json_atomically, write_text_atomically
-from experiment_core_utils.records.caveats import Caveat, caveat_fields
 from experiment_core_utils.records.journal import Journal
 from experiment_core_utils.records.locks import locked
 from experiment_core_utils.records.result_files import (
@@ -73,33 +72,6 @@ def _text_key(key: Any, where: str) -> str:
 def save_samples(journal: Journal, finished: FinishedSample | ArrivedGroup) -> None:
     """Write a sample, or those that arrived together, as one line; all of it is on the disk when this returns."""
     journal.append(finished)
-
-
-def experiment_result(
-    experiment_id: str,
-    digest: str,
-    varied: Mapping[str, Any],
-    caveats: Sequence[Caveat],
-    prompts: Mapping[str, Any],
-    parts: Mapping[str, Mapping[str, Any]],
-    custom: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The entry of an experiment in a text run's results, put together from its parts.
-
-    Args:
-        parts: what each step came to, by the names under which they are saved one by one as well.
-        custom: `columns` and `failures` of the custom metrics.
-    """
-    return {
-        "experiment_id": experiment_id,
-        "digest": digest,
-        "varied": dict(varied),
-        **caveat_fields(caveats),
-        "prompts": dict(prompts),
-        **parts,
-        "custom": custom["columns"],
-        "custom_failures": custom["failures"],
-    }
 
 
 def save_raw_results_json(

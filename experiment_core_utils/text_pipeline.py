@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from experiment_core_utils.config.text_grid import Combination
+from experiment_core_utils.meters.tracked_window import EnergySources
 from experiment_core_utils.primitives.collectives import broadcast_from_main
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.text_run.energy import EnergySources
-from experiment_core_utils.text_run.grid_run import GridRun, TextReport, watched_folder
+from experiment_core_utils.text_run.grid_run import TextReport, measure_plan, watched_folder
 from experiment_core_utils.text_run.plan import any_config, launched, plan_of
 
 
@@ -38,6 +38,4 @@ def run_text_experiments(
     with ExitStack() as stack:
         broadcast_from_main(lambda: stack.enter_context(watched_folder(results_dir, stop)), accelerator)
         plan = plan_of(grid, results_dir, accelerator)
-        run = GridRun(accelerator, results_dir, say, sources, stop)
-        run.measure(plan)
-        return run.report(plan, any_config(grid).task_type)
+        return measure_plan(plan, any_config(grid).task_type, accelerator, results_dir, say, sources, stop)

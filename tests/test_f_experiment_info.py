@@ -131,7 +131,7 @@ def test_variables_hold_every_parameter_under_its_name() -> None:
     assert found["quantization"]["load_in_4bit"] is True
     assert found["decoding_config"]["decoding_mode"] == "greedy"
     assert found["latency_config"]["simulate"] is False
-    assert found["further"] == {"rental": {"place": "here", "price": "nan", "days": [1, 2]}}
+    assert found["further"] == {"rental": {"place": "here", "price": "NaN", "days": [1, 2]}}
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     adaptive = published_form(batching_options={"adaptive_batching": True})
     assert gather_experimental_variables(adaptive)["batch_size"] is None

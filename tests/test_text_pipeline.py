@@ -21,6 +21,7 @@ from experiment_core_utils.j_results_saving import save_aggregated_results_json
 from experiment_core_utils.l_results_csv_cleaning import read_results_csv
 from experiment_core_utils.meters.codecarbon import CodecarbonLibrary
 from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.meters.tracked_window import EnergySources
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import (
@@ -37,7 +38,6 @@ from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.saved_results.terminal import text_table
 from experiment_core_utils.tasks.prompts import read_prompts
 from experiment_core_utils.text_pipeline import run_text_experiments
-from experiment_core_utils.text_run.energy import EnergySources
 from experiment_core_utils.text_run.grid_run import TextReport
 from experiment_core_utils.text_run.plan import fingerprint_parts, launched, plan_of
 from tests.processes.deadline import ends_within

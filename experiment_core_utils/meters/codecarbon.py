@@ -10,7 +10,8 @@ spans it; codecarbon's powers of a task are means over all tasks so far and are 
 import logging
 import math
 import subprocess
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from experiment_core_utils.primitives.units import joules_of_kwh
 from experiment_core_utils.records.energy import ALL_DEVICES, DeviceEnergy, EnergyOrigin, EnergyReading
 from experiment_core_utils.records.text import EnergyFigures, EnergyMetrics, EnergySource, InstrumentEnergy
 
+LOGGER = logging.getLogger(__name__)
 WORLD_MEAN = "world mean (no country given)"
 # What codecarbon lets through; its constructor swallows errors, and the object then lacks attributes.
 _FAILURES = (*LIBRARY_ERRORS, subprocess.SubprocessError)
@@ -42,7 +44,8 @@ class CodecarbonLibrary:
 class CodecarbonMeter:
     """One machine's energy between `open` and `close`, any number of times one after the other.
 
-    The hardware is probed here (more than a second the first time in a process), not in a window.
+    The hardware is probed here (more than a second the first time in a process), not in a window. A codecarbon that is
+    not installed, does not start or fails on the way raises nothing: `reason` says so.
 
     Args:
         country_iso_code: three letters, whose electricity mix gives the emissions; None takes the world mean.
@@ -52,12 +55,11 @@ class CodecarbonMeter:
         library: codecarbon, or a stand-in; None imports it.
 
     Attributes:
-        emissions_basis: whose electricity mix the emissions are computed with.
-        cpu_source: `rapl` (measured) or `codecarbon_estimate` (from load and nominal power).
+        reason: why there is no figure at all, or none of the last window; None where there is one.
+        reads_counters: whether the CPU's energy is measured (RAPL); False where it is estimated from its load.
 
     Raises:
         ConfigurationError: codecarbon does not know the country.
-        MeterUnavailable: codecarbon is not installed, or does not start.
     """
 
     def __init__(
@@ -67,34 +69,45 @@ class CodecarbonMeter:
         gpus_in_use: int,
         library: CodecarbonLibrary | None = None,
     ) -> None:
-        library = library if library is not None else codecarbon_library()
+        self.reason: str | None = None
+        self.reads_counters = False
+        self._gpus_in_use = gpus_in_use
+        self._emissions_basis = WORLD_MEAN if country_iso_code is None else f"electricity mix of {country_iso_code}"
+        self._tracker: Any = None
+        self._is_open = False
+        self._num_windows = 0
+        logging.getLogger("codecarbon").setLevel(logging.ERROR)
+        with self._failure_kept():
+            self._start(library if library is not None else codecarbon_library(), country_iso_code, gpu_indices)
+        # The first task reads data files and primes the counters.
+        self.open()
+        self.close()
+        self._tracker = self._tracker if self.reason is None else None
+
+    def _start(self, library: CodecarbonLibrary, country_iso_code: str | None, gpu_indices: Sequence[int]) -> None:
         if country_iso_code is not None and country_iso_code not in library.countries():
             raise ConfigurationError(
                 f"codecarbon knows no electricity mix of country {country_iso_code!r}; give a three-letter code such "
                 "as FRA, or none for the world mean"
             )
-        self._gpus_in_use = gpus_in_use
-        self.emissions_basis = WORLD_MEAN if country_iso_code is None else f"electricity mix of {country_iso_code}"
-        self.cpu_source = "rapl" if library.reads_rapl() else "codecarbon_estimate"
-        self._is_open = False
-        self._num_windows = 0
-        logging.getLogger("codecarbon").setLevel(logging.ERROR)
-        self._tracker = self._query(lambda: _offline_tracker(library, country_iso_code, gpu_indices))
-        self._query(self._tracker.get_detected_hardware)
-        # The first task reads data files and primes the counters.
-        self.open()
-        self.close()
+        self.reads_counters = library.reads_rapl()
+        tracker = _offline_tracker(library, country_iso_code, gpu_indices)
+        tracker.get_detected_hardware()
+        self._tracker = tracker
 
     def open(self) -> None:
-        """Begin a window; raises ConfigurationError where one is open, MeterUnavailable where codecarbon fails."""
+        """Begin a window; raises ConfigurationError where one is open."""
         if self._is_open:
             raise ConfigurationError("this energy meter has an open window; close it before opening another")
         self._num_windows += 1
         self._is_open = True
-        self._query(lambda: self._tracker.start_task(f"window {self._num_windows}"))
+        if self._tracker is not None:
+            self.reason = None
+            with self._failure_kept():
+                self._tracker.start_task(f"window {self._num_windows}")
 
-    def close(self) -> dict[str, Cell]:
-        """End the window: codecarbon's columns (kWh, kg, s, W), then where the figures come from.
+    def close(self) -> dict[str, Cell] | None:
+        """End the window: codecarbon's columns (kWh, kg, s, W), then where the figures come from; None for `reason`.
 
         Columns beyond codecarbon's:
             cpu_energy_source: `rapl` (measured) or `codecarbon_estimate` (from load and nominal power).
@@ -103,31 +116,42 @@ class CodecarbonMeter:
 
         Raises:
             ConfigurationError: no window is open.
-            MeterUnavailable: codecarbon measured nothing.
         """
         if not self._is_open:
             raise ConfigurationError("this energy meter has no open window; open one before closing")
         self._is_open = False
-        measured = self._query(lambda: self._tracker.stop_task(f"window {self._num_windows}"))
+        measured = None
+        if self._tracker is not None:
+            with self._failure_kept():
+                measured = self._tracker.stop_task(f"window {self._num_windows}")
         if measured is None:
-            raise MeterUnavailable("codecarbon measured nothing: it did not begin the window, see its error above")
+            self.reason = self.reason or "codecarbon measured nothing: it did not begin the window, see its error above"
+        if measured is None or self.reason is not None:
+            return None
         return {
             **_repaired(dict(measured.values)),
-            "cpu_energy_source": self.cpu_source,
-            "emissions_basis": self.emissions_basis,
+            "cpu_energy_source": "rapl" if self.reads_counters else "codecarbon_estimate",
+            "emissions_basis": self._emissions_basis,
             "gpus_in_use": self._gpus_in_use,
         }
 
     def release(self) -> None:
-        """End codecarbon's threads."""
-        self._query(self._tracker.stop)
-
-    @staticmethod
-    def _query(call: Callable[[], Any]) -> Any:
+        """End codecarbon's threads; what was measured stays valid, whether it lets them be ended or not."""
         try:
-            return call()
+            if self._tracker is not None:
+                self._tracker.stop()
         except _FAILURES as error:
-            raise MeterUnavailable(f"codecarbon does not track here: {first_line(error)}") from error
+            LOGGER.warning("codecarbon does not end its threads: %s", first_line(error))
+
+    @contextmanager
+    def _failure_kept(self) -> Iterator[None]:
+        """A context whose first failure of codecarbon becomes the reason."""
+        try:
+            yield
+        except MeterUnavailable as error:
+            self.reason = self.reason or str(error)
+        except _FAILURES as error:
+            self.reason = self.reason or f"codecarbon does not track here: {first_line(error)}"
 
 
 class LoadEstimate:
@@ -152,46 +176,32 @@ class LoadEstimate:
         self._clock = clock
         self._meter = CodecarbonMeter(None, [], 0, library)
         self._started_s: float | None = None
-        self._reason: str | None = None
-        if self._meter.cpu_source == "rapl":
+        if self._meter.reason is not None:
+            raise MeterUnavailable(self._meter.reason)
+        if self._meter.reads_counters:
             self._meter.release()
             raise MeterUnavailable("codecarbon would read the CPU's counters (RAPL) here: no estimate from load")
 
     def open(self) -> None:
-        if self._started_s is not None:
-            raise ConfigurationError("this energy meter has an open window; close it before opening another")
-        self._reason = None
-        try:
-            self._meter.open()
-        except MeterUnavailable as error:
-            self._reason = str(error)
+        self._meter.open()
         self._started_s = self._clock.now_s()
 
     def close(self) -> EnergyReading:
-        if self._started_s is None:
-            raise ConfigurationError("this energy meter has no open window; open one before closing")
-        seconds, self._started_s = self._clock.now_s() - self._started_s, None
-        row = self._closed()
-        figures = (self._figure(origin, row) for origin in self.origins)
-        return EnergyReading(seconds, tuple(figures))
+        ended_s, row = self._clock.now_s(), self._meter.close()
+        assert self._started_s is not None
+        seconds, self._started_s = ended_s - self._started_s, None
+        return EnergyReading(seconds, tuple(self._figure(origin, row) for origin in self.origins))
 
     def release(self) -> None:
         """Codecarbon has threads in a window only."""
         if self._started_s is not None:
             self.close()
 
-    def _closed(self) -> Mapping[str, Cell]:
-        try:
-            return self._meter.close()
-        except MeterUnavailable as error:
-            self._reason = self._reason or str(error)
-            return {}
-
-    def _figure(self, origin: EnergyOrigin, row: Mapping[str, Cell]) -> DeviceEnergy:
-        kwh = number_in(row, f"{origin.component}_energy") if row and self._reason is None else 0.0
+    def _figure(self, origin: EnergyOrigin, row: Mapping[str, Cell] | None) -> DeviceEnergy:
+        kwh = 0.0 if row is None else number_in(row, f"{origin.component}_energy")
         if kwh > 0:
             return DeviceEnergy(origin, joules_of_kwh(kwh), None, None)
-        return DeviceEnergy(origin, None, None, self._reason or READ_NOTHING)
+        return DeviceEnergy(origin, None, None, self._meter.reason or READ_NOTHING)
 
 
 def codecarbon_library() -> CodecarbonLibrary:

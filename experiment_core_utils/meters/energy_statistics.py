@@ -304,9 +304,6 @@ def gpu_source_ratio(totals: Mapping[tuple[str, str], tuple[int, EnergyFigure]])
     return second.mean / first.mean if first is not None and second is not None and first.mean else None
 
 
-Idle = tuple[IdlePower | None, IdlePower | None]
-
-
 def instrument_energy(windows: Sequence[EnergyWindow], reason: str | None = None) -> InstrumentEnergy:
     """What the machine's counters and power readings say of all windows of an experiment.
 
@@ -358,42 +355,26 @@ def window_figures(windows: Sequence[EnergyWindow]) -> tuple[WindowFigure, ...]:
     """
     by_origin: dict[EnergyOrigin, list[WindowFigure]] = {}
     for window in windows:
-        for figure in _figures_of(window) if window.reading is not None else ():
+        energies = () if window.reading is None else window.reading.devices
+        groups: dict[tuple[str, str], list[DeviceEnergy]] = {}
+        for energy in energies:
+            if energy.origin.component != "gpu" or not window.unread_gpus:
+                groups.setdefault(source_group(energy.origin), []).append(energy)
+        # The sum of one device is its own figure.
+        for parts in (*([energy] for energy in energies), *(each for each in groups.values() if len(each) > 1)):
+            figure = _window_figure(window, parts)
             by_origin.setdefault(figure.origin, []).append(figure)
     return tuple(_added(figures, len(windows)) for figures in by_origin.values())
 
 
-def _figures_of(window: EnergyWindow) -> list[WindowFigure]:
+def _window_figure(window: EnergyWindow, parts: Sequence[DeviceEnergy]) -> WindowFigure:
+    """The energy of one source in a window, on a device or summed over several."""
     assert window.reading is not None
-    seconds = window.reading.seconds
-    figures = [_figure(energy, seconds, _idle_of(window, energy.origin)) for energy in window.reading.devices]
-    groups: dict[tuple[str, str], list[DeviceEnergy]] = {}
-    for energy in window.reading.devices:
-        if energy.origin.component == "gpu" and window.unread_gpus:
-            continue
-        groups.setdefault((energy.origin.component, energy.origin.basis), []).append(energy)
-    for parts in groups.values():
-        if len(parts) > 1:
-            pairs = [_idle_of(window, energy.origin) for energy in parts]
-            idle = (_summed([before for before, _ in pairs]), _summed([after for _, after in pairs]))
-            figures.append(_figure(summed_reading(parts), seconds, idle))
-    return figures
-
-
-def _idle_of(window: EnergyWindow, origin: EnergyOrigin) -> Idle:
-    before = next((each for each in window.idle_before if each.origin == origin), None)
-    return before, next((each for each in window.idle_after if each.origin == origin), None)
-
-
-def _summed(parts: Sequence[IdlePower | None]) -> IdlePower | None:
-    known = [each for each in parts if each is not None]
-    return summed_idle(known) if len(known) == len(parts) else None
-
-
-def _figure(energy: DeviceEnergy, seconds: float, idle: Idle) -> WindowFigure:
-    idle_w, idle_uncertainty_w = mean_idle(idle)
-    idle_j = None if idle_w is None else idle_w * seconds
-    uncertain = None if idle_uncertainty_w is None else idle_uncertainty_w * seconds
+    energy, seconds = parts[0] if len(parts) == 1 else summed_reading(parts), window.reading.seconds
+    origins = [part.origin for part in parts]
+    readings = [[each for each in idle if each.origin in origins] for idle in (window.idle_before, window.idle_after)]
+    idle_w, idle_uncertainty_w = mean_idle([summed_idle(idle) for idle in readings if len(idle) == len(parts)])
+    idle_j, uncertain_j = _energy_at(idle_w, seconds), _energy_at(idle_uncertainty_w, seconds)
     return WindowFigure(
         origin=energy.origin,
         seconds=seconds,
@@ -402,8 +383,8 @@ def _figure(energy: DeviceEnergy, seconds: float, idle: Idle) -> WindowFigure:
         idle_j=idle_j,
         net_j=None if energy.joules is None or idle_j is None else energy.joules - idle_j,
         net_uncertainty_j=None
-        if energy.bound_j is None or uncertain is None
-        else math.hypot(energy.bound_j, uncertain),
+        if energy.bound_j is None or uncertain_j is None
+        else math.hypot(energy.bound_j, uncertain_j),
         reason=energy.reason,
         remark=energy.remark,
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, cast
+from typing import Any
 
 import psutil
 import torch
@@ -22,7 +22,6 @@ from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.files import IS_CHECKOUT, REPOSITORY
 from experiment_core_utils.primitives.texts import without_secrets
 from experiment_core_utils.records.provenance import Hardware
-from experiment_core_utils.records.text import HardwareInfo
 
 GIB = 2**30
 
@@ -96,17 +95,16 @@ def cpu_name() -> str | None:
     return names[0] if names else None
 
 
-def hardware_info() -> HardwareInfo:
+def hardware_info() -> dict[str, Any]:
     """The host and its GPUs as this process finds them; memory in 2**30 bytes."""
     host, places = host_hardware().content(), visible_gpus()
-    found = {
+    return {
         "total_ram_gb": host.pop("ram_bytes") / GIB,
         **host,
         "cuda_available": torch.cuda.is_available(),
         "gpu_names": [torch.cuda.get_device_name(place) for place in places],
         "gpus": [_describe_gpu(place) for place in places],
     }
-    return cast(HardwareInfo, found)
 
 
 def _describe_gpu(place: torch.device) -> Mapping[str, Any]:

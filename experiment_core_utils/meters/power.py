@@ -16,7 +16,6 @@ from experiment_core_utils.records.energy import (
     AllocatedJoules,
     DeviceEnergy,
     EnergyReading,
-    PowerBeside,
     PowerTrace,
 )
 from experiment_core_utils.records.text import PartEnergy, all_absent
@@ -224,11 +223,6 @@ def energy_of_part(traces: Sequence[PowerTrace], begin_s: float, end_s: float, r
         energy_basis=_labels([part.origin.basis for part in parts]),
         energy_reason=None,
     )
-
-
-def energies_beside(power: PowerBeside) -> list[PartEnergy]:
-    """The energy of each window of what ran, as `energy_of_part`."""
-    return [energy_of_part(power.traces, *window, power.reason) for window in power.windows]
 
 
 def energies_of_runs(trace: PowerTrace, runs: Sequence[Sequence[tuple[float, float]]]) -> tuple[np.ndarray, np.ndarray]:

@@ -23,6 +23,7 @@ from experiment_core_utils.primitives.texts import first_of
 
 LOGGER = logging.getLogger(__name__)
 ESTIMATED = "energy is estimated by codecarbon from the CPU's load and nominal power"
+ONLY_ESTIMATES = "codecarbon only estimates here, from load and nominal power"
 
 
 @cache

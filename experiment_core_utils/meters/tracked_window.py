@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from experiment_core_utils.meters.codecarbon import WORLD_MEAN, CodecarbonLibrary, CodecarbonMeter
+from experiment_core_utils.meters.codecarbon import CodecarbonLibrary, CodecarbonMeter, measures
 from experiment_core_utils.meters.energy_files import (
     append_energy_window,
     append_window,
@@ -14,70 +14,98 @@ from experiment_core_utils.meters.energy_files import (
     read_energy_windows,
     read_windows,
 )
+from experiment_core_utils.meters.instruments import Instruments, find_instruments
 from experiment_core_utils.meters.nvml import NvmlGpu
 from experiment_core_utils.meters.requested_energy import LOGGER
 from experiment_core_utils.meters.windows import InstrumentWindow
+from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.csv_tables import Cell
-from experiment_core_utils.primitives.errors import MeterUnavailable, ResultsError, ResultsNotSaved
+from experiment_core_utils.primitives.device import synchronize_used_gpus
+from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ResultsError, ResultsNotSaved
 from experiment_core_utils.records.energy import EnergyWindow
 
+# Before and after the generation of a text run, where the machine has instruments of its own.
+IDLE_S = 5.0
 
-class CodecarbonPart:
-    """codecarbon's part of a window; where it fails, `reason` says why, and nothing is raised.
 
-    Raises:
-        ConfigurationError: it does not know the country.
+@dataclass(frozen=True)
+class EnergySources:
+    """What energy is read with; None is found on the machine."""
+
+    library: CodecarbonLibrary | None = None
+    instruments: Instruments | None = None  #: calibrated
+    idle_s: float = IDLE_S
+    gpus: tuple[str, ...] | None = None  #: that this process sees, by the driver's ids
+
+
+class EnergyTracker:
+    """A window over a machine, open from here until `stop`; for what is not said here see `start_energy_tracking`.
+
+    Args:
+        gpus: those that are to be measured, by the driver's ids.
+
+    Attributes:
+        is_measured: once it was stopped, whether anything was measured, not only estimated.
     """
 
-    def __init__(self, country_iso_code: str | None, uuids: Sequence[str], library: CodecarbonLibrary | None) -> None:
-        self.reason: str | None = None
-        self._meter: CodecarbonMeter | None = None
-        try:
-            self._meter = CodecarbonMeter(country_iso_code, _nvml_indices(uuids), len(uuids), library)
-        except MeterUnavailable as error:
-            self.reason = str(error)
-            return
-        if self._meter.emissions_basis == WORLD_MEAN:
+    def __init__(
+        self,
+        experiment_id: str,
+        output_dir: Path,
+        country_iso_code: str | None,
+        gpus: tuple[str, ...],
+        sources: EnergySources,
+    ) -> None:
+        self.is_measured = False
+        self._experiment_id, self._gpus, self._is_running = experiment_id, gpus, True
+        self._path = validated_path(experiment_id, output_dir)
+        self._codecarbon = CodecarbonMeter(country_iso_code, _nvml_indices(gpus), len(gpus), sources.library)
+        if country_iso_code is None and self._codecarbon.reason is None:
             log_world_mean()
+        synchronize_used_gpus()
+        self._instruments = InstrumentWindow(sources.instruments or _instruments_of(gpus), sources.idle_s)
+        # The outer one: it waits for ticks, and codecarbon's window is not made longer by that.
+        self._instruments.open()
+        self._codecarbon.open()
+        if self._codecarbon.reason is not None and self._instruments.reason is not None:
+            self._instruments.release()
+            self._codecarbon.release()
+            raise MeterUnavailable(f"{self._codecarbon.reason}; {self._instruments.reason}")
 
-    def open(self) -> None:
-        """Begin the window."""
+    def stop(self, *, is_at_rest: bool = True) -> Path:
+        """End the window and write it; argument, path and errors are those of `stop_energy_tracking`."""
+        if not self._is_running:
+            raise ConfigurationError(
+                f"the tracker of experiment {self._experiment_id} was stopped already; start another for a new window"
+            )
+        self._is_running = False
+        synchronize_used_gpus()
+        row = self._codecarbon.close()
+        beside = replace(self._instruments.close(is_idle_requested=is_at_rest), gpus=self._gpus)
+        self._codecarbon.release()
+        self.is_measured = beside.has_figure or (row is not None and measures(row))
+        if row is None and not beside.has_figure:
+            raise MeterUnavailable(f"{self._codecarbon.reason}; no meter of the machine gave a reading either")
+        return self._written(row, beside)
+
+    def _written(self, row: Mapping[str, Cell] | None, beside: EnergyWindow) -> Path:
+        """The instruments' window is written whatever becomes of codecarbon's row."""
+        path, reason = energy_path(self._experiment_id, self._path.parent), self._codecarbon.reason
         try:
-            if self._meter is not None:
-                self._meter.open()
-        except MeterUnavailable as error:
-            self.reason = str(error)
-            self.release()
-            self._meter = None
-
-    def close(self) -> dict[str, Cell] | None:
-        """End the window: the row that `CodecarbonMeter.close` gives, None where there is none."""
-        try:
-            return None if self._meter is None else self._meter.close()
-        except MeterUnavailable as error:
-            self.reason = str(error)
-            return None
-
-    def release(self) -> None:
-        """End codecarbon's threads; what was measured stays valid, whether it lets them be ended or not."""
-        try:
-            if self._meter is not None:
-                self._meter.release()
-        except MeterUnavailable as error:
-            LOGGER.warning("codecarbon does not end its threads: %s", error)
+            if row is not None:
+                append_window({**row, "experiment_id": self._experiment_id}, self._path)
+        except (ResultsError, ResultsNotSaved) as error:
+            reason = str(error)
+            raise
+        finally:
+            append_energy_window(replace(beside, codecarbon_reason=reason), self._experiment_id, path)
+        return path if row is None else self._path
 
 
-@dataclass
-class EnergyTracker:
-    """A window that is being measured; for `stop_energy_tracking` alone."""
-
-    experiment_id: str
-    path: Path  #: of codecarbon's file
-    gpus: tuple[str, ...]  #: those that are to be measured, by the driver's ids
-    codecarbon: CodecarbonPart
-    instruments: InstrumentWindow
-    is_running: bool = True  #: False once it was stopped
-    is_measured: bool = False  #: once it was stopped: whether anything was measured, not only estimated
+@cache
+def _instruments_of(uuids: tuple[str, ...]) -> Instruments:
+    """Found and calibrated once in a process."""
+    return find_instruments(uuids, HostClock()).calibrated()
 
 
 def validated_path(experiment_id: str, output_dir: Path) -> Path:
@@ -109,19 +137,3 @@ def _nvml_indices(uuids: Sequence[str]) -> list[int]:
         return [NvmlGpu(uuid).index for uuid in uuids]
     except MeterUnavailable:
         return []
-
-
-def written_window(tracker: EnergyTracker, row: Mapping[str, Cell] | None, beside: EnergyWindow) -> Path:
-    """The instruments' window is written whatever becomes of codecarbon's row."""
-    experiment_id = tracker.experiment_id
-    path = energy_path(experiment_id, tracker.path.parent)
-    if row is None:
-        append_energy_window(replace(beside, codecarbon_reason=tracker.codecarbon.reason), experiment_id, path)
-        return path
-    try:
-        append_window({**row, "experiment_id": experiment_id}, tracker.path)
-    except (ResultsError, ResultsNotSaved) as error:
-        append_energy_window(replace(beside, codecarbon_reason=str(error)), experiment_id, path)
-        raise
-    append_energy_window(beside, experiment_id, path)
-    return tracker.path

@@ -35,6 +35,7 @@ from experiment_core_utils.records.energy import (
     ActEnergy,
     Alignment,
     DeviceEnergy,
+    EnergyReading,
     EnergyWindow,
     IdlePower,
     PowerTrace,
@@ -97,6 +98,11 @@ class RepeatedAct:
         while self.done_at_s[-1] < until_s:
             self.once()
 
+    def repeat_for(self, seconds: float) -> None:
+        """Begin anew, and repeat the act for so long, at least once where that is more than 0."""
+        self.done_at_s = [self._clock.now_s()]
+        self.repeat_until(self.done_at_s[0] + seconds)
+
     @property
     def shortest_s(self) -> float:
         """Shortest time of an act so far: the first ones may be slow."""
@@ -130,7 +136,7 @@ def energy_of_act(
     using.require_any_or_estimate()
     goal = goal or WindowGoal()
     acts = RepeatedAct(act, using.clock)
-    acts.repeat_until(acts.done_at_s[0] + warm_up_s)
+    acts.repeat_for(warm_up_s)
     ticks_s = using.longest_ticks_s
     poll_s = poll_error_s(using)
     is_aligned = bool(using.counters) and all(
@@ -212,17 +218,11 @@ def energy_of_whole_acts(act: Callable[[], object], using: Instruments, goal: Wi
     costs = [tick.read_cost_s or 0.0 for tick in using.ticks.values()]
     uncertain_s = max(ticks_s.values(), default=2 * using.sample_every_s) + 2 * sum(costs)
     aim = None if using.is_estimated else _Aim(goal, uncertain_s)
-    try:
-        meter = using.meter()
-    except MeterUnavailable as error:
-        return [_absent(DeviceEnergy(origin, None, None, str(error)), "acts") for origin in using.origins]
-    try:
-        meter.open()
-        acts = RepeatedAct(act, using.clock)
-        acts.repeat_until(acts.done_at_s[0] + (goal.least_s if aim is None else goal.length_s(uncertain_s)))
-        reading = meter.close()
-    finally:
-        meter.release()
+    acts, length_s = RepeatedAct(act, using.clock), goal.least_s if aim is None else goal.length_s(uncertain_s)
+    window = InstrumentWindow(using)
+    reading = window.reading_around(lambda: acts.repeat_for(length_s))
+    if reading is None:
+        return [_absent(DeviceEnergy(origin, None, None, window.reason), "acts") for origin in using.origins]
     count = len(acts.done_at_s) - 1
     return [
         _per_act(energy, count, reading.seconds, "acts", aim) if energy.joules is not None else _absent(energy, "acts")
@@ -238,16 +238,10 @@ def idle_power(using: Instruments, seconds: float) -> list[IdlePower]:
     """
     using.require_any_or_estimate()
     using.clock.sleep(SETTLE_S)
-    try:
-        meter = using.meter()
-    except MeterUnavailable as error:
-        return [IdlePower(origin, None, None, 0.0, str(error)) for origin in using.origins]
-    try:
-        meter.open()
-        using.clock.sleep(seconds)
-        reading = meter.close()
-    finally:
-        meter.release()
+    window = InstrumentWindow(using)
+    reading = window.reading_around(lambda: using.clock.sleep(seconds))
+    if reading is None:
+        return [IdlePower(origin, None, None, 0.0, window.reason) for origin in using.origins]
     return [
         IdlePower(
             energy.origin,
@@ -302,7 +296,7 @@ class InstrumentWindow:
         reason: why there is nothing to measure with; None where there is.
     """
 
-    def __init__(self, using: Instruments, idle_s: float) -> None:
+    def __init__(self, using: Instruments, idle_s: float = 0.0) -> None:
         self._using = using
         self._idle_s = idle_s
         self._meter: EnergyMeter | None = None
@@ -330,6 +324,17 @@ class InstrumentWindow:
         self._meter.release()
         after = self._idle() if is_idle_requested else ()
         return EnergyWindow(reading, self._idle_before, after, dict(self._using.missing), None)
+
+    def reading_around(self, run: Callable[[], object]) -> EnergyReading | None:
+        """What the window says that is open while `run` runs; None, and nothing runs, for the `reason`."""
+        if self._meter is None:
+            return None
+        try:
+            self._meter.open()
+            run()
+            return self._meter.close()
+        finally:
+            self._meter.release()
 
     def release(self) -> None:
         """Give the window up."""

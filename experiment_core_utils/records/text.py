@@ -1,6 +1,5 @@
 """Records of a text run, as they are published in its JSON files, and what of them is read again."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, Protocol, TypedDict, TypeVar, cast
 
@@ -8,7 +7,6 @@ from pydantic import Field
 
 from experiment_core_utils.records.compute import ComputeUtilisation, MemoryParts
 from experiment_core_utils.records.json_record import Amount, Count, Name, Record
-from experiment_core_utils.records.requests import ArchitectureSizes
 
 T = TypeVar("T")
 
@@ -114,63 +112,6 @@ class InferenceResults(TypedDict):
     #: this mode, and of the checkpoint's preferences `preferences_kept` and `preferences_left_out`
     decoding: dict[str, Any]
     simulated_delay_s: float  #: sum over batches. Pooled: that of the process that waited longest.
-
-
-class DistributedDescription(TypedDict):
-    """A process's place."""
-
-    num_processes: int
-    local_process_index: int
-    device: str
-
-
-class HardwareInfo(TypedDict):
-    """The host, and under `gpus` what the driver reports of its GPUs."""
-
-    cuda_available: bool
-    cuda: str | None
-    num_gpus: int
-    gpu_names: list[str]
-    gpus: list[Mapping[str, Any]]
-    cpu: str | None
-    cpu_count: int | None
-    cpu_quota: float | None
-    torch_threads: int
-    total_ram_gb: float
-
-
-class ExperimentInfo(TypedDict):
-    """Who ran what, where and when; further keys are versions, commit and command line."""
-
-    experiment_id: str
-    cycle_id: int
-    timestamp: str
-    distributed_config: DistributedDescription
-    hardware_info: HardwareInfo
-
-
-class ModelArchitectureInfo(TypedDict):
-    """A loaded model as it is; sizes in 2**20 bytes, packed weights count as stored."""
-
-    model_class: str
-    total_parameters: int
-    trainable_parameters: int
-    model_size_mb: float
-    architecture: ArchitectureSizes
-    dtype: str
-    device: str
-
-
-class ExperimentalVariables(TypedDict):
-    """Every parameter of a text experiment; further keys are the others by their names in the configuration."""
-
-    model_name: str
-    precision: str
-    quantization: dict[str, Any]
-    batch_size: int | None
-    num_processes: int | None
-    decoding_config: dict[str, Any]
-    latency_config: dict[str, Any]
 
 
 class AllocatedEnergy(TypedDict):

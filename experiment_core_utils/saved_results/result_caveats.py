@@ -225,39 +225,28 @@ def cut_caveats(ended: Sequence[bool | None], limit: int) -> list[Caveat]:
     return [caveat("answers_cut", num_cut=cut, num_answers=len(ended), limit=limit)]
 
 
-def text_caveats(pooled: InferenceResults, energy: PooledEnergy, mode: EnergyMode, limit: int) -> list[Caveat]:
-    """The caveats of a text run's energy and answers.
-
-    Args:
-        limit: of the tokens of an answer.
-    """
-    found = text_energy_caveats(energy, mode)
-    if mode != "off" and (waiting_s := pooled["simulated_delay_s"]) > 0:
-        found.append(caveat("simulated_waiting", waiting_s=waiting_s))
-    return [*found, *text_answer_caveats(pooled, limit)]
-
-
 def text_answer_caveats(results: InferenceResults, limit: int) -> list[Caveat]:
     """The caveats of the answers of a text run: cut at the limit, or most of them ended at once."""
     queries = results["queries"]
     at_once = sum(query["ended"] and query["output_tokens"] == 1 for query in queries)
     is_fixed = results["decoding"].get("ignore_eos")
-    found = [] if is_fixed else cut_caveats([query["ended"] for query in queries], limit)
+    caveats = [] if is_fixed else cut_caveats([query["ended"] for query in queries], limit)
     if queries and at_once / len(queries) > _MOST_ONE_TOKEN:
-        found.append(caveat("answers_ended_at_once", num_answers=at_once, num_prompts=len(queries)))
-    return found
+        caveats.append(caveat("answers_ended_at_once", num_answers=at_once, num_prompts=len(queries)))
+    return caveats
 
 
-def text_energy_caveats(energy: PooledEnergy, mode: EnergyMode) -> list[Caveat]:
-    """The caveat of a text run whose energy is only estimated on a machine, or is not there; none where it is off."""
+def text_energy_caveats(energy: PooledEnergy, mode: EnergyMode, waiting_s: float) -> list[Caveat]:
+    """The caveats of a text run's energy: estimated on a machine, not there, or with waiting in it; none where off."""
     if mode == "off":
         return []
+    caveats = [] if waiting_s <= 0 else [caveat("simulated_waiting", waiting_s=waiting_s)]
     machines = [each for each in energy["per_process_breakdown"] if each["duration_seconds"] is not None]
     if not machines:
-        return [caveat("energy_not_measured", reason=energy["reason"])]
+        return [caveat("energy_not_measured", reason=energy["reason"]), *caveats]
     if all(_is_measured(each) for each in machines):
-        return []
-    return [caveat("energy_estimated", source=ESTIMATE["source"])]
+        return caveats
+    return [caveat("energy_estimated", source=ESTIMATE["source"]), *caveats]
 
 
 def _is_measured(machine: Mapping[str, Any]) -> bool:

@@ -20,12 +20,12 @@ from experiment_core_utils.facts.run_caveats import shared_cores_caveats
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
 from experiment_core_utils.h_metrics_compute import combine_comp_metrics
 from experiment_core_utils.i_metrics_energy import (
+    aggregate_energy_metrics,
     allocated_energy,
     allocated_energy_metrics,
-    energy_metrics,
     with_batch_energy,
 )
-from experiment_core_utils.j_results_saving import experiment_result, save_raw_results_json
+from experiment_core_utils.j_results_saving import save_raw_results_json
 from experiment_core_utils.k_results_aggregation import (
     load_and_aggregate_per_process_energy_results,
     pool_inference_results,
@@ -34,17 +34,18 @@ from experiment_core_utils.k_results_aggregation import (
 from experiment_core_utils.measuring.text_shard import TextShard, Window
 from experiment_core_utils.meters.host_facts import facts_of_start
 from experiment_core_utils.meters.load import LoadSampler, load_sampler
+from experiment_core_utils.meters.tracked_window import EnergySources
 from experiment_core_utils.models.common.preferences import decoding_caveats
 from experiment_core_utils.primitives.collectives import all_gather, all_or_raise, processes_on_this_machine
 from experiment_core_utils.primitives.device import MemoryWindow
 from experiment_core_utils.primitives.interruption import StopRequest
-from experiment_core_utils.records.caveats import Caveat
+from experiment_core_utils.records.caveats import Caveat, caveat_fields
 from experiment_core_utils.records.compute import memory_timeline
 from experiment_core_utils.records.text import InferenceResults
-from experiment_core_utils.saved_results.result_caveats import text_caveats
+from experiment_core_utils.saved_results.result_caveats import text_answer_caveats, text_energy_caveats
 from experiment_core_utils.text_run.custom_metrics import run_custom_metrics
-from experiment_core_utils.text_run.energy import EnergySources, TextEnergy
-from experiment_core_utils.text_run.generated_compute import with_generation
+from experiment_core_utils.text_run.energy import TextEnergy
+from experiment_core_utils.text_run.generated_compute import generation_metrics
 from experiment_core_utils.text_run.plan import DueExperiment
 
 RAW = "raw_results"
@@ -73,7 +74,9 @@ def measure_experiment(
         WorkerLost: a process is gone or late.
     """
     config, device, stop = due.config, accelerator.device, stop or StopRequest()
-    energy = TextEnergy(config, accelerator, sources or EnergySources())
+    # Where energy is required, a meter that is not there is reported before the weights are read.
+    find_energy = partial(TextEnergy, config, accelerator, sources or EnergySources())
+    energy = find_energy() if config.energy_mode == "required" else None
     experiment_id = generate_unique_id(accelerator, results_dir=results_dir)
     save = partial(save_raw_results_json, experiment_id=experiment_id, accelerator=accelerator, results_dir=results_dir)
     # Machines may share the folder of results: each process writes its energy to a folder of its own.
@@ -81,7 +84,7 @@ def measure_experiment(
     folder = results_dir / RAW / experiment_id / (f"process_{rank}" if rank else "")
     model, tokenizer = all_or_raise(lambda: load(config), accelerator)
     tokenised, indices = checked_prompts(due.chosen.tokenised), due.chosen.indices
-    started = facts_of_start()["timestamp"]
+    started, energy = facts_of_start()["timestamp"], energy or find_energy()
     shard = prepare_gen_inference(model, tokenizer, tokenised, config, accelerator, energy.clock, indices)
     sampler = load_sampler()
     with MemoryWindow(device):
@@ -93,11 +96,12 @@ def measure_experiment(
     }
     caveats = shared_cores_caveats(device, processes_on_this_machine(accelerator))
     compute = combine_comp_metrics(model, device, tokenised, accelerator, config, generated, sampler.trace)
-    own = with_batch_energy(generated, power)
+    own_results = with_batch_energy(generated, power)
     all_or_raise(stop.raise_if_requested, accelerator)
-    save(energy_metrics(experiment_id, accelerator, folder, energy.reason), result_type="local_energy_results")
+    saved = aggregate_energy_metrics(experiment_id, accelerator, folder, energy.reason)
+    save(saved, result_type="local_energy_results")
     # What all processes have is gathered last: from here on only the main one works.
-    pooled = with_indices_of_source(pool_inference_results(all_gather(own, accelerator)), indices)
+    pooled = with_indices_of_source(pool_inference_results(all_gather(own_results, accelerator)), indices)
     memories = all_gather(compute["memory"], accelerator)
     name = f"experiment_{experiment_id}"
     if not accelerator.is_main_process:
@@ -106,15 +110,21 @@ def measure_experiment(
         experiment_id, accelerator.num_processes, results_dir=results_dir
     )
     inference = combine_inference_metrics(pooled)
-    compute_of_all = with_generation(compute, memories, model, device, pooled, config)
+    flops, utilisation = generation_metrics(model, device, pooled, config)
     parts = facts | {
         "inference_metrics": {**inference, **allocated_energy_metrics(pooled)},
-        "compute_metrics": compute_of_all,
+        "compute_metrics": {
+            **compute,
+            **flops,
+            "hardware_utilisation": utilisation.content(),
+            "memory_by_process": memories,
+        },
         "global_energy_results": energy_of_all,
     }
     if config.memory_timeline:
         save(memory_timeline(sampler.trace).content(), result_type="memory_timeline")
-    caveats += text_caveats(pooled, energy_of_all, config.energy_mode, config.max_output_tokens)
+    caveats += text_energy_caveats(energy_of_all, config.energy_mode, pooled["simulated_delay_s"])
+    caveats += text_answer_caveats(pooled, config.max_output_tokens)
     caveats += decoding_caveats(pooled["decoding"]["preferences_left_out"])
     return name, _saved(due, pooled, parts, experiment_id, caveats, save)
 
@@ -156,10 +166,18 @@ def _saved(
         save({"outputs": texts}, result_type="text_output")
         token_ids = [each["output_token_ids"] for each in queries]
         save({"prompt_indices": indices, "output_token_ids": token_ids}, result_type="token_output")
-    prompts = {
-        **due.prompts.source,
-        "num_prompts": len(due.chosen.texts),
-        "num_too_long": due.chosen.num_too_long,
-        **due.chosen.form,
+    return {
+        "experiment_id": experiment_id,
+        "digest": due.fingerprint,
+        "varied": dict(due.varied),
+        **caveat_fields(caveats),
+        "prompts": {
+            **due.prompts.source,
+            "num_prompts": len(due.chosen.texts),
+            "num_too_long": due.chosen.num_too_long,
+            **due.chosen.form,
+        },
+        **parts,
+        "custom": custom["columns"],
+        "custom_failures": custom["failures"],
     }
-    return experiment_result(experiment_id, due.fingerprint, due.varied, caveats, prompts, parts, custom)

@@ -1,6 +1,6 @@
 """Operations, memory and utilisation of what a text run generated."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from experiment_core_utils.records.compute import (
     fraction_of_peak,
     memory_parts,
 )
-from experiment_core_utils.records.text import BatchRecord, ComputeMetrics, InferenceResults
+from experiment_core_utils.records.text import BatchRecord, InferenceResults
 
 
 def text_utilisation(
@@ -172,20 +172,3 @@ def _step_weights(model: torch.nn.Module, architecture: Architecture) -> StepWei
     shapes = [block.mlp for block in architecture.decoder.blocks]
     experts = [(mlp.num_experts, mlp.top_k) if isinstance(mlp, ExpertsShape) else None for mlp in shapes]
     return step_weights(list(model.get_decoder().layers), model.get_output_embeddings(), experts)
-
-
-def with_generation(
-    compute: ComputeMetrics,
-    memories: Sequence[Mapping[str, Any]],
-    model: torch.nn.Module,
-    device: torch.device,
-    pooled: InferenceResults,
-    experiment_config: Any,
-) -> dict[str, Any]:
-    """One process's figures with those of the whole run: FLOPs of what was generated, utilisation, memory by process.
-
-    Raises:
-        ConfigurationError: a value of the configuration is not allowed.
-    """
-    flops, utilisation = generation_metrics(model, device, pooled, experiment_config)
-    return {**compute, **flops, "hardware_utilisation": utilisation.content(), "memory_by_process": list(memories)}

@@ -8,8 +8,12 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from experiment_core_utils.b_model_loader import load_model_tokenizer
+from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
 from experiment_core_utils.l_results_csv_cleaning import write_experiments_table
+from experiment_core_utils.meters.tracked_window import EnergySources
+from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     GenerationFailed,
@@ -25,12 +29,8 @@ from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.records.result_files import saved_traceback
 from experiment_core_utils.saved_results.result_caveats import ANSWER_CAVEATS
-from experiment_core_utils.text_run.energy import EnergySources
 from experiment_core_utils.text_run.experiment import RAW, measure_experiment
-from experiment_core_utils.text_run.last_model import LastModel
-from experiment_core_utils.text_run.plan import DueExperiment, TextPlan
-
-Report = Callable[[str], None]
+from experiment_core_utils.text_run.plan import TextPlan
 
 
 @dataclass(frozen=True)
@@ -62,72 +62,100 @@ def watched_folder(folder: Path, stop: StopRequest) -> Iterator[None]:
         yield
 
 
+# What decides which model is in memory; experiments that share it share the model.
+_OF_THE_MODEL = frozenset(
+    {
+        "model_name",
+        "revision",
+        "allow_pickled_weights",
+        "trust_remote_code",
+        "fp_precision",
+        "quantization_config",
+        "device_map",
+        "attn_implementation",
+    }
+)
+
+
 @dataclass
-class GridRun:
-    """One process's part in measuring the combinations of a grid, each saved as soon as it is measured."""
+class LastModel:
+    """The language model and tokenizer that were loaded last, for text experiments that share them."""
 
     accelerator: Accelerator
-    results_dir: Path
-    say: Report  #: takes one line for each combination, in the main process only
-    sources: EnergySources | None  #: what energy is read with; None finds it on the machine
-    stop: StopRequest
+    _key: str | None = None
+    _loaded: tuple[Any, Any] | None = None
 
-    def __post_init__(self) -> None:
-        self._memory = LastModel(self.accelerator)
-        self._failed: dict[str, str] = {}
-        self._refused: list[ConfigurationError] = []
-        self._measured: list[str] = []
+    def get(self, config: TextConfig) -> tuple[Any, Any]:
+        """Model and tokenizer, loaded where those in memory are others; raises what `load_model_tokenizer` does."""
+        key = config.model_dump_json(include=set(_OF_THE_MODEL))
+        if self._loaded is None or key != self._key:
+            self.drop()
+            model, tokenizer = load_model_tokenizer(config)
+            if config.mixed_precision != "no":
+                model = self.accelerator.prepare_model(model, evaluation_mode=True)
+            self._key, self._loaded = key, (model, tokenizer)
+        return self._loaded
 
-    def measure(self, plan: TextPlan) -> None:
-        """Measure what is due of the plan.
+    def drop(self) -> None:
+        """Forget the model, so that its memory is free for another."""
+        self._key, self._loaded = None, None
+        release_cached_memory(self.accelerator.device)
 
-        Raises:
-            ConfigurationError: nothing of it can be measured.
-        """
-        is_main = self.accelerator.is_main_process
-        at = self._memory.get, self.accelerator, self.results_dir, self.sources, self.stop
-        for line in plan.lines() if is_main else ():
-            self.say(line)
-        for due in plan.due:
-            try:
-                name, result = measure_experiment(due, *at)
-            except (SettingError, ConfigurationError) as error:
-                self._note_failure(due.title, error)
-            else:
-                self._measured.append(name)
-                if is_main:
-                    self._save(due, name, result)
-            if len(self._refused) == len(plan.due) and not plan.saved:
-                raise self._refused[0]
-            if is_main and due.title in self._failed:
-                self.say(f"{due.title}: failed: {self._failed[due.title]}")
 
-    def _note_failure(self, title: str, error: SettingError | ConfigurationError) -> None:
-        trace = _trace_of(error, self.results_dir) if self.accelerator.is_main_process else ""
-        self._failed[title] = f"{type(error).__name__}: {error}{trace}"
-        self._refused += [error] if isinstance(error, ConfigurationError) else []
-        self._memory.drop()
+def measure_plan(
+    plan: TextPlan,
+    task_type: str,
+    accelerator: Accelerator,
+    results_dir: Path,
+    say: Callable[[str], None],
+    sources: EnergySources | None,
+    stop: StopRequest,
+) -> TextReport:
+    """Measure what is due of a grid, each experiment saved as soon as it is measured; every process takes part.
 
-    def _save(self, due: DueExperiment, name: str, result: dict[str, Any]) -> None:
-        add_to_results({name: result}, due.config.task_type, results_dir=self.results_dir)
-        self.say(_line(due.title, name, result))
-        for each in result["caveat_records"]:
-            if each["kind"] in ANSWER_CAVEATS:
-                self.say(f"warning: {Caveat.model_validate(each).sentence}")
+    Args:
+        say: takes one line for each combination, in the main process only.
+        sources: what energy is read with; None finds it on the machine.
 
-    def report(self, plan: TextPlan, task_type: str) -> TextReport:
-        """What became of the grid; the main process has the saved results, and writes their table."""
-        is_main = self.accelerator.is_main_process
-        everything = load_aggregated_results(task_type, results_dir=self.results_dir) if is_main else {}
-        return TextReport(
-            is_main_process=is_main,
-            plan=plan,
-            results={name: everything[name] for name in (*plan.saved.values(), *self._measured) if name in everything},
-            num_measured=len(self._measured),
-            failed=self._failed,
-            # Also where nothing was due: a run that was killed may have left it short.
-            csv_path=write_experiments_table(task_type, self.results_dir) if is_main else None,
-        )
+    Returns:
+        What became of the grid; the main process has the saved results, and writes their table.
+
+    Raises:
+        ConfigurationError: nothing of it can be measured.
+    """
+    is_main, memory = accelerator.is_main_process, LastModel(accelerator)
+    measured: list[str] = []
+    failed: dict[str, str] = {}
+    refused: list[ConfigurationError] = []
+    for line in plan.lines() if is_main else ():
+        say(line)
+    for due in plan.due:
+        try:
+            name, result = measure_experiment(due, memory.get, accelerator, results_dir, sources, stop)
+        except (SettingError, ConfigurationError) as error:
+            failed[due.title] = f"{type(error).__name__}: {error}{_trace_of(error, results_dir) if is_main else ''}"
+            refused += [error] if isinstance(error, ConfigurationError) else []
+            memory.drop()
+        else:
+            measured.append(name)
+            if is_main:
+                add_to_results({name: result}, task_type, results_dir=results_dir)
+        if len(refused) == len(plan.due) and not plan.saved:
+            raise refused[0]
+        if is_main:
+            failure = failed.get(due.title)
+            for line in [f"{due.title}: failed: {failure}"] if failure else _lines(due.title, name, result):
+                say(line)
+    everything = load_aggregated_results(task_type, results_dir=results_dir) if is_main else {}
+    return TextReport(
+        is_main_process=is_main,
+        plan=plan,
+        results={name: everything[name] for name in (*plan.saved.values(), *measured) if name in everything},
+        num_measured=len(measured),
+        failed=failed,
+        # Also where nothing was due: a run that was killed may have left it short.
+        csv_path=write_experiments_table(task_type, results_dir) if is_main else None,
+    )
 
 
 def _trace_of(error: SettingError | ConfigurationError, results_dir: Path) -> str:
@@ -138,9 +166,13 @@ def _trace_of(error: SettingError | ConfigurationError, results_dir: Path) -> st
     return saved_traceback(traceback_of(cause), type(cause).__name__, results_dir)
 
 
-def _line(title: str, name: str, result: Mapping[str, Any]) -> str:
-    """`1/2 decoding_mode=greedy: experiment_0001: 240 prompts, 512.3 output tokens/s`."""
+def _lines(title: str, name: str, result: Mapping[str, Any]) -> list[str]:
+    """`1/2 decoding_mode=greedy: experiment_0001: 240 prompts, 512.3 output tokens/s`, and caveats of the answers."""
     metrics = result["inference_metrics"]
     rate = metrics["tokens_per_second"]
     speed = "no output tokens" if rate is None else f"{rate:.1f} output tokens/s"
-    return f"{title}: {name}: {counted(metrics['num_prompts'], 'prompt')}, {speed}"
+    caveats = (Caveat.model_validate(each) for each in result["caveat_records"] if each["kind"] in ANSWER_CAVEATS)
+    return [
+        f"{title}: {name}: {counted(metrics['num_prompts'], 'prompt')}, {speed}",
+        *(f"warning: {each.sentence}" for each in caveats),
+    ]

@@ -15,8 +15,9 @@ from transformers import PreTrainedConfig
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import validate_loadable
 from experiment_core_utils.c_prompt_processing import (
-    chat_form_of,
+    chat_layout_of,
     filter_prompts_by_length,
+    final_text,
     sort_prompts_by_length,
     tokenise_prompts,
 )
@@ -62,12 +63,13 @@ def choose_prompts(
         ConfigurationError: fewer are short enough than requested, or none is; an answer to one of them does not fit
             the model's context; the tokenizer has tokens that the model does not know.
     """
-    chat = chat_form_of(config.prompts, tokenizer, config.model_name)
-    finals = [chat.final(prompt) for prompt in prompts]
+    layout, fields = chat_layout_of(config.prompts, tokenizer, config.model_name)
+    finals = [final_text(layout, prompt) for prompt in prompts]
     places: dict[str, deque[int]] = defaultdict(deque)
     for place, text in enumerate(finals):
         places[text].append(place)
-    options = {"add_special_tokens": chat.adds_special_tokens}
+    # A chat template has its own.
+    options = {"add_special_tokens": layout.template is None}
     short = filter_prompts_by_length(finals, tokenizer, config.max_input_tokens, **options)
     wanted = config.num_input_prompts or len(short)
     if not short or wanted > len(short):
@@ -83,7 +85,7 @@ def choose_prompts(
     _check_vocabulary(config.model_name, tokenised, model_config)
     first_ids = tokenised["input_ids"][0][tokenised["attention_mask"][0].bool()].tolist()
     final = FinalPrompt.of_ids(0, texts[0], first_ids)
-    form = {**chat.fields, "final_prompt": {"text": final.text, "token_ids": final.token_ids}}
+    form = {**fields, "final_prompt": {"text": final.text, "token_ids": final.token_ids}}
     # Of equal ones the first is taken first, and stays in front.
     indices = tuple(places[text].popleft() for text in texts)
     chosen = tuple(prompts[place] for place in indices)
@@ -176,15 +178,14 @@ def launched(grid: Sequence[Combination], results_dir: Path) -> Accelerator:
 
 
 def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Accelerator) -> TextPlan:
-    """What is to be done for a grid.
+    """What is to be done for a grid: models, prompts and metrics of its combinations, and what is saved of them.
 
     Raises:
-        ConfigurationError: not a single combination is possible here.
+        ConfigurationError: not a single combination is possible here; says why the first is not.
         ResultsRefused: what an earlier run saved here is broken.
         OutputRefused: something else than a regular file has the name of the results file.
     """
-    task_type = any_config(grid).task_type
-    path = aggregated_path(task_type, ".json", results_dir)
+    path = aggregated_path(any_config(grid).task_type, ".json", results_dir)
     advice = "repair it, or remove the experiment, and the same command measures it again"
 
     def load() -> dict[str, dict[str, Any]]:
@@ -192,42 +193,13 @@ def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Acceler
         check_replaceable(path)
         return read_experiments(path)
 
-    def has_outputs(experiment_id: str) -> bool:
-        texts = raw_result_path(experiment_id, "text_output", results_dir)
-        if os.path.lexists(texts) and not texts.is_file():
-            raise ResultsRefused(
-                f"{texts} is not a result, but a folder, a pipe, a device or a link to nothing; move it away"
-            )
-        return texts.is_file()
-
     saved = broadcast_from_main(load, accelerator)
-    for name, each in saved.items():
-        if "digest" in each:
-            SavedExperiment.read(each, f"{path}: {name}", advice)
-    plan = plan_experiments(grid, saved, accelerator, has_outputs)
-    for name in plan.saved.values():
-        ShownExperiment.read(saved[name], f"{path}: {name}", advice)
-    return plan
-
-
-def plan_experiments(
-    grid: Sequence[Combination],
-    saved: Mapping[str, Mapping[str, Any]],
-    accelerator: Accelerator,
-    has_outputs: Callable[[str], bool],
-) -> TextPlan:
-    """Find models, prompts and metrics of all combinations.
-
-    Args:
-        saved: results by name that are in the results file already; those that a notebook saved have no digest.
-        has_outputs: whether an experiment of this id saved its texts.
-
-    Raises:
-        ConfigurationError: not a single combination is possible here; says why the first is not.
-    """
-    names = {str(result["digest"]): name for name, result in saved.items() if "digest" in result}
-    with_outputs = {digest for digest, name in names.items() if has_outputs(str(saved[name].get("experiment_id")))}
-    usable = {True: with_outputs, False: set(names)}
+    # Those that a notebook saved have no digest.
+    by_digest = {
+        SavedExperiment.read(saved[name], f"{path}: {name}", advice).digest: name
+        for name in saved
+        if "digest" in saved[name]
+    }
     # Combinations mostly share their prompts, and a dataset is read whole.
     prompts_of, digest_of = cache(read_prompts), cache(model_digest)
     due: list[DueExperiment] = []
@@ -236,20 +208,32 @@ def plan_experiments(
     titles: dict[str, str] = {}
     for number, combination in enumerate(grid, start=1):
         title = _title(number, len(grid), combination.varied)
-        found = _checked_experiment(title, combination, accelerator, prompts_of, digest_of)
-        if isinstance(found, str):
-            left_out[title] = found
-        elif found.fingerprint in titles:
-            left_out[title] = f"the same experiment as {titles[found.fingerprint]}"
-        elif found.fingerprint in usable[found.config.save_outputs]:
-            done[title] = names[found.fingerprint]
+        experiment = _checked_experiment(title, combination, accelerator, prompts_of, digest_of)
+        if isinstance(experiment, str):
+            left_out[title] = experiment
+            continue
+        name = by_digest.get(experiment.fingerprint)
+        if experiment.fingerprint in titles:
+            left_out[title] = f"the same experiment as {titles[experiment.fingerprint]}"
+        elif name is not None and (not experiment.config.save_outputs or _has_outputs(saved[name], results_dir)):
+            ShownExperiment.read(saved[name], f"{path}: {name}", advice)
+            done[title] = name
         else:
-            due.append(found)
-        if not isinstance(found, str):
-            titles.setdefault(found.fingerprint, title)
+            due.append(experiment)
+        titles.setdefault(experiment.fingerprint, title)
     if not due and not done:
         raise ConfigurationError(next(iter(left_out.values())))
     return TextPlan(tuple(due), done, left_out)
+
+
+def _has_outputs(experiment: Mapping[str, Any], results_dir: Path) -> bool:
+    """Whether a saved experiment saved its texts; raises ResultsRefused where something else has their name."""
+    texts = raw_result_path(str(experiment["experiment_id"]), "text_output", results_dir)
+    if os.path.lexists(texts) and not texts.is_file():
+        raise ResultsRefused(
+            f"{texts} is not a result, but a folder, a pipe, a device or a link to nothing; move it away"
+        )
+    return texts.is_file()
 
 
 def _checked_experiment(

@@ -11,10 +11,11 @@ from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.e_inference import run_shard
 from experiment_core_utils.i_metrics_energy import with_batch_energy
 from experiment_core_utils.meters.instruments import Instruments
+from experiment_core_utils.meters.tracked_window import EnergySources
 from experiment_core_utils.primitives.errors import OutOfMemory
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.text import InferenceResults
-from experiment_core_utils.text_run.energy import EnergySources, TextEnergy
+from experiment_core_utils.text_run.energy import TextEnergy
 from tests.e_inference.test_e_inference_text_shard import SCRIPTS, shard
 from tests.scripted.scripted_codecarbon import scripted_library
 from tests.scripted.simulated_energy import device_of, instruments_of, scripted_device

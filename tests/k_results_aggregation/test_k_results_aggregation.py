@@ -116,7 +116,7 @@ def test_the_six_published_figures_are_enough(tmp_path: Path) -> None:
     ("num_processes", "error", "output"),
     [
         (0, ConfigurationError, "0 processes"),
-        (2, ResultsError, r"energy results of process 1 \(.*\) lack cpu_energy_kwh, duration_seconds, gpu_energy_kwh"),
+        (2, ResultsError, r"the energy of process 1 \(.*\) lacks 'cpu_energy_kwh'"),
         (5, ResultsError, "no energy results of process 3, 4 in"),
     ],
 )

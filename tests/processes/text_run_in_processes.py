@@ -12,11 +12,12 @@ from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.c_prompt_processing import tokenise_prompts
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.e_inference import run_gen_inference
-from experiment_core_utils.i_metrics_energy import energy_metrics
+from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
 from experiment_core_utils.k_results_aggregation import pool_inference_results
+from experiment_core_utils.meters.tracked_window import EnergySources
 from experiment_core_utils.primitives.collectives import all_gather
 from experiment_core_utils.primitives.errors import OutOfMemory
-from experiment_core_utils.text_run.energy import EnergySources, TextEnergy
+from experiment_core_utils.text_run.energy import TextEnergy
 from tests.scripted.scripted_codecarbon import scripted_library
 from tests.scripted.simulated_energy import device_in_real_time, instruments_of
 from tests.tiny_models.tiny_text_model import (
@@ -37,7 +38,7 @@ def write_energy(folder: Path, accelerator: Accelerator) -> None:
     config = TextConfig(device="cpu", worker_timeout=60.0, country_iso_code="FRA")
     energy = TextEnergy(config, accelerator, EnergySources(scripted_library(), both, 0.0, (own,)))
     energy.measured(lambda: (time.sleep(0.3), ()), "0001", folder)
-    metrics = energy_metrics("0001", accelerator, folder, energy.reason)
+    metrics = aggregate_energy_metrics("0001", accelerator, folder, energy.reason)
     (folder / f"energy{accelerator.process_index}.json").write_text(json.dumps(metrics))
 
 
