@@ -138,6 +138,8 @@ def add_flags(parser: argparse.ArgumentParser, part: "type[Part]", title: str | 
         reading = dict(_reading(field.annotation))
         if metavar := metavar_of(field):
             reading["metavar"] = metavar
+        if name in part.repeated:
+            reading["action"] = "extend"
         place.add_argument(f"--{name}", default=argparse.SUPPRESS, help=text.replace("%", "%%"), **reading)
 
 

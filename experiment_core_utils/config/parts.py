@@ -9,13 +9,14 @@ import os
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 
 from experiment_core_utils.config.served import ServedModel, served_models
-from experiment_core_utils.knobs.registry import all_knobs, knob_file
+from experiment_core_utils.knobs.registry import all_knobs, knob_file, knob_named
+from experiment_core_utils.knobs.request_knobs import requested_fields
 from experiment_core_utils.knobs.strategies import LHS_CONFIGS, Strategy
 from experiment_core_utils.primitives.cpu_threads import environment_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -414,6 +415,11 @@ class GridConfig(Part):
     knob_module: Annotated[FilePath, BeforeValidator(knob_file)] | None = Field(
         default=None, description="Python file, or module, that registers knobs of your own, with their flags"
     )
+    request_knob: Annotated[Listed[str], Metavar("NAME=V1,V2")] | None = Field(
+        default=None,
+        description="with --endpoint: values of any field of a request, such as top_k=20,40 or "
+        "chat_template_kwargs.enable_thinking=true,false; each NAME is a knob, own a value that leaves it out",
+    )
     no_reference: bool = Field(
         default=False,
         description="leave out the reference setting (the model's own crops or pixels, its own number of experts, all "
@@ -429,6 +435,14 @@ class GridConfig(Part):
         description=f"settings of lhs (default: {LHS_CONFIGS}, or the whole grid if it is smaller)",
     )
 
+    repeated: ClassVar[tuple[str, ...]] = ("request_knob",)
+
+    @model_validator(mode="after")
+    def _name_request_knobs(self) -> Self:
+        for name in requested_fields(self.request_knob or ()):
+            knob_named(name)
+        return self
+
     @model_validator(mode="after")
     def _check_strategy(self) -> Self:
         if self.num_configs is not None and self.sampling_strategy != "lhs":
@@ -441,7 +455,7 @@ class GridConfig(Part):
 
 def knob_config() -> type[GridConfig]:
     """The part of the knobs: the flags of every knob that is registered, and those of the grid."""
-    return _knob_config(tuple(knob.flags for knob in all_knobs()))
+    return _knob_config(tuple(dict.fromkeys(knob.flags for knob in all_knobs())))
 
 
 @cache

@@ -1,13 +1,12 @@
 """The knob of reasoning effort in the request to a server."""
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from experiment_core_utils.knobs.interface import CannotBeSeen, Level, Turned
-from experiment_core_utils.knobs.request_knobs import ServerKnob
+from experiment_core_utils.knobs.interface import Level
+from experiment_core_utils.knobs.request_knobs import RequestField
 from experiment_core_utils.primitives.flag_fields import Listed, Metavar, Part
 
 _WORD = "[a-z]+"
@@ -26,13 +25,12 @@ class ReasoningEffortFlags(Part):
     )
 
 
-class ReasoningEffort(ServerKnob):
+class ReasoningEffort(RequestField):
     """How much a model that thinks should think, in the server's words."""
 
     meaning = "reasoning effort that the request names"
     name, title, plural, flags = "reasoning_effort", "reasoning effort", "reasoning efforts", ReasoningEffortFlags
-    flag, prefix, at_rest = "reasoning_effort_list", "effort", "own"
-    neutral: Level = at_rest
+    flag, prefix, path = "reasoning_effort_list", "effort", ("reasoning_effort",)
 
     def read_level(self, text: str) -> Level | None:
         return text if re.fullmatch(_WORD, text) else None
@@ -41,13 +39,6 @@ class ReasoningEffort(ServerKnob):
         """Usual words ascend, others follow, the server's own comes last."""
         known = [*_USUAL, value, self.at_rest]
         return (float(known.index(value)),) if value != self.at_rest else (float("inf"),)
-
-    def request_fields(self, value: Level) -> Mapping[str, Any]:
-        return {} if value == self.at_rest else {self.name: value}
-
-    def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """A server may ignore it."""
-        return CannotBeSeen("a server does not say whether it follows it")
 
 
 REASONING_EFFORT = ReasoningEffort()

@@ -16,6 +16,7 @@ from experiment_core_utils.knobs.loading import ATTENTION, ENGINE, NUMBER_FORMAT
 from experiment_core_utils.knobs.picture_side import PICTURE_SIDE
 from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.reasoning_effort import REASONING_EFFORT
+from experiment_core_utils.knobs.request_knobs import field_knob
 from experiment_core_utils.knobs.top_k import TOP_K
 from experiment_core_utils.knobs.variant import VARIANT
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
@@ -37,20 +38,29 @@ _KNOBS: dict[str, Knob[Any]] = {
         PICTURE_SIDE, ANSWER_LIMIT, REASONING_EFFORT, VARIANT, NUMBER_FORMAT, QUANTIZED, ENGINE, ATTENTION, PLACEBO,
     )
 }
+# Fields of requests to servers that flags or results have named, by the knob's name.
+_FIELDS: dict[str, Knob[Any]] = {}
 # Content of the files that `load_knob_module` ran, by path.
 _LOADED: dict[Path, bytes] = {}
 
 
 def all_knobs() -> tuple[Knob[Any], ...]:
     """Every knob, in the order in which keys name them."""
-    return tuple(_KNOBS.values())
+    return (*_KNOBS.values(), *(_FIELDS[name] for name in sorted(_FIELDS)))
+
+
+def is_knob(name: str) -> bool:
+    """Whether there is a knob of a name; one such as `request.top_k` is there from now on."""
+    if name not in _KNOBS and name not in _FIELDS and (field := field_knob(name)) is not None:
+        _FIELDS[name] = field
+    return name in _KNOBS or name in _FIELDS
 
 
 def knob_named(name: str) -> Knob[Any]:
     """The knob of a name; raises ConfigurationError where there is none."""
-    if name not in _KNOBS:
-        raise ConfigurationError(f"there is no knob {name}{did_you_mean(name, _KNOBS)}; known are {', '.join(_KNOBS)}")
-    return _KNOBS[name]
+    if is_knob(name):
+        return _KNOBS.get(name) or _FIELDS[name]
+    raise ConfigurationError(f"there is no knob {name}{did_you_mean(name, _KNOBS)}; known are {', '.join(_KNOBS)}")
 
 
 def register_knob(knob: Knob[Any]) -> None:
@@ -104,7 +114,7 @@ def _check_names(knob: Knob[Any]) -> None:
 
 def unregister_knob(name: str) -> None:
     """Take a knob away that `register_knob` added."""
-    del _KNOBS[name]
+    del (_KNOBS if name in _KNOBS else _FIELDS)[name]
     _LOADED.clear()
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from experiment_core_utils.knobs.interface import Knob, KnobLimits, Level
-from experiment_core_utils.knobs.registry import all_knobs, knob_named
+from experiment_core_utils.knobs.registry import all_knobs, is_knob, knob_named
+from experiment_core_utils.knobs.request_knobs import field_in_label
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.notebook_html import block, field_table
 
@@ -24,7 +25,7 @@ class Setting:
     values: Mapping[str, Any]  #: by the knobs' names, without those at their neutral value
 
     def __post_init__(self) -> None:
-        unknown = self.values.keys() - {knob.name for knob in all_knobs()}
+        unknown = {name for name in self.values if not is_knob(name)}
         if unknown:
             raise ConfigurationError(unknown_knobs(unknown))
         kept = {
@@ -142,6 +143,8 @@ def parsed_labels(labels: list[str]) -> dict[str, Any] | None:
     """The values that the parts of a key name, by knob; None where one of them is no label of any knob."""
     values: dict[str, Any] = {}
     for label in labels:
+        if field := field_in_label(label):
+            is_knob(field)
         for knob in all_knobs():
             value = knob.parsed(label)
             if value is not None:
@@ -192,7 +195,7 @@ def setting_of(result: Any) -> Setting:
     Raises:
         ConfigurationError: it was measured with a knob that is not registered here.
     """
-    unknown = result.knobs.keys() - {knob.name for knob in all_knobs()}
+    unknown = {name for name in result.knobs if not is_knob(name)}
     if unknown:
         raise ConfigurationError(unknown_knobs(unknown))
     return Setting({knob.name: knob.read(result) for knob in all_knobs()})

@@ -60,6 +60,7 @@ class Part(BaseModel):
         frozen=True, extra="forbid", strict=True, protected_namespaces=(), allow_inf_nan=False, defer_build=True
     )
     alternatives: ClassVar[tuple[tuple[str, str], ...]] = ()  #: pairs of fields of which one at most is given
+    repeated: ClassVar[tuple[str, ...]] = ()  #: lists whose flag may be given several times
 
     @model_validator(mode="before")
     @classmethod

@@ -19,6 +19,8 @@ import torch
 
 import knob_profiler as kp
 from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.knobs.registry import unregister_knob
+from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.dry_run import describe_plan
@@ -120,6 +122,35 @@ def test_transformers_serve_is_measured_with_pictures(tmp_path: Path) -> None:
     assert 0 < sums[0] < sums[1]
 
 
+def test_fields_of_a_request_are_knobs_of_a_grid_and_one_that_is_refused_fails_its_settings(tmp_path: Path) -> None:
+    def reply(request: dict[str, Any]) -> Reply:
+        if request.get("top_k") == 50:
+            return Reply(status=400, message="top_k is at most 40")
+        return Reply(prompt_tokens=11 + 2 * request.get("kwargs", {}).get("on", False))
+
+    with serving(reply) as server:
+        flags = ("--endpoint", server.url, "--model", "m", "--num_samples", "2", "--num_runs_per_sample", "1")
+        fields = ("--request_knob", "top_k=5,50", "--request_knob", "kwargs.on=true")
+        report = measured(tmp_path / "out", *flags, *fields)
+    try:
+        assert report.exit_code == 1
+        kept, own = "req-kwargs.on--true_req-top-k--5", "own"
+        results = {setting_of(each).key: each for each in report.results}
+        assert [each.removeprefix("own_") for each in results] == [kept, own]
+        assert setting_of(report.results[0]).level("request.top_k") == 5
+        realised = results[f"own_{kept}"].realised
+        assert realised is not None and realised["counted"]["request.kwargs.on"]["prompt_tokens"] == [13, 11]
+        assert list(realised["knobs_not_seen"]) == ["request.top_k"]
+        (failed,) = report.failed.values()
+        assert "HTTP 400: top_k is at most 40; without request.kwargs.on, request.top_k it answers" in failed.reason
+        with (tmp_path / "out" / "reference-questions_settings.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert [(each["request.kwargs.on"], each["request.top_k"]) for each in rows] == [("true", "5"), ("own", "own")]
+    finally:
+        for knob in ("request.kwargs.on", "request.top_k"):
+            unregister_knob(knob)
+
+
 def test_what_goes_wrong_at_a_server_is_a_failed_sample_and_the_run_goes_on(tmp_path: Path) -> None:
     """Of six questions, one gets HTTP 500, one no answer in time, one half an answer; the others are measured."""
     closing = threading.Event()
@@ -192,7 +223,9 @@ def test_two_servers_side_by_side_are_values_of_a_knob(tmp_path: Path, capsys: p
     assert set(results) == {"own_low_exact", "own_low_grouped", "own_low_silent", "own_exact"}
     assert results["own_exact"].is_reference
     efforts = [each.get("reasoning_effort") for each in exact.requests]
-    assert set(efforts) == {"low", None} and {each.get("reasoning_effort") for each in silent.requests[1:]} == {"low"}
+    # The silent one is asked for nothing by its probe, and once to see whether it follows.
+    assert set(efforts) == {"low", None}
+    assert [each.get("reasoning_effort") for each in silent.requests].count(None) == 2
     assert all(each["temperature"] == 0 and each["max_tokens"] in (1, 6) for each in exact.requests)
     unseen = {"server_pieces", "server_uncounted", "knobs_not_seen"}
     found = {key: kinds(result) & unseen for key, result in results.items()}

@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException, HTTPResponse
 from itertools import chain
@@ -20,6 +20,7 @@ from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.picture_side import PICTURE_SIDE
 from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.registry import knob_named
+from experiment_core_utils.knobs.request_knobs import RequestField, merged
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.variant import VARIANT
 from experiment_core_utils.knobs.vision_tokens import CropRange
@@ -43,6 +44,7 @@ from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import HostMarks, Marks, NoMarks
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
+    KnobDidNotAct,
     ProfilerError,
     SampleError,
     SampleTimedOut,
@@ -62,6 +64,8 @@ _NOTHING_SEEN = KnobLimits(None, None, None)
 _CARRIED = frozenset(knob.name for knob in (ANSWER_LIMIT, PICTURE_SIDE, VARIANT, PLACEBO))
 _OK, _UNAUTHORISED, _NOT_FOUND, _SERVER_ERROR = 200, 401, 404, 500
 _BUSY = (429, 503)
+# A request that a server understands and does not take, by its standard or by that of FastAPI.
+_NOT_AS_ASKED = (400, 422)
 # How long a request waits in all where its server asks for it.
 _LONGEST_WAIT_S, _LEAST_WAIT_S = 60.0, 0.1
 # Of the body of an error.
@@ -73,6 +77,8 @@ _MOST_PROBES = 5
 _PIECES_SHOWN = 4
 # What a server may refuse of a request that is the same without it.
 _USAGE = {"stream_options": {"include_usage": True}}
+# Of an answer that shows whether a field is followed, where nothing was warmed up.
+_TOKENS_OF_A_PROOF = 16
 # How servers call the limit of an answer; the second is the name for models that think.
 _LIMIT, _NEW_LIMIT = "max_tokens", "max_completion_tokens"
 
@@ -292,6 +298,16 @@ def _no_stream(body: bytes) -> str:
     return f"sent lines of JSON and no stream of events: {first_bytes(body)}; let it speak OpenAI's protocol"
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What shows of an answer."""
+
+    prompt_tokens: int | None  #: by the server's count; None without one
+    output_tokens: int
+    hidden_tokens: int
+    text: str
+
+
 @dataclass
 class EndpointModel:
     """Requests to servers, one or several at a time: a `Runnable`, and nothing of the model's inside."""
@@ -310,6 +326,7 @@ class EndpointModel:
         self.ends: AnswerEnds = ServedEnds(text_of=self._ids.text)
         self._setting = Setting({})
         self._caches: dict[str, CacheFinding] = {}
+        self._proof_tokens = _TOKENS_OF_A_PROOF
 
     @classmethod
     def unasked(
@@ -370,7 +387,8 @@ class EndpointModel:
         return nullcontext()
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
-        """See `Runnable.warm_up`."""
+        """Nothing is to be prepared; a proof asks for as many tokens."""
+        self._proof_tokens = max_new_tokens
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         """What goes wrong at the server raises SampleError or SampleTimedOut."""
@@ -455,8 +473,43 @@ class EndpointModel:
         return self.ends.text(token_ids)
 
     def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
-        """Nothing inside the server is counted."""
-        return KnobProof(None, None, None, None)
+        """Nothing inside the server is counted: the request is asked with each field that it may not follow, and
+        without.
+
+        Raises:
+            KnobDidNotAct: the server refuses the request because of the fields.
+        """
+        fields = [name for name in setting.values if isinstance(knob_named(name), RequestField)]
+        if not fields:
+            return KnobProof(None, None, None, None)
+        try:
+            answer = self._seen_at(setting, inputs)
+        except SampleError as error:
+            if not isinstance(error.__cause__, _Refused) or error.__cause__.status not in _NOT_AS_ASKED:
+                raise
+            self._seen_at(setting.replaced(**dict.fromkeys(fields)), inputs)
+            raise KnobDidNotAct(f"{error}; without {', '.join(fields)} it answers; drop the value") from error
+        counted = {name: self._difference(setting, name, inputs, answer) for name in fields}
+        return KnobProof(None, None, None, None, counted=counted)
+
+    def _difference(self, setting: Setting, name: str, inputs: Mapping[str, Any], answer: _Seen) -> dict[str, Any]:
+        """What an answer shows of a field, as `RequestField.prove` reads it."""
+        bare = setting.replaced(**{name: None})
+        without, reason = self._seen_at(bare, inputs), "the server's counts and answer are the same without it"
+        differs = answer != without
+        # Where a prompt has other tokens, chance has no part in it.
+        if differs and answer.prompt_tokens == without.prompt_tokens:
+            differs = (self._seen_at(setting, inputs), self._seen_at(bare, inputs)) == (answer, without)
+            reason = "the server's answers differ by themselves, too"
+        names = ("prompt_tokens", "output_tokens", "hidden_tokens")
+        counts = {count: [getattr(answer, count), getattr(without, count)] for count in names}
+        return {**counts, "differs": differs, **({} if differs else {"reason": reason})}
+
+    def _seen_at(self, setting: Setting, inputs: Mapping[str, Any]) -> _Seen:
+        with self._at(setting):
+            answer = self._answer(inputs, self._proof_tokens, NoMarks())
+        text = self.decode_text(answer.token_ids)
+        return _Seen(answer.prompt_tokens, len(answer.token_ids), answer.hidden_tokens, text)
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         return None
@@ -488,15 +541,23 @@ class EndpointModel:
             ],
         }
 
+    @contextmanager
+    def _at(self, setting: Setting) -> Iterator[None]:
+        """A context in which another setting is in force."""
+        before = self._setting
+        self.apply(setting)
+        try:
+            yield
+        finally:
+            self._setting = before
+
     @property
     def _connection(self) -> Connection:
         name = self._setting.value(VARIANT.name)
         return next(iter(self.connections.values())) if name is None else self.connections[name]
 
     def _more(self) -> dict[str, Any]:
-        more: dict[str, Any] = {}
-        for name, value in self._setting.values.items():
-            more |= knob_named(name).request_fields(value)
+        more = merged(*(knob_named(name).request_fields(value) for name, value in self._setting.values.items()))
         if self.ends.stop and not self.ends.are_ignored:
             more["stop"] = list(self.ends.stop)
         return more | ({"ignore_eos": True} if self.ends.are_ignored else {})

@@ -15,12 +15,14 @@ from PIL import Image
 
 from experiment_core_utils.config.served import ServedModel, served_models
 from experiment_core_utils.g_metrics_inference import sample_record
+from experiment_core_utils.knobs.registry import all_knobs, unregister_knob
 from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.measuring.sample_runs import check_proof
 from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.endpoint.model import EndpointModel
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Served, Stepwise, Switchable
 from experiment_core_utils.primitives.device import HostMarks
-from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, SampleTimedOut
+from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct, SampleError, SampleTimedOut
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.tasks.interface import Sample
 from tests.processes.openai_server import OpenAIServer, Reply, serving
@@ -75,6 +77,75 @@ def test_a_request_carries_what_the_setting_says() -> None:
         assert [each.get("text", each["type"]) for each in parts] == ["is ", "image_url", " or ", "image_url", " red?"]
         # 60 x 20 becomes 30 x 10; the tall one is no longer than 30.
         assert sizes_of(sent) == [(9, 30), (30, 10)]
+
+
+@pytest.fixture
+def own_fields() -> Iterator[None]:
+    """No field of a request that a test names stays a knob."""
+    yield
+    for knob in all_knobs():
+        if knob.name.startswith("request."):
+            unregister_knob(knob.name)
+
+
+SETTING = {"request.a.top_k": 5, "request.a.min_p": 0.5}
+
+
+def following(request: dict[str, Any]) -> Reply:
+    """A server whose prompts are longer by `top_k`, and that does not know `min_p`."""
+    return Reply(prompt_tokens=11 + request.get("a", {}).get("top_k", 0))
+
+
+@pytest.mark.usefixtures("own_fields")
+def test_a_field_acted_where_the_servers_counts_or_answers_differ() -> None:
+    with serving(following) as server:
+        model = model_at(server)
+        inputs = model.prepare(sample(), "what?", None).inputs
+        setting = Setting(SETTING)
+        model.apply(setting)
+        proof = model.prove(setting, inputs)
+        asked = [each.get("a") for each in server.requests[1:]]
+        # With both, then without each of them, in the order of their names.
+        assert asked == [{"min_p": 0.5, "top_k": 5}, {"top_k": 5}, {"min_p": 0.5}]
+        assert proof.counted["request.a.top_k"] == {
+            "prompt_tokens": [16, 11], "output_tokens": [3, 3], "hidden_tokens": [0, 0], "differs": True
+        }  # fmt: skip
+        assert check_proof(proof, setting, model) == {
+            "request.a.min_p": "the server's counts and answer are the same without it"
+        }
+        assert model.request(inputs, 5).count('"top_k": 5') == 1
+        assert model.prove(Setting({}), inputs).counted == {}
+
+
+@pytest.mark.usefixtures("own_fields")
+@pytest.mark.parametrize(("seed", "reason"), [(0, None), (1, "the server's answers differ by themselves, too")])
+def test_answers_that_differ_by_themselves_show_nothing(seed: int, reason: str | None) -> None:
+    def reply(request: dict[str, Any]) -> Reply:
+        by_chance = len(server.requests) * seed
+        return Reply(pieces=("fif", "teen", str(by_chance)) if "x" in request else ("four", "teen", str(by_chance)))
+
+    with serving(reply) as server:
+        model, setting = model_at(server), Setting({"request.x": "on"})
+        proof = model.prove(setting, model.prepare(sample(), "what?", None).inputs)
+        assert len(server.requests) == 5
+        assert check_proof(proof, setting, model) == ({} if reason is None else {"request.x": reason})
+
+
+@pytest.mark.usefixtures("own_fields")
+def test_a_field_that_the_server_refuses_is_a_fault_of_the_setting() -> None:
+    def reply(request: dict[str, Any]) -> Reply:
+        is_known = "x" not in request and request["messages"][0]["content"] != "none"
+        return Reply() if is_known else Reply(status=400, message="unknown field x")
+
+    with serving(reply) as server:
+        model, setting = model_at(server), Setting({"request.x": 3})
+        reason = "answered with HTTP 400: unknown field x; without request.x it answers; drop the value$"
+        with pytest.raises(KnobDidNotAct, match=reason):
+            model.prove(setting, model.prepare(sample(), "what?", None).inputs)
+        # A request that is refused without it, too, is one of its sample.
+        with pytest.raises(SampleError, match="HTTP 400: unknown field x$"):
+            model.prove(setting, model.prepare(sample(), "none", None).inputs)
+        assert '"x"' not in model.request({"prompt": "what?"}, 5)
 
 
 def test_a_system_prompt_comes_first() -> None:
