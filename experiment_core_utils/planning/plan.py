@@ -1,23 +1,24 @@
 """The plan of a run: settings, samples and digest, and which settings still lack a result."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.b_model_loader import find_requested_model
+from experiment_core_utils.b_model_loader import find_requested_model, find_variants
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.knobs.active_blocks import block_choice_of, blocks_of
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.interface import KnobRequest, RequestedValues
+from experiment_core_utils.knobs.loading import Loading, loadings_of
 from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.registry import all_knobs, knob_named
 from experiment_core_utils.knobs.setting import Setting, check_label, reference_setting
 from experiment_core_utils.knobs.strategies import plan_settings
 from experiment_core_utils.meters.stability import measuring_order
-from experiment_core_utils.models.source import ModelSource
+from experiment_core_utils.models.source import CheckpointSource, ModelSource
 from experiment_core_utils.planning.estimate import PlanSize
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.ledger import PARTS_FOLDER
@@ -117,11 +118,17 @@ class RequestedRun:
     drawn: SampledDataset[Sample]  #: the task's samples, in the order in which every setting measures them
     beside: Setting | None = None  #: the reference setting, where it is measured beside the grid
     placebo: Setting | None = None  #: the reference setting again, as a control; None without `--placebo`
+    variants: Mapping[str, CheckpointSource] = field(default_factory=dict)  #: other checkpoints of the model, by name
 
     @property
     def settings(self) -> tuple[Setting, ...]:
         """The settings of the whole plan: the grid, then the reference setting where it is beside it, and a placebo."""
         return (*self.grid, *(each for each in (self.beside, self.placebo) if each is not None))
+
+    @property
+    def loadings(self) -> list[Loading]:
+        """How the settings need the model to be loaded, the run's own way first; servers have loaded theirs."""
+        return [()] if self.source.is_served else loadings_of(self.settings)
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
@@ -186,7 +193,7 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
         refuse_unfit_pictures(task, drawn.sample_ids, config.task, takes_pictures=takes_pictures, model=source.name)
     refuse_long_limits(task, config.knobs.answer_limit_list, max_new_tokens_of(config.task, task))
     reference, placebo = reference_beside(config, source, grid), placebo_beside(config, source)
-    requested = RequestedRun(config, source, grid, task, drawn, reference, placebo)
+    requested = RequestedRun(config, source, grid, task, drawn, reference, placebo, find_variants(config, source))
     source.refuse_settings(requested.settings, task, drawn.sample_ids, max_new_tokens_of(config.task, task))
     return requested
 

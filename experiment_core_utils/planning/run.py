@@ -16,7 +16,7 @@ from experiment_core_utils.c_prompt_processing import first_final_prompt
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.d_energy_tracking import agreed_meters
 from experiment_core_utils.facts.run_facts import facts_of_run
-from experiment_core_utils.knobs.loading import loading_name, loading_of, loadings_of
+from experiment_core_utils.knobs.loading import loading_name, loading_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.measuring.batches import Bench, untimed_line
@@ -104,7 +104,7 @@ def bench_of(
     proofs = settle_execution(model, requests, tuple(settings), taken, limit, timeout, accelerator)
     engines = model.describe()["execution_stages"]
     # Another loading may run by other engines.
-    as_it_is = [each.key for each in requested.settings if not loading_of(each)]
+    as_it_is = [each.key for each in requested.settings if requested.source.is_served or not loading_of(each)]
     refuse_other_engines(engines, context.ledger, as_it_is, context.journals, accelerator)
     answered, runs = len(ids) - len(latency_ids), config.measuring.num_runs_per_sample
     line = untimed_line(answered, len(latency_ids), runs, engines)
@@ -209,7 +209,7 @@ def device_of_run(requested: RequestedRun, accelerator: Accelerator, processes_h
         ConfigurationError: several processes would ask one server, each while the others are timed, or load several
             copies of the model each.
     """
-    loadings = loadings_of(requested.settings)
+    loadings = requested.loadings
     if len(loadings) > 1 and accelerator.num_processes > 1:
         raise ConfigurationError(
             f"{counted(len(loadings), 'model')} in memory ({', '.join(map(loading_name, loadings))}) are measured by "
@@ -256,7 +256,10 @@ def loaded_run(
     is_required = config.measuring.energy == "required"
     meters = agreed_meters(config, source, energy, accelerator) if is_required else None
     on_device = device_of_run(requested, accelerator, here)
-    model = load_requested(config, source, settings, on_device, crew_of(config), shown=context.is_main)
+    crew = crew_of(config)
+    model = load_requested(
+        config, source, settings, on_device, crew, variants=requested.variants, shown=context.is_main
+    )
     first = first_final_prompt(
         requested.task, model, requested.sample_ids, first_crops(requested), config.measuring.sample_timeout
     )

@@ -2,14 +2,19 @@
 with that copy alone.
 """
 
+import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from accelerate import Accelerator
+from safetensors.torch import load_file, save_file
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.pipeline import run_profiling
+from experiment_core_utils.planning.fingerprint import agreed_fingerprint
 from experiment_core_utils.planning.plan import requested_run
 from experiment_core_utils.planning.run import device_of_run
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -63,6 +68,55 @@ def test_a_copy_that_is_the_model_as_it_is_fails_its_setting_alone(folder: Path,
     assert key == "tier-low_blocks2_format-float32"
     assert failure.reason == f"{key}: number format is float32, as in the model as it is; leave the value out"
     assert {result.provenance.model.dtype for result in report.results} == {"float32"}
+
+
+def another_of(folder: Path, place: Path) -> Path:
+    """The same model with other weights."""
+    shutil.copytree(folder, place)
+    for file in place.glob("*.safetensors"):
+        weights = {name: tensor * 1.125 for name, tensor in load_file(file).items()}
+        save_file(weights, file, metadata={"format": "pt"})
+    return place
+
+
+def test_another_checkpoint_answers_as_it_does_alone_and_is_asked_as_the_model_itself(
+    folder: Path, tmp_path: Path
+) -> None:
+    changed = another_of(folder, tmp_path / "changed")
+    modules = ("--execution", "eager", "--no_reference")
+    together = run_profiling(config_for(folder, tmp_path / "together", "--variant", f"q4={changed}", *modules))
+    (alone,) = run_profiling(config_for(changed, tmp_path / "alone", *modules)).results
+    assert not together.failed
+    results = {result.knobs.get("variant"): result for result in together.results}
+    assert set(results) == {None, "q4"}
+    for one, same in zip(results["q4"].per_sample_results, alone.per_sample_results, strict=True):
+        for key in ("sample_id", "pred", "output_tokens", "prompt_tokens"):
+            assert getattr(one, key) == getattr(same, key)
+    counted = (results["q4"].realised or {})["counted"]["loading"]
+    # As many bytes, since only the numbers are others.
+    assert counted["weights_bytes"] == counted["own_weights_bytes"] > 0 and counted["logits_distance"] > 0.01
+    assert "counted" not in (results[None].realised or {})
+    flags = results[None].provenance.experimental_variables.knob_flags
+    assert flags == {"variant": [f"q4={changed}"]}
+    # The content of a checkpoint is a part of what results are recognised by.
+    another_of(changed, tmp_path / "third")
+    shutil.copytree(tmp_path / "third", changed, dirs_exist_ok=True)
+    again = requested_run(config_for(folder, tmp_path / "together", "--variant", f"q4={changed}", *modules))
+    assert agreed_fingerprint(again, Accelerator(cpu=True)) != results[None].fingerprint
+
+
+def test_a_checkpoint_of_another_model_or_vocabulary_is_refused_at_the_door(folder: Path, tmp_path: Path) -> None:
+    llama = write_checkpoint("llama", tmp_path / "llama")
+    with pytest.raises(ConfigurationError, match=r"--variant q4=.* is another model than .*: its taking of pictures"):
+        requested_run(config_for(folder, tmp_path, "--variant", f"q4={llama}"))
+    changed = another_of(folder, tmp_path / "changed")
+    tokenizer = json.loads((changed / "tokenizer.json").read_text())
+    ids = tokenizer["model"]["vocab"]
+    one, two = [token for token in ids if token.isalpha()][:2]
+    ids[one], ids[two] = ids[two], ids[one]
+    (changed / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigurationError, match="2 tokens of the vocabulary have another id, such as "):
+        requested_run(config_for(folder, tmp_path, "--variant", f"q4={changed}"))
 
 
 def test_one_process_measures_several_copies(folder: Path, tmp_path: Path) -> None:

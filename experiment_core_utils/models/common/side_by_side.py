@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +31,11 @@ class SentRequest(dict[str, Any]):
 def _without_loading(setting: Setting) -> Setting:
     """The setting as the model of its loading has it."""
     return setting.replaced(**{knob.name: None for knob in LOADING_KNOBS})
+
+
+def _logits_distance(logits: torch.Tensor, reference: torch.Tensor) -> float:
+    """The norm of the difference of logits [n, V] from those of the model as it is, over the norm of these."""
+    return float((logits - reference).norm() / reference.norm())
 
 
 class ModelsSideBySide:
@@ -124,8 +130,26 @@ class ModelsSideBySide:
             self.in_force.warm_up(self._sent(inputs), max_new_tokens)
 
     def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
+        """See `StagedModel.prove`; beside what the model counts, `loading` has its weights' bytes and how far its
+        logits are from those of the model as it is.
+        """
+        without = _without_loading(setting)
         with self._failing_alone():
-            return self.in_force.prove(_without_loading(setting), self._sent(inputs))
+            proof = self.in_force.prove(without, self._sent(inputs))
+        if not self._loading:
+            return proof
+        reference, logits = self._models[()], self._first_logits(inputs)
+        with self.apply(without):
+            distance = _logits_distance(logits, self._first_logits(inputs))
+        both = {"weights_bytes": self.count_bytes(setting), "own_weights_bytes": reference.count_bytes(without)}
+        counted = {name: None if each is None else each.weights_bytes for name, each in both.items()}
+        return replace(proof, counted={**proof.counted, "loading": {**counted, "logits_distance": distance}})
+
+    def _first_logits(self, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """[1, V] float32 on the host, from which the model in force would choose the first token of its answer."""
+        answer = (next(iter(self.in_force.ends.token_ids), 0),)
+        logits: torch.Tensor = self.in_force.follow_batch([self._sent(inputs)], [answer])[0].logits
+        return logits.cpu()
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         return self._models[loading_of(setting)].count_flops(_without_loading(setting), shape, output_tokens)
@@ -175,9 +199,16 @@ def _of_model_in_force(name: str) -> property:
     return property(lambda self: getattr(self.in_force, name))
 
 
+def _of_own_model(name: str) -> property:
+    return property(lambda self: getattr(self._models[()], name))
+
+
 # What the model in force does by itself; `isinstance` of the interface finds members of the class alone.
 for _name in (
-    "components", "decode_step", "decode_text", "decoder_blocks", "decoding", "default_top_k", "device", "ends", "name",
-    "num_experts", "num_total_blocks", "prepare", "prompt_family", "rewind",
+    "components", "decode_step", "decode_text", "decoder_blocks", "decoding", "default_top_k", "device", "ends",
+    "num_experts", "num_total_blocks", "rewind",
 ):  # fmt: skip
     setattr(ModelsSideBySide, _name, _of_model_in_force(_name))
+# Requests are the same for all, whichever of them is in force while they are prepared.
+for _name in ("name", "prepare", "prompt_family"):
+    setattr(ModelsSideBySide, _name, _of_own_model(_name))

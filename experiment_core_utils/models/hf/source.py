@@ -1,6 +1,6 @@
 """Checkpoints of transformers as a backend."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -71,6 +71,11 @@ class TransformersCheckpoint(CheckpointSource):
     def prompt_date(self) -> str | None:
         return self.hf.requests.prompt_date
 
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        ids: dict[str, int] = self.hf.requests.tokenizer.get_vocab()
+        return ids
+
     def decoding_preferences(self) -> Preferences:
         return preferences_in(self.folder, self.hf.requests.tokenizer, self.name)
 
@@ -103,6 +108,4 @@ def transformers_checkpoint(requested: RequestedModel) -> TransformersCheckpoint
     """The requested model; raises ConfigurationError as `find_hf_model` and `limits_of` do."""
     files = requested.files
     found = find_hf_model(requested.path, files.folder, files.config, requested.chat)
-    return TransformersCheckpoint(
-        requested.path, limits_of(found), files.revision, files.folder, found.config, found
-    )
+    return TransformersCheckpoint(requested.path, limits_of(found), files.revision, files.folder, found.config, found)

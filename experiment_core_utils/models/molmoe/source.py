@@ -1,6 +1,6 @@
 """MolmoE checkpoints as a backend."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from experiment_core_utils.models.common.preferences import Preferences, prefere
 from experiment_core_utils.models.molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.checkpoint.original import is_original_checkpoint
 from experiment_core_utils.models.molmoe.checkpoint.published import PUBLISHED_MODEL_TYPE
-from experiment_core_utils.models.molmoe.loader import find_molmoe_config, load_molmoe, molmoe_limits
+from experiment_core_utils.models.molmoe.loader import find_molmoe_config, load_molmoe, load_processor, molmoe_limits
 from experiment_core_utils.models.molmoe.request_work import MolmoeWork
 from experiment_core_utils.models.pausable import PausableModel
 from experiment_core_utils.models.request_work import PlannedRequests
@@ -36,6 +36,11 @@ class MolmoeCheckpoint(CheckpointSource):
     @property
     def prompt_family(self) -> PromptFamily:
         return "molmo"
+
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        ids: dict[str, int] = load_processor(self).tokenizer.get_vocab()
+        return ids
 
     def decoding_preferences(self) -> Preferences:
         """None of them is kept."""
@@ -76,6 +81,4 @@ def molmoe_checkpoint(requested: RequestedModel) -> MolmoeCheckpoint | None:
     config = find_molmoe_config(files.folder, files.config)
     requested.chat.refuse_without_template(requested.path)
     is_published = model_type == PUBLISHED_MODEL_TYPE
-    return MolmoeCheckpoint(
-        requested.path, molmoe_limits(config), files.revision, files.folder, config, is_published
-    )
+    return MolmoeCheckpoint(requested.path, molmoe_limits(config), files.revision, files.folder, config, is_published)
