@@ -8,6 +8,7 @@ import atexit
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -20,10 +21,9 @@ from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.knobs.loading import Loading, config_of_loading, loading_name, loadings_of, variant_of
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.knobs.variant import OWN
 from experiment_core_utils.models.common.placement import refuse_device_map
 from experiment_core_utils.models.common.quantisation import supported_types
-from experiment_core_utils.models.common.side_by_side import ModelsSideBySide
+from experiment_core_utils.models.common.side_by_side import ModelsInTurn, ModelsSideBySide
 from experiment_core_utils.models.endpoint.source import endpoint_source
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
@@ -213,9 +213,10 @@ def load_requested(
     settings: Sequence[Setting],
     device: torch.device,
     crew: Crew | None,
+    variants: Mapping[str, ModelSource] = MappingProxyType({}),
+    in_turn: bool = False,
     *,
     shown: bool,
-    variants: Mapping[str, ModelSource] | None = None,
 ) -> Runnable:
     """The model of a profiling run on its device, or behind its server; processes of `crew` load their parts of it.
 
@@ -223,21 +224,27 @@ def load_requested(
 
     Args:
         variants: other checkpoints of the model, by the names that settings have for them.
+        in_turn: whether one model is in memory at a time, and not all of them.
     """
     loadings = [()] if source.is_served else loadings_of(settings)
     if crew is not None:
         crew.tell(LOAD)
-    is_profiled, models = config.measuring.profiler is not None, dict[Loading, Any]()
-    for loading in loadings:
-        of_loading = {OWN: source, **(variants or {})}[variant_of(loading)]
+    is_profiled = config.measuring.profiler is not None
+
+    def load(loading: Loading) -> Any:
+        of_loading = variants.get(variant_of(loading), source)
         asked = config.model.model_copy(update=config_of_loading(loading))
         name = source.name if len(loadings) == 1 else f"{source.name} ({loading_name(loading)})"
         work = f"connecting to {source.name} at {source.place}"
         with announced(work if source.is_served else f"loading {name} on {device}", shown=shown):
-            models[loading] = of_loading.load(asked, device, is_profiled=is_profiled)
-    model: Runnable = models[()]
+            return of_loading.load(asked, device, is_profiled=is_profiled)
+
+    if in_turn:
+        return cast(Runnable, ModelsInTurn(load, _checkpoint(source).prepare_request))
+    models = {loading: load(loading) for loading in loadings}
     if len(models) > 1:
         return cast(Runnable, ModelsSideBySide(models))
+    model: Runnable = models[()]
     if crew is None:
         return model
     assert isinstance(model, TransformersModel)

@@ -1,7 +1,7 @@
 """What is known of a model before it is loaded, whatever serves it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from experiment_core_utils.models.common.checkpoint_files import (
     weights_stamp,
 )
 from experiment_core_utils.models.common.preferences import Preferences
+from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
 from experiment_core_utils.models.interface import Runnable, StagedModel
 from experiment_core_utils.models.request_work import PlannedRequests
@@ -208,6 +209,15 @@ class CheckpointSource(ModelSource):
         text = self.config.get_text_config(decoder=True)
         limits = self.limits
         return type(self).__name__, self.takes_pictures, limits.num_total_blocks, text.hidden_size, limits.num_experts
+
+    @abstractmethod
+    def memory_of(self, config: ModelConfig, device: torch.device) -> tuple[ModelSizes, Loading]:
+        """Its sizes, and how it is to be loaded, for `memory_lines`."""
+
+    @property
+    def prepare_request(self) -> Callable[..., Any] | None:
+        """What makes its requests without the loaded model; None where only that can."""
+        return None
 
     @abstractmethod
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> StagedModel:

@@ -3,24 +3,30 @@ with that copy alone.
 """
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.fingerprint import agreed_fingerprint
-from experiment_core_utils.planning.plan import requested_run
+from experiment_core_utils.planning.plan import loads_decided, requested_run
 from experiment_core_utils.planning.run import device_of_run
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.records.setting_result import setting_key
+from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.sweeps import load_sweep
 from tests.models.tiny_checkpoints import write_checkpoint
+from tests.processes.forked_runs import Run, RunServer, of_rank
 
 FLAGS = ["--ids", "3", "1", "2", "--num_warmup_runs", "0", "--max_repeats", "0", "--num_threads", "1",
          "--max_new_tokens", "4", "--num_runs_per_sample", "1", "--tier_list", "low",
@@ -119,13 +125,82 @@ def test_a_checkpoint_of_another_model_or_vocabulary_is_refused_at_the_door(fold
         requested_run(config_for(folder, tmp_path, "--variant", f"q4={changed}"))
 
 
-def test_one_process_measures_several_copies(folder: Path, tmp_path: Path) -> None:
+def test_copies_that_are_loaded_in_turn_answer_alike_and_are_compared_over_loads(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = ("--variant", f"q4={another_of(folder, tmp_path / 'changed')}", "--execution", "eager", "--no_reference")
+    more: dict[str, Any] = {"num_active_blocks_list": (2, 3), "num_runs_per_sample": 3}
+    together = run_profiling(config_for(folder, tmp_path / "together", *both).replaced(**more))
+    assert "in memory together and by turns" in capsys.readouterr().err
+    in_turn = run_profiling(config_for(folder, tmp_path / "in_turn", *both, "--loads", "in_turn").replaced(**more))
+    lines = capsys.readouterr().err.splitlines()
+    assert any("one at a time (--loads in_turn); each of 3 runs of a sample is of a new load" in line for line in lines)
+    # Warm-up needs both, then A B, B A, A B, and each time a new load.
+    loads = [re.findall(r"\((q4|as it is)\) on cpu:", line) for line in lines]
+    assert [name for found in loads for name in found][-8:] == [
+        "as it is", "q4", "as it is", "q4", "q4", "as it is", "as it is", "q4",
+    ]  # fmt: skip
+    assert not in_turn.failed and len(in_turn.results) == 4
+    for one, same in zip(in_turn.results, together.results, strict=True):
+        assert one.knobs == same.knobs and one.provenance.model == same.provenance.model
+        assert (one.realised or {}).get("counted") == (same.realised or {}).get("counted")
+        assert one.setting_order is not None and one.setting_order.how == "loads" and one.rounds == []
+        assert any(each.startswith("loads: 2 copies of the model were in memory") for each in one.provenance.caveats)
+        for sample, alike in zip(one.per_sample_results, same.per_sample_results, strict=True):
+            assert (sample.sample_id, sample.pred) == (alike.sample_id, alike.pred) and len(sample.runs) == 3
+    (grid,) = grids_of(load_sweep(tmp_path / "in_turn"))
+    assert grid.times.levels == ("sample", "picture", "load") and grid.times.components[0].replicates == 3
+    # The differences of the mean logarithms by load have this variance over three loads.
+    results = [point.result for point in load_sweep(tmp_path / "in_turn").settings]
+    by_load = np.log([[[run.T_total for run in each.runs] for each in one.per_sample_results] for one in results])
+    apart = by_load.mean(axis=1)[0] - by_load.mean(axis=1)[1]
+    assert grid.times.variances(0)[1] == pytest.approx(apart.var(ddof=1) / 3)
+
+
+def test_copies_are_loaded_in_turn_where_their_estimate_is_above_free_memory(folder: Path, tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    pair = ("--precision_list", "own", "bfloat16")
+
+    def reason(model: Path, *more: str) -> str | None:
+        return loads_decided(requested_run(config_for(model, tmp_path, *more)), cpu, 1).in_turn_reason
+
+    assert reason(folder, *pair) is None and reason(folder, *pair, "--loads", "in_turn") == "--loads in_turn"
+    with pytest.raises(ConfigurationError, match="--loads in_turn is of several copies of the model, and there is one"):
+        reason(folder, "--loads", "in_turn")
+    with pytest.raises(ConfigurationError, match="--until_precision looks at rounds"):
+        reason(folder, *pair, "--loads", "in_turn", "--until_precision", "0.1")
+    large = another_of(folder, tmp_path / "large")
+    config = json.loads((large / "config.json").read_text())
+    # 3 blocks of 3 products of 32 x 2**31 numbers of 4 and of 2 bytes, and a tenth more: 4083 GB.
+    config["text_config"]["intermediate_size"] = 2**31
+    (large / "config.json").write_text(json.dumps(config))
+    assert re.match(r"together they need 4\.08e\+03 GB, and cpu has .* GB free", str(reason(large, *pair)))
+    assert reason(large, *pair, "--loads", "together") is None
+
+
+def test_processes_that_share_weights_do_not_compare_several_copies(folder: Path, tmp_path: Path) -> None:
     requested = requested_run(config_for(folder, tmp_path, "--precision_list", "own", "bfloat16"))
-    several: Any = SimpleNamespace(num_processes=2, local_process_index=0)
+    shared = replace(requested, config=requested.config.replaced(tensor_parallel=2))
     with pytest.raises(
-        ConfigurationError, match=r"2 models in memory \(as it is, bfloat16\) are measured by one process, and 2 were"
+        ConfigurationError, match=r"2 models \(as it is, bfloat16\) are compared by processes that have"
     ):
-        device_of_run(requested, several, 2)
+        device_of_run(shared, Accelerator(cpu=True), 2)
+
+
+@pytest.mark.parametrize("loads", ["together", "in_turn"])
+def test_two_processes_have_their_copies_each(loads: str, folder: Path, tmp_path: Path, run_server: RunServer) -> None:
+    both = ("--precision_list", "own", "bfloat16", "--execution", "eager", "--loads", loads, "--no_reference")
+    alone = run_profiling(config_for(folder, tmp_path / "alone", *both))
+    flags = ["--model_path", str(folder), "--output_dir", str(tmp_path / "two"), *FLAGS, *both]
+    logs = [str(tmp_path / f"{rank}.log") for rank in range(2)]
+    ended = run_server.run(*(Run(flags, logs[rank], of_rank(rank, 29561)) for rank in range(2)))
+    assert [each.code for each in ended] == [0, 0], Path(logs[0]).read_text() + Path(logs[1]).read_text()
+    found = {each.setting.key: each.result for each in load_sweep(tmp_path / "two").settings}
+    assert len(found) == 2
+    for one in alone.results:
+        other = found[setting_key(one)]
+        assert other.provenance.num_processes == 2
+        assert [each.pred for each in other.per_sample_results] == [each.pred for each in one.per_sample_results]
 
 
 @pytest.mark.parametrize("model", ["modules", "engines", "MolmoE"])

@@ -8,10 +8,17 @@ import torch
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
 from experiment_core_utils.models.common.preferences import Preferences, preferences_in
+from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes
 from experiment_core_utils.models.molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.checkpoint.original import is_original_checkpoint
 from experiment_core_utils.models.molmoe.checkpoint.published import PUBLISHED_MODEL_TYPE
-from experiment_core_utils.models.molmoe.loader import find_molmoe_config, load_molmoe, load_processor, molmoe_limits
+from experiment_core_utils.models.molmoe.loader import (
+    find_molmoe_config,
+    load_molmoe,
+    load_processor,
+    memory_of,
+    molmoe_limits,
+)
 from experiment_core_utils.models.molmoe.request_work import MolmoeWork
 from experiment_core_utils.models.pausable import PausableModel
 from experiment_core_utils.models.request_work import PlannedRequests
@@ -48,6 +55,9 @@ class MolmoeCheckpoint(CheckpointSource):
 
     def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
         return MolmoeWork(self, task, sample_ids, limit)
+
+    def memory_of(self, config: ModelConfig, device: torch.device) -> tuple[ModelSizes, Loading]:
+        return memory_of(self, choose_dtype(config.precision, device), device)
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> PausableModel:
         """It raises ConfigurationError where it is to be quantised, or as `load_molmoe` does."""
