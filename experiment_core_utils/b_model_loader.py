@@ -6,8 +6,9 @@ what this machine cannot do of a text experiment.
 
 import atexit
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import torch
@@ -15,14 +16,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.a_distributed import leave_process_group
-from experiment_core_utils.config.parts import say_only_model
+from experiment_core_utils.config.parts import only_model_in, say_only_model
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import TextConfig, validated
-from experiment_core_utils.knobs.loading import Loading, config_of_loading, loading_name, loadings_of
+from experiment_core_utils.knobs.loading import Loading, config_of_loading, loading_name, loadings_of, variant_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.common.placement import refuse_device_map
 from experiment_core_utils.models.common.quantisation import supported_types
-from experiment_core_utils.models.common.side_by_side import ModelsSideBySide
+from experiment_core_utils.models.common.side_by_side import ModelsInTurn, ModelsSideBySide
 from experiment_core_utils.models.endpoint.source import endpoint_source
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
@@ -111,6 +112,24 @@ def find_requested_model(config: ProfilingConfig) -> ModelSource:
     return _found(RequestedModel(config.model.model_path, config.task.hf_cache_dir, chat, config.model.served, limit_s))
 
 
+def find_variants(config: ProfilingConfig, source: ModelSource) -> dict[str, CheckpointSource]:
+    """The other checkpoints of the model of a profiling run, by name.
+
+    Raises:
+        ConfigurationError: as `find_model`; or one of them is another model, see `CheckpointSource.difference`.
+    """
+    chat = ChatOptions(config.task.system_prompt, config.task.no_chat_template)
+    paths = config.knobs.variant_paths.items()
+    checkpoints = {name: find_model(only_model_in(path), config.task.hf_cache_dir, chat) for name, path in paths}
+    for name, variant in checkpoints.items():
+        if (difference := _checkpoint(source).difference(variant)) is not None:
+            raise ConfigurationError(
+                f"--variant {name}={variant.name} is another model than {source.name}: {difference}; measure it in a "
+                "run of its own, and compare the two"
+            )
+    return checkpoints
+
+
 def find_requested_checkpoint(config: ProfilingConfig) -> CheckpointSource:
     """The same for what needs the model itself in this process; raises ConfigurationError where another serves it."""
     return _checkpoint(find_requested_model(config))
@@ -194,26 +213,38 @@ def load_requested(
     settings: Sequence[Setting],
     device: torch.device,
     crew: Crew | None,
+    variants: Mapping[str, ModelSource] = MappingProxyType({}),
+    in_turn: bool = False,
     *,
     shown: bool,
 ) -> Runnable:
     """The model of a profiling run on its device, or behind its server; processes of `crew` load their parts of it.
 
     Where settings turn a loading knob, there is a model for each of its values, beside the one of the run's flags.
+
+    Args:
+        variants: other checkpoints of the model, by the names that settings have for them.
+        in_turn: whether one model is in memory at a time, and not all of them.
     """
-    loadings = loadings_of(settings)
+    loadings = [()] if source.is_served else loadings_of(settings)
     if crew is not None:
         crew.tell(LOAD)
-    is_profiled, models = config.measuring.profiler is not None, dict[Loading, Any]()
-    for loading in loadings:
+    is_profiled = config.measuring.profiler is not None
+
+    def load(loading: Loading) -> Any:
+        of_loading = variants.get(variant_of(loading), source)
         asked = config.model.model_copy(update=config_of_loading(loading))
         name = source.name if len(loadings) == 1 else f"{source.name} ({loading_name(loading)})"
         work = f"connecting to {source.name} at {source.place}"
         with announced(work if source.is_served else f"loading {name} on {device}", shown=shown):
-            models[loading] = source.load(asked, device, is_profiled=is_profiled)
-    model: Runnable = models[()]
+            return of_loading.load(asked, device, is_profiled=is_profiled)
+
+    if in_turn:
+        return cast(Runnable, ModelsInTurn(load, _checkpoint(source).prepare_request))
+    models = {loading: load(loading) for loading in loadings}
     if len(models) > 1:
         return cast(Runnable, ModelsSideBySide(models))
+    model: Runnable = models[()]
     if crew is None:
         return model
     assert isinstance(model, TransformersModel)

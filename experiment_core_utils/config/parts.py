@@ -221,6 +221,11 @@ class ModelConfig(Part):
         description="processes that share one model, each with a part of its weights, launched by torchrun "
         "--nproc-per-node=N, for models of transformers (default: each process has the whole model)",
     )
+    loads: Literal["auto", "together", "in_turn"] = Field(
+        default="auto",
+        description="copies of the model that knobs compare; together: all in memory, by turns in rounds; in_turn: one "
+        "at a time, loaded anew for each run of the samples; auto: together where they fit into memory",
+    )
     execution: ExecutionMode = Field(
         default="auto",
         description="eager: the model's modules; graph: CUDA graphs (on the CPU: compiled kernels), where the model "

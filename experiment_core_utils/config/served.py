@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from experiment_core_utils.knobs.variant import VARIANT_NAME
+from experiment_core_utils.knobs.variant import OWN, VARIANT_NAME
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.texts import has_host, hide, without_secrets
 
@@ -69,6 +69,8 @@ def served_models(endpoints: Sequence[str], models: Sequence[str]) -> tuple[Serv
         for (name, url), model in pairs
     ]
     names = [each.name for each in made]
+    if OWN in names:
+        raise ConfigurationError(f"--endpoint {OWN}=: {OWN} is the model of --model_path; give the server another name")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigurationError(f"two servers or models would be called {twice}; name each by --endpoint NAME=URL")

@@ -9,12 +9,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from experiment_core_utils.knobs.interface import CannotBeSeen, KnobRequest, Level, Turned
+from experiment_core_utils.knobs.interface import CannotBeSeen, Knob, KnobRequest, Level, Turned
 from experiment_core_utils.knobs.listed_knob import ListedKnob
+from experiment_core_utils.knobs.variant import OWN, VARIANT
 from experiment_core_utils.primitives.errors import KnobDidNotAct
 from experiment_core_utils.primitives.flag_fields import Listed, Metavar, Part
 
-OWN = "own"
 _SERVED = "the server of --endpoint has loaded its model already; start one for each value, and give several --endpoint"
 
 
@@ -153,13 +153,16 @@ class Attention(LoadingKnob):
 
 
 NUMBER_FORMAT, QUANTIZED, ENGINE, ATTENTION = NumberFormat(), Quantized(), Engine(), Attention()
-LOADING_KNOBS: tuple[LoadingKnob, ...] = (NUMBER_FORMAT, QUANTIZED, ENGINE, ATTENTION)
+LOADING_KNOBS: tuple[Knob[Any], ...] = (VARIANT, NUMBER_FORMAT, QUANTIZED, ENGINE, ATTENTION)
 #: the values of the loading knobs that are not at rest, by name, in the order of `LOADING_KNOBS`
 Loading = tuple[tuple[str, Level], ...]
 
 
 def loading_of(setting: Turned) -> Loading:
-    """Which of the models in memory a setting needs; empty for the one that the run's flags describe."""
+    """Which of the models in memory a setting needs; empty for the one that the run's flags describe.
+
+    Where servers answer, each variant is one of them.
+    """
     values = ((knob.name, setting.value(knob.name)) for knob in LOADING_KNOBS)
     return tuple((name, value) for name, value in values if value != OWN)
 
@@ -170,8 +173,14 @@ def loadings_of(settings: Iterable[Turned]) -> list[Loading]:
 
 
 def config_of_loading(loading: Loading) -> dict[str, Level]:
-    """The fields of `ModelConfig` that a loading has otherwise than the run."""
-    return {knob.config_field: value for knob in LOADING_KNOBS for name, value in loading if name == knob.name}
+    """The fields of `ModelConfig` that a loading has otherwise than the run, the model's path left out."""
+    fields = {knob.name: knob.config_field for knob in LOADING_KNOBS if isinstance(knob, LoadingKnob)}
+    return {fields[name]: value for name, value in loading if name in fields}
+
+
+def variant_of(loading: Loading) -> str:
+    """The name of its checkpoint."""
+    return str(dict(loading).get(VARIANT.name, OWN))
 
 
 def loading_name(loading: Loading) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.config.parts import MeasuringConfig
+from experiment_core_utils.knobs.loading import Loading, loading_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.measuring.arrivals import MOST_ARRIVALS, batch_size
 from experiment_core_utils.measuring.batches import BatchAnswerer, Bench
 from experiment_core_utils.measuring.energy_budget import EnergyBudget
 from experiment_core_utils.measuring.live_table import LiveTable
-from experiment_core_utils.measuring.passes import EnergyPasses, MemoryPasses
+from experiment_core_utils.measuring.passes import EnergyPasses, MemoryPasses, there_and_back
 from experiment_core_utils.measuring.profiles import TorchProfiles
 from experiment_core_utils.measuring.request_source import RequestKey
 from experiment_core_utils.measuring.rounds import RoundOrder, RoundsSeen, RoundTimes, common_factor
@@ -32,6 +33,7 @@ from experiment_core_utils.meters.load import ConditionsMeter, conditions_meter,
 from experiment_core_utils.meters.stability import LEAST_SAMPLES_TO_STOP, PrecisionGoal
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.meters.steadiness import Outlook, disturbances
+from experiment_core_utils.models.common.side_by_side import ModelsInTurn
 from experiment_core_utils.models.interface import Concurrent, Served, Switchable, devices_of
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import MemoryWindow, out_of_memory_named
@@ -371,6 +373,9 @@ class RoundsOfAttempt:
         """
         if not self.settings:
             return
+        if isinstance(self.measurer.bench.model, ModelsInTurn):
+            self._run_in_loads(self.measurer.bench.model)
+            return
         bench, context = self.measurer.bench, self.measurer.context
         model = bench.model
         timed = [(place, each) for place, each in enumerate(ids_of(self.settings)) if each in bench.latency_ids]
@@ -391,6 +396,65 @@ class RoundsOfAttempt:
             trace = self.seen.trace(context.experiment_id, context.rank, len(self.settings), seed, size)
             for each in self.settings:
                 each.journal.append(trace)
+
+    def _run_in_loads(self, model: ModelsInTurn) -> None:
+        """One run of every sample at every setting in each pass over the copies of the model, there and back; each copy
+        is loaded anew in each pass, and its settings take turns.
+
+        Raises:
+            Stopped: a stop was requested; samples that the last pass had not come to are run again by the next run.
+        """
+        by_loading: dict[Loading, list[SettingAtWork]] = {}
+        for each in self.settings:
+            by_loading.setdefault(loading_of(each.setting), []).append(each)
+        timed = [sample_id for sample_id in ids_of(self.settings) if sample_id in self.measurer.bench.latency_ids]
+        earlier: dict[tuple[str, int], SampleAtWork] = {}
+        for number in range(self.measurer.config.num_runs_per_sample):
+            for loading in there_and_back(tuple(by_loading), number):
+                model.drop()
+                # Libraries prepare kernels of a load anew.
+                layouts = self.runner.warm_layouts
+                layouts -= {each for each in layouts if isinstance(each, tuple) and each[0] == loading}
+                for place, sample_id in enumerate(timed):
+                    self._run_of_load(number, place, sample_id, by_loading[loading], earlier)
+
+    def _run_of_load(
+        self,
+        number: int,
+        place: int,
+        sample_id: int,
+        settings: Sequence[SettingAtWork],
+        earlier: dict[tuple[str, int], SampleAtWork],
+    ) -> None:
+        """The run of this number of a sample at the settings of the copy in memory; the last one finishes it.
+
+        Args:
+            place: of the sample among those that are timed.
+            earlier: its runs so far, by setting and sample.
+        """
+        runner, config, taken = self.runner, self.measurer.config, Taken()
+        self.measurer.context.stop.raise_if_requested()
+        at_work: dict[str, list[SampleAtWork]] = {}
+        for each in settings:
+            if each.needs(sample_id):
+                with runner.sample_boundary(each, sample_id):
+                    at = runner.begin(each, sample_id, taken)
+                    if (before := earlier.get((each.key, sample_id))) is not None:
+                        at.runs, at.places = before.runs, before.places
+                        at.num_discarded, at.disturbances = before.num_discarded, before.disturbances
+                    # The first of a load is as cold as the first of a run.
+                    for _ in range(0 if place else config.num_warmup_runs):
+                        runner.run(at)
+                    at_work[each.key] = [at]
+        self._round(place * config.num_runs_per_sample + number, at_work)
+        for at in [at for group in at_work.values() for at in group]:
+            if number + 1 == config.num_runs_per_sample:
+                with runner.sample_boundary(at.of, sample_id):
+                    runner.finish(at, time.time(), in_rounds=len(self.settings) > 1)
+            else:
+                earlier[at.of.key, sample_id] = replace(at, inputs={})
+        self.measurer.bench.requests.let_go(RequestKey(*key) for key in taken)
+        self.measurer.note_conditions_if_due(self.settings)
 
     def _group(self, place: int, sample_ids: Sequence[int]) -> list[SampleAtWork]:
         """All rounds of a group of samples, which has that place among the groups; what was measured."""

@@ -31,6 +31,7 @@ from experiment_core_utils.meters.windows import (
     idle_power,
     poll_error_s,
 )
+from experiment_core_utils.models.common.side_by_side import ModelsInTurn
 from experiment_core_utils.models.interface import Stepwise, Switchable, devices_of
 from experiment_core_utils.primitives.device import MemoryWindow, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import MeterUnavailable, SampleError, SettingError, library_faults_named
@@ -271,6 +272,10 @@ class EnergyPasses(_Passes):
     ) -> None:
         """A window of each setting, of those that an earlier run, which stopped inside the pass, did not measure."""
         wanted = [each for each in there_and_back(left, index) if len(each.passes) <= index]
+        if isinstance(self.bench.model, ModelsInTurn):
+            # No window shares a load with one of another pass.
+            self.bench.model.drop()
+            self._warm.clear()
         idle = self._idle_power() if wanted else ()
         for place, each in enumerate(wanted, len(left) - len(wanted)):
             passes_left = 1 if self._plan is None else self._plan.num_passes - index

@@ -63,7 +63,7 @@ def order_of(key: str, order: MeasuringOrder) -> Order | None:
     """The setting's place, counted from 0; None where it is not part of the plan."""
     if key not in order.keys:
         return None
-    return Order(how="rounds", seed=order.seed, position=order.keys.index(key), num_settings=len(order.keys))
+    return Order(how=order.how, seed=order.seed, position=order.keys.index(key), num_settings=len(order.keys))
 
 
 def rounds_of(trace: RoundsTrace) -> Rounds:

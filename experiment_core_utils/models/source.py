@@ -1,7 +1,7 @@
 """What is known of a model before it is loaded, whatever serves it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,13 +22,17 @@ from experiment_core_utils.models.common.checkpoint_files import (
     weights_stamp,
 )
 from experiment_core_utils.models.common.preferences import Preferences
+from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
 from experiment_core_utils.models.interface import Runnable, StagedModel
 from experiment_core_utils.models.request_work import PlannedRequests
 from experiment_core_utils.primitives.files import is_gguf
+from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.tasks.interface import PromptFamily, Task
 
 CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+# What variants of one model share.
+_SIZES = ("kind of checkpoint", "taking of pictures", "number of blocks", "width", "number of experts")
 MODEL_HINT = "give a folder with config.json and safetensors, a GGUF file, or a hub id such as allenai/MolmoE-1B-0924"
 
 
@@ -182,6 +186,38 @@ class CheckpointSource(ModelSource):
     def weights_sha256(self) -> str:
         """The digest of the bytes of all weights, wherever they lie."""
         return weights_digest(self.folder)
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> Mapping[str, int]:
+        """The id of each token of its tokenizer; raises ConfigurationError where that cannot be used."""
+
+    def difference(self, variant: "CheckpointSource") -> str | None:
+        """How another checkpoint is no variant of this model, which would answer the same requests with the same
+        blocks; None where it is one.
+        """
+        for what, size, its in zip(_SIZES, self._sizes, variant._sizes, strict=True):
+            if size != its:
+                return f"its {what} is {its}, not {size}"
+        own_ids, its_ids = self.vocabulary, variant.vocabulary
+        changed = [token for token in own_ids.keys() | its_ids.keys() if own_ids.get(token) != its_ids.get(token)]
+        count = counted(len(changed), "token")
+        return f"{count} of the vocabulary have another id, such as {min(changed)!r}" if changed else None
+
+    @property
+    def _sizes(self) -> tuple[object, ...]:
+        text = self.config.get_text_config(decoder=True)
+        limits = self.limits
+        return type(self).__name__, self.takes_pictures, limits.num_total_blocks, text.hidden_size, limits.num_experts
+
+    @abstractmethod
+    def memory_of(self, config: ModelConfig, device: torch.device) -> tuple[ModelSizes, Loading]:
+        """Its sizes, and how it is to be loaded, for `memory_lines`."""
+
+    @property
+    def prepare_request(self) -> Callable[..., Any] | None:
+        """What makes its requests without the loaded model; None where only that can."""
+        return None
 
     @abstractmethod
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> StagedModel:

@@ -40,7 +40,14 @@ from experiment_core_utils.planning.estimate import (
     source_sentences,
 )
 from experiment_core_utils.planning.fingerprint import agreed_fingerprint
-from experiment_core_utils.planning.plan import RequestedRun, left_out_by, max_new_tokens_of, plan_size, requested_run
+from experiment_core_utils.planning.plan import (
+    RequestedRun,
+    left_out_by,
+    loads_decided,
+    max_new_tokens_of,
+    plan_size,
+    requested_run,
+)
 from experiment_core_utils.planning.remarks import (
     broken_rows,
     broken_rows_lines,
@@ -95,8 +102,12 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     requested = requested_run(config)
     source, task, drawn = requested.source, requested.task, requested.drawn
     accelerator = setup_distributed(config.machine)
-    device = choose_device(config.machine.device, accelerator.local_process_index)
-    set_cpu_threads(config.machine.num_threads, processes_on_this_machine(accelerator))
+    device, here = (
+        choose_device(config.machine.device, accelerator.local_process_index),
+        processes_on_this_machine(accelerator),
+    )
+    set_cpu_threads(config.machine.num_threads, here)
+    requested = loads_decided(requested, device, here)
     dtype = choose_dtype(config.model.precision, device)
     limit = max_new_tokens_of(config.task, task)
     planned = source.planned_requests(task, drawn.sample_ids, limit)

@@ -42,7 +42,10 @@ def agreed_fingerprint(requested: RequestedRun, accelerator: Accelerator) -> str
     Raises:
         WorkerLost: (in all of them) a process would measure something else than the main one.
     """
-    parts = fingerprint_parts(requested, accelerator), requested.source.digest()
+    digests = [each.digest() for each in (requested.source, *requested.variants.values())]
+    parts = fingerprint_parts(requested, accelerator), *digests
+    if requested.in_turn_reason is not None:
+        parts = (*parts, "loads in turn")
     found = all_gather(short_digest(repr(parts)), accelerator)
     others = [rank for rank, each in enumerate(found) if each != found[0]]
     if others:

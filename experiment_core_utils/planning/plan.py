@@ -1,24 +1,28 @@
 """The plan of a run: settings, samples and digest, and which settings still lack a result."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from experiment_core_utils.b_model_loader import find_requested_model
+import torch
+
+from experiment_core_utils.b_model_loader import find_requested_model, find_variants
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.knobs.active_blocks import block_choice_of, blocks_of
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.interface import KnobRequest, RequestedValues
+from experiment_core_utils.knobs.loading import Loading, config_of_loading, loadings_of, variant_of
 from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.registry import all_knobs, knob_named
 from experiment_core_utils.knobs.setting import Setting, check_label, reference_setting
 from experiment_core_utils.knobs.strategies import plan_settings
 from experiment_core_utils.meters.stability import measuring_order
-from experiment_core_utils.models.source import ModelSource
+from experiment_core_utils.models.source import CheckpointSource, ModelSource
 from experiment_core_utils.planning.estimate import PlanSize
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.records.settings import MeasuringOrder
@@ -117,11 +121,19 @@ class RequestedRun:
     drawn: SampledDataset[Sample]  #: the task's samples, in the order in which every setting measures them
     beside: Setting | None = None  #: the reference setting, where it is measured beside the grid
     placebo: Setting | None = None  #: the reference setting again, as a control; None without `--placebo`
+    variants: Mapping[str, CheckpointSource] = field(default_factory=dict)  #: other checkpoints of the model, by name
+    #: why the loadings are not in memory together; None where they are, or are not decided yet
+    in_turn_reason: str | None = None
 
     @property
     def settings(self) -> tuple[Setting, ...]:
         """The settings of the whole plan: the grid, then the reference setting where it is beside it, and a placebo."""
         return (*self.grid, *(each for each in (self.beside, self.placebo) if each is not None))
+
+    @property
+    def loadings(self) -> list[Loading]:
+        """How the settings need the model to be loaded, the run's own way first; servers have loaded theirs."""
+        return [()] if self.source.is_served else loadings_of(self.settings)
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
@@ -159,7 +171,12 @@ class RequestedRun:
     def order(self) -> MeasuringOrder:
         """Order in which the settings are measured."""
         measuring, seed = self.config.measuring, self.config.task.seed
-        return measuring_order(self.keys, measuring.setting_order, seed)
+        order = measuring_order(self.keys, measuring.setting_order, seed)
+        return order if self.in_turn_reason is None else replace(order, how="loads")
+
+    def source_of(self, loading: Loading) -> ModelSource:
+        """The checkpoint of a loading."""
+        return self.variants.get(variant_of(loading), self.source)
 
 
 def requested_run(config: ProfilingConfig) -> RequestedRun:
@@ -186,9 +203,54 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
         refuse_unfit_pictures(task, drawn.sample_ids, config.task, takes_pictures=takes_pictures, model=source.name)
     refuse_long_limits(task, config.knobs.answer_limit_list, max_new_tokens_of(config.task, task))
     reference, placebo = reference_beside(config, source, grid), placebo_beside(config, source)
-    requested = RequestedRun(config, source, grid, task, drawn, reference, placebo)
+    requested = RequestedRun(config, source, grid, task, drawn, reference, placebo, find_variants(config, source))
     source.refuse_settings(requested.settings, task, drawn.sample_ids, max_new_tokens_of(config.task, task))
     return requested
+
+
+def loads_decided(requested: RequestedRun, device: torch.device, processes_here: int) -> RequestedRun:
+    """The run, with the reason why its copies of the model are loaded in turn, where they are.
+
+    Args:
+        processes_here: that have copies of their own in the same memory.
+
+    Raises:
+        ConfigurationError: `--loads` has nothing to act on, or another flag does not go with it.
+    """
+    how, loadings = requested.config.model.loads, requested.loadings
+    if len(loadings) == 1:
+        if how == "auto":
+            return requested
+        raise ConfigurationError(f"--loads {how} is of several copies of the model, and there is one; drop it")
+    reason = (
+        "--loads in_turn"
+        if how == "in_turn"
+        else None
+        if how == "together"
+        else _room_lacking(requested, device, processes_here)
+    )
+    if reason is not None and requested.config.measuring.until_precision is not None:
+        raise ConfigurationError(
+            f"--until_precision looks at rounds, and copies of the model that are loaded in turn have none ({reason}); "
+            "drop it"
+        )
+    return replace(requested, in_turn_reason=reason)
+
+
+def _room_lacking(requested: RequestedRun, device: torch.device, processes_here: int) -> str | None:
+    """Why the copies of a run do not fit into memory together; None where they do, by estimate."""
+    needs = list[int]()
+    for loading in requested.loadings:
+        source = requested.source_of(loading)
+        assert isinstance(source, CheckpointSource)
+        asked = requested.config.model.model_copy(update=config_of_loading(loading))
+        sizes, how = source.memory_of(asked, device)
+        needs.append(how.need_bytes(sizes))
+    # On the CPU all processes take it from one memory.
+    need, room = sum(needs) * (processes_here if device.type == "cpu" else 1), how.room
+    if need <= room.free_bytes:
+        return None
+    return f"together they need {need / 1e9:.3g} GB, and {room.name} has {room.free_bytes / 1e9:.3g} GB free"
 
 
 def block_caveats(requested: RequestedRun, settings: Sequence[Setting]) -> list[Caveat]:

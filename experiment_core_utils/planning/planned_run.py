@@ -3,15 +3,16 @@
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from accelerate import Accelerator
 
 from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.knobs.loading import loading_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.planning.fingerprint import agreed_fingerprint
-from experiment_core_utils.planning.plan import RequestedRun, left_out_by, requested_run
+from experiment_core_utils.planning.plan import RequestedRun, left_out_by, loads_decided, requested_run
 from experiment_core_utils.planning.remarks import knob_lines, resumed_lines, unusable_lines_of, warnings_before
 from experiment_core_utils.planning.tidying import (
     check_and_make_folder,
@@ -22,7 +23,8 @@ from experiment_core_utils.planning.tidying import (
     settings_of,
     tidy_folder,
 )
-from experiment_core_utils.primitives.collectives import broadcast_from_main
+from experiment_core_utils.primitives.collectives import broadcast_from_main, processes_on_this_machine
+from experiment_core_utils.primitives.device import choose_device
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.primitives.texts import without_hidden
 from experiment_core_utils.records.journal import LOCK_NAME, only_run_in
@@ -81,6 +83,11 @@ def planned_run(
     """
     folder = config.machine.output_dir
     requested = requested_run(config)
+    here = processes_on_this_machine(accelerator)
+    device = choose_device(config.machine.device, accelerator.local_process_index)
+    # Free memory may differ between processes: the main one decides.
+    reason = broadcast_from_main(lambda: loads_decided(requested, device, here).in_turn_reason, accelerator)
+    requested = replace(requested, in_turn_reason=reason)
     check_and_make_folder(requested, energy)
     ledger = Ledger(folder, agreed_fingerprint(requested, accelerator))
     locks: list[RunLock] = []  # of the main process alone
@@ -91,6 +98,8 @@ def planned_run(
     aside = broadcast_from_main(lambda: tidy_folder(folder, ledger, order.keys, keys), accelerator)
     broadcast_from_main(lambda: fill_in_places(requested, ledger), accelerator)
     due = tuple(settings_of(keys, requested.settings))
+    if requested.in_turn_reason is not None:
+        due = tuple(sorted(due, key=lambda setting: requested.loadings.index(loading_of(setting))))
     left_out = left_out_by(config, requested.source, requested.grid)
     unusable = broadcast_from_main(lambda: unusable_lines_of(requested, due), accelerator)
     if accelerator.is_main_process:

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiment_core_utils.facts.variables import shown_endpoints, variables_of
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, fewer_by_default
-from experiment_core_utils.knobs.loading import loading_name, loadings_of
+from experiment_core_utils.knobs.loading import loading_name
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.models.request_work import unusable_lines
 from experiment_core_utils.planning.plan import (
@@ -38,9 +38,16 @@ def knob_lines(requested: RequestedRun) -> list[str]:
     """
     config, source, sampling = requested.config, requested.source, requested.drawn.sampling
     lines = [each.sentence for each in block_caveats(requested, requested.settings)]
-    names = [*map(loading_name, loadings_of(requested.settings))]
+    names = [*map(loading_name, requested.loadings)]
     if len(names) > 1:
-        lines.append(f"weights: {counted(len(names), 'model')} in memory together and by turns: {', '.join(names)}")
+        reason, copies = requested.in_turn_reason, f"{counted(len(names), 'model')} ({', '.join(names)})"
+        runs = counted(config.measuring.num_runs_per_sample, "run")
+        lines.append(
+            f"weights: {copies} in memory together and by turns"
+            if reason is None
+            else f"weights: {copies} in memory one at a time ({reason}); each of {runs} of a sample is of a new load, "
+            "in the order A B B A"
+        )
     if source.limits.top_k_limit is not None:
         lines.append("top-k: at most {}, since {}".format(*source.limits.top_k_limit))
     is_set = ACTIVE_BLOCKS.name not in source.limits.unsupported and source.limits.num_total_blocks != 1

@@ -16,7 +16,7 @@ from experiment_core_utils.c_prompt_processing import first_final_prompt
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.d_energy_tracking import agreed_meters
 from experiment_core_utils.facts.run_facts import facts_of_run
-from experiment_core_utils.knobs.loading import loading_name, loading_of, loadings_of
+from experiment_core_utils.knobs.loading import loading_name, loading_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.measuring.batches import Bench, untimed_line
@@ -104,7 +104,7 @@ def bench_of(
     proofs = settle_execution(model, requests, tuple(settings), taken, limit, timeout, accelerator)
     engines = model.describe()["execution_stages"]
     # Another loading may run by other engines.
-    as_it_is = [each.key for each in requested.settings if not loading_of(each)]
+    as_it_is = [each.key for each in requested.settings if requested.source.is_served or not loading_of(each)]
     refuse_other_engines(engines, context.ledger, as_it_is, context.journals, accelerator)
     answered, runs = len(ids) - len(latency_ids), config.measuring.num_runs_per_sample
     line = untimed_line(answered, len(latency_ids), runs, engines)
@@ -206,14 +206,14 @@ def device_of_run(requested: RequestedRun, accelerator: Accelerator, processes_h
     """The device of this process, once its CPU threads are set.
 
     Raises:
-        ConfigurationError: several processes would ask one server, each while the others are timed, or load several
-            copies of the model each.
+        ConfigurationError: several processes would ask one server, each while the others are timed, or share the
+            weights of several copies of the model.
     """
-    loadings = loadings_of(requested.settings)
-    if len(loadings) > 1 and accelerator.num_processes > 1:
+    loadings, sharing = requested.loadings, requested.config.model.tensor_parallel
+    if len(loadings) > 1 and sharing is not None:
         raise ConfigurationError(
-            f"{counted(len(loadings), 'model')} in memory ({', '.join(map(loading_name, loadings))}) are measured by "
-            f"one process, and {accelerator.num_processes} were launched: run knobprof alone, or one value in a run"
+            f"{counted(len(loadings), 'model')} ({', '.join(map(loading_name, loadings))}) are compared by processes "
+            f"that have whole ones, and those of --tensor_parallel {sharing} share one; drop it, or give one value"
         )
     if requested.source.is_served and accelerator.num_processes > 1:
         raise ConfigurationError(
@@ -256,13 +256,18 @@ def loaded_run(
     is_required = config.measuring.energy == "required"
     meters = agreed_meters(config, source, energy, accelerator) if is_required else None
     on_device = device_of_run(requested, accelerator, here)
-    model = load_requested(config, source, settings, on_device, crew_of(config), shown=context.is_main)
+    crew = crew_of(config)
+    at_once = requested.variants, requested.in_turn_reason is not None
+    model = load_requested(config, source, settings, on_device, crew, *at_once, shown=context.is_main)
     first = first_final_prompt(
         requested.task, model, requested.sample_ids, first_crops(requested), config.measuring.sample_timeout
     )
     meters = meters or agreed_meters(config, source, energy, accelerator)
     has_energy = meters is not None or config.measuring.energy not in ("auto", "off")
     unseen = unseen_in_server_caveats(source, has_energy, config.model)
+    if requested.in_turn_reason is not None:
+        copies, loads = len(requested.loadings), config.measuring.num_runs_per_sample
+        unseen.append(caveat("loads_in_turn", copies=copies, loads=loads))
     bench = bench_of(model, requested, context, accelerator, here, settings)
     at = requested, accelerator, model.device, here, experiment_id, model.describe(), first, started, unseen, run_uid
     # Now: a process that ends during the run has no cores to be asked for.

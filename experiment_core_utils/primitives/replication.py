@@ -16,8 +16,9 @@ from scipy import stats
 
 from experiment_core_utils.primitives.texts import counted
 
-# `pass`: a window of all samples of a setting; `run`: a process on a machine.
-Level = Literal["sample", "picture", "round", "pass", "run"]
+# `pass`: a window of all samples of a setting; `load`: a copy of the model from when it is loaded until it is dropped;
+# `run`: a process on a machine.
+Level = Literal["sample", "picture", "round", "pass", "load", "run"]
 # Windows are repeated in passes; with fewer the spread between them is as good as unknown.
 FEWEST_PASSES = 3
 # What is suggested: Student's t of three degrees of freedom tells differences of a few windows' spreads.
@@ -43,13 +44,13 @@ class Component:
         return cls("run", 1, variance * (places[:, None] == places), math.inf)
 
     @classmethod
-    def of_passes(cls, logarithms: np.ndarray) -> "Component":
-        """What a setting's windows have, by [S, P] logarithms of its mean in each of P passes, two or more.
+    def of_passes(cls, logarithms: np.ndarray, level: Level = "pass") -> "Component":
+        """What a setting's windows, or loads, have, by [S, P] logarithms of its mean in each of P passes, two or more.
 
         Differences are taken within a pass, so that what a whole pass shares is in none of them.
         """
         passes = logarithms.shape[1]
-        return cls("pass", passes, np.atleast_2d(np.cov(logarithms)) / passes, passes - 1, is_each_alone=True)
+        return cls(level, passes, np.atleast_2d(np.cov(logarithms)) / passes, passes - 1, is_each_alone=True)
 
     @property
     def deviation(self) -> float:
@@ -87,8 +88,8 @@ class Replication:
     """The levels that differences of S settings rest on."""
 
     levels: tuple[Level, ...] = ("sample", "picture")
-    #: how the levels beyond samples are known: `rounds` (nothing to know), `passes`, `runs` (rounds of several runs,
-    #: whose variance is stated), `unknown` or `open_loop`
+    #: how the levels beyond samples are known: `rounds` (nothing to know), `passes`, `loads`, `runs` (rounds of several
+    #: runs, whose variance is stated), `unknown` or `open_loop`
     source: str = "rounds"
     components: tuple[Component, ...] = ()
     #: a predicate of the quantity: what was not repeated though it varies between settings, and what would decide
@@ -188,6 +189,24 @@ def in_passes(means: Sequence[Sequence[float]]) -> Replication:
         )
     logarithms = np.log([own[:passes] for own in means])
     return Replication(("sample", "picture", "pass"), "passes", (Component.of_passes(logarithms),))
+
+
+def in_loads(means: Sequence[Sequence[float]]) -> Replication:
+    """Of times that are of one load of the model in each pass.
+
+    Args:
+        means: of each setting, the mean over samples of the logarithm of the run in each pass, all of as many passes.
+    """
+    loads = min(map(len, means), default=0)
+    if loads < FEWEST_PASSES:
+        return Replication(
+            ("sample", "picture"),
+            "loads",
+            undecided=f"is of {counted(loads, 'load')} of each copy of the model, and a verdict needs {FEWEST_PASSES}; "
+            f"give --num_runs_per_sample {PASSES_THAT_DECIDE}",
+        )
+    component = Component.of_passes(np.array([own[:loads] for own in means]), "load")
+    return Replication(("sample", "picture", "load"), "loads", (component,))
 
 
 def across_runs(within: Replication, variance: float, runs: Sequence[object]) -> Replication:

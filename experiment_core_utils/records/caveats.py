@@ -153,6 +153,11 @@ Caveat.KINDS = {
         "open loop: requests came at {request_rate:g} a second, and their times count from then; those of neighbours "
         "depend on each other, so that intervals are too narrow where requests wait".format_map,
     ),
+    "loads_in_turn": CaveatKind(
+        "note",
+        "loads: {copies} copies of the model were in memory one at a time; each of {loads} runs of a sample is of "
+        "another load, and times are compared by their spread between loads".format_map,
+    ),
     "open_loop_short": CaveatKind(
         "warning",
         "open loop: up to {most_under_way} of the {batch} requests of a batch were under way at once: most of them met "

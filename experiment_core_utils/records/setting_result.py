@@ -139,7 +139,8 @@ class Precision(Record):
 class Order(Record):
     """The order in which a run measured its settings, and the place of one among them."""
 
-    #: `rounds`: for each sample, all settings in turn; at commit dfe8f148 also `blocked`: one setting after another
+    #: `rounds`: for each sample, all settings in turn; `loads`: so far as they share a copy of the model, which is
+    #: loaded anew for each run of the samples; at commit dfe8f148 also `blocked`: one setting after another
     how: str | None = None
     seed: int | None = None  #: what the order was drawn by; None if it is that of the plan
     position: Count | None  #: place of this setting in the plan's order, from 0; None if not measured

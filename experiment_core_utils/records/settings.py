@@ -134,6 +134,7 @@ class MeasuringOrder:
 
     seed: int | None  #: of the shuffle; None for the order of the plan
     keys: tuple[str, ...]  #: `Setting.key` of every setting of the plan, done or due, in that order
+    how: str = "rounds"  #: or `loads`, where one copy of the model is in memory at a time
 
 
 @dataclass(frozen=True)

@@ -342,5 +342,5 @@ def test_the_readme_lists_the_knobs_of_the_registry() -> None:
     knobs = [each for each in own if each is not PLACEBO]
     assert [title for title, _ in rows] == [each.title for each in knobs]
     for (title, cell), knob in zip(rows, knobs, strict=True):
-        flags = {flag for flag in knob.flags.model_fields if flag.endswith("_list")} or {"endpoint"}
+        flags = {flag for flag in knob.flags.model_fields if flag.endswith("_list")} or {"variant", "endpoint"}
         assert set(re.findall(r"`--(\w+)`", cell)) == flags, title

@@ -26,7 +26,7 @@ BOTH = Setting.of(top_k=2, number_format="bfloat16", attention="flash_attention_
 
 
 def request(limits: KnobLimits, **flags: Any) -> KnobRequest:
-    every = dict.fromkeys(knob.flag for knob in LOADING_KNOBS)
+    every = dict.fromkeys(knob.flag for knob in LOADING_KNOBS if isinstance(knob, LoadingKnob))
     return KnobRequest(SimpleNamespace(**{**every, **flags}), limits, "m", None, False)
 
 

@@ -25,7 +25,7 @@ KNOBS = (PICTURE_SIDE, ANSWER_LIMIT, REASONING_EFFORT)
 
 def request(limits: KnobLimits, **flags: Any) -> KnobRequest:
     every = dict.fromkeys(("picture_side_list", "answer_limit_list", "reasoning_effort_list"))
-    return KnobRequest(SimpleNamespace(**{**every, **flags}), limits, "m", Path("m"), False)
+    return KnobRequest(SimpleNamespace(variant_paths={}, **{**every, **flags}), limits, "m", Path("m"), False)
 
 
 @pytest.mark.parametrize(("knob", "values"), [(PICTURE_SIDE, (336, 672)), (REASONING_EFFORT, ("low", "high"))])
@@ -68,7 +68,7 @@ def test_several_servers_are_values_and_one_is_none() -> None:
     assert VARIANT.requested(request(ONE)).values == VARIANT.requested(request(HERE)).values == ()
     assert reference_setting(TWO).levels == {"vision": "own", "variant": "q8-0"}
     assert reference_setting(ONE).levels == {"vision": "own"}
-    with pytest.raises(ConfigurationError, match="is not a name of a server"):
+    with pytest.raises(ConfigurationError, match="is not a name of a variant"):
         VARIANT.of_level("a b")
 
 

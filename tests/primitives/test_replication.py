@@ -13,6 +13,7 @@ from experiment_core_utils.primitives.replication import (
     UNKNOWN,
     Component,
     across_runs,
+    in_loads,
     in_passes,
 )
 from tests.hand_made_replication import with_variance
@@ -44,6 +45,16 @@ def test_passes_are_paired() -> None:
     assert half.variances(0)[1] == pytest.approx(1 / 12)
     # Those that all settings have count.
     assert in_passes([[1.0] * 5, [2.0] * 3]).components[0].replicates == 3
+
+
+def test_loads_are_a_level_of_their_own_and_three_decide() -> None:
+    # Differences of logs 1, 0, 2 as above.
+    found = in_loads([[0.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
+    assert found.variances(0) == pytest.approx([0.0, 1 / 3]) and found.levels == ("sample", "picture", "load")
+    assert (found.source, found.components[0].level, found.degrees) == ("loads", "load", 2)
+    assert in_loads([[0.0, 2.0], [1.0, 2.0]]).undecided == (
+        "is of 2 loads of each copy of the model, and a verdict needs 3; give --num_runs_per_sample 4"
+    )
 
 
 def test_settings_of_one_run_share_its_speed() -> None:

@@ -553,7 +553,7 @@ class EndpointModel:
 
     @property
     def _connection(self) -> Connection:
-        name = self._setting.value(VARIANT.name)
+        name = self._setting.values.get(VARIANT.name)
         return next(iter(self.connections.values())) if name is None else self.connections[name]
 
     def _more(self) -> dict[str, Any]:

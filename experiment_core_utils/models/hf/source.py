@@ -1,7 +1,8 @@
 """Checkpoints of transformers as a backend."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -9,6 +10,7 @@ from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.text import Quantisation
 from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
 from experiment_core_utils.models.common.preferences import Preferences, preferences_in
+from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import (
     HFSource,
@@ -16,6 +18,7 @@ from experiment_core_utils.models.hf.loader import (
     find_hf_model,
     limits_of,
     load_hf_model,
+    memory_of,
     refuse_as_loaded,
 )
 from experiment_core_utils.models.hf.request_work import TransformersWork
@@ -71,11 +74,24 @@ class TransformersCheckpoint(CheckpointSource):
     def prompt_date(self) -> str | None:
         return self.hf.requests.prompt_date
 
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        ids: dict[str, int] = self.hf.requests.tokenizer.get_vocab()
+        return ids
+
     def decoding_preferences(self) -> Preferences:
         return preferences_in(self.folder, self.hf.requests.tokenizer, self.name)
 
     def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
         return TransformersWork(self.hf, task, sample_ids, limit)
+
+    def memory_of(self, config: ModelConfig, device: torch.device) -> tuple[ModelSizes, Loading]:
+        dtype = choose_dtype(config.precision, device)
+        return memory_of(self.hf, dtype, device, config.quantization, config.device_map, config.tensor_parallel or 1)
+
+    @property
+    def prepare_request(self) -> Callable[..., Any]:
+        return self.hf.requests.make
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> StagedModel:
         """It raises ConfigurationError as `load_hf_model` and `refuse_as_loaded` do."""
@@ -103,6 +119,4 @@ def transformers_checkpoint(requested: RequestedModel) -> TransformersCheckpoint
     """The requested model; raises ConfigurationError as `find_hf_model` and `limits_of` do."""
     files = requested.files
     found = find_hf_model(requested.path, files.folder, files.config, requested.chat)
-    return TransformersCheckpoint(
-        requested.path, limits_of(found), files.revision, files.folder, found.config, found
-    )
+    return TransformersCheckpoint(requested.path, limits_of(found), files.revision, files.folder, found.config, found)

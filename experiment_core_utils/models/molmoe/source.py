@@ -1,6 +1,6 @@
 """MolmoE checkpoints as a backend."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,9 +8,16 @@ import torch
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
 from experiment_core_utils.models.common.preferences import Preferences, preferences_in
+from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes
 from experiment_core_utils.models.molmoe import MolmoeConfig
 from experiment_core_utils.models.molmoe.checkpoint.published import PUBLISHED_MODEL_TYPE
-from experiment_core_utils.models.molmoe.loader import find_molmoe_config, load_molmoe, molmoe_limits
+from experiment_core_utils.models.molmoe.loader import (
+    find_molmoe_config,
+    load_molmoe,
+    load_processor,
+    memory_of,
+    molmoe_limits,
+)
 from experiment_core_utils.models.molmoe.request_work import MolmoeWork
 from experiment_core_utils.models.pausable import PausableModel
 from experiment_core_utils.models.request_work import PlannedRequests
@@ -36,12 +43,20 @@ class MolmoeCheckpoint(CheckpointSource):
     def prompt_family(self) -> PromptFamily:
         return "molmo"
 
+    @property
+    def vocabulary(self) -> Mapping[str, int]:
+        ids: dict[str, int] = load_processor(self).tokenizer.get_vocab()
+        return ids
+
     def decoding_preferences(self) -> Preferences:
         """None of them is kept."""
         return preferences_in(self.folder, None, self.name).nothing_kept()
 
     def planned_requests(self, task: Task, sample_ids: Sequence[int], limit: int) -> PlannedRequests:
         return MolmoeWork(self, task, sample_ids, limit)
+
+    def memory_of(self, config: ModelConfig, device: torch.device) -> tuple[ModelSizes, Loading]:
+        return memory_of(self, choose_dtype(config.precision, device), device)
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> PausableModel:
         """It raises ConfigurationError where it is to be quantised, or as `load_molmoe` does."""
@@ -69,6 +84,4 @@ def molmoe_checkpoint(requested: RequestedModel) -> MolmoeCheckpoint | None:
     config = find_molmoe_config(files.folder, files.config)
     requested.chat.refuse_without_template(requested.path)
     is_published = model_type == PUBLISHED_MODEL_TYPE
-    return MolmoeCheckpoint(
-        requested.path, molmoe_limits(config), files.revision, files.folder, config, is_published
-    )
+    return MolmoeCheckpoint(requested.path, molmoe_limits(config), files.revision, files.folder, config, is_published)

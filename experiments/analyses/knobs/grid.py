@@ -18,6 +18,7 @@ from experiment_core_utils.primitives.replication import (
     UNKNOWN,
     Replication,
     across_runs,
+    in_loads,
     in_passes,
 )
 from experiment_core_utils.primitives.statistics import fraction_of, mean_of
@@ -28,7 +29,7 @@ from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.tasks.answers import scored_text
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.knobs.controls import controls_of
-from experiments.analyses.knobs.run_variance import is_in_rounds, stated_run_deviation
+from experiments.analyses.knobs.run_variance import is_in_loads, is_in_rounds, means_of_loads, stated_run_deviation
 from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
 from experiments.analyses.sweeps import StoredSetting, Sweep, load_sweeps
@@ -151,7 +152,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         energy_j=_matrix(rows, ids, lambda sample: sample.energy_j),
         flops=_matrix(rows, ids, lambda sample: sample.request_flops),
         log_times=log_times,
-        times=_times_of(settings),
+        times=_times_of(settings, rows),
         energies=_energies_of(settings),
         prompts=tuple(metadata[sample_id].prompt or metadata[sample_id].question for sample_id in ids),
         unreadable=tuple(unreadable_fraction(each.result) for each in settings),
@@ -216,10 +217,17 @@ def mean_log_time(sample: SampleResult) -> float | None:
     return mean_of([math.log(run.T_total) for run in sample.runs])
 
 
-def _times_of(settings: Sequence[StoredSetting]) -> Replication:
-    """The levels at which times were repeated: rounds and runs; not known of settings that did not take turns."""
+def _times_of(settings: Sequence[StoredSetting], rows: Sequence[SamplesById]) -> Replication:
+    """The levels at which times were repeated: rounds or loads, and runs; not known of settings that did not take
+    turns.
+
+    Args:
+        rows: samples of each setting, by id.
+    """
     if any(each.result.open_loop is not None for each in settings):
         return OPEN_LOOP
+    if all(is_in_loads(each.result) for each in settings) and len({each.run for each in settings}) == 1:
+        return in_loads(means_of_loads(rows))
     in_turn = all(_shared_rounds([each.result for each in own]) for own in _by_run(settings).values())
     return _with_runs(IN_ROUNDS if in_turn else UNKNOWN, settings)
 
