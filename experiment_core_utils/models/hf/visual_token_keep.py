@@ -19,6 +19,7 @@ from PIL import Image
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
 
+from experiment_core_utils.engines.kept_tokens import kept_places
 from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP, KeptTokens
 from experiment_core_utils.models.common.placement import device_of
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
@@ -254,7 +255,7 @@ class Shortened:
         for ids, places, dropped in zip(self._found.token_ids, self._found.on_device, self._dropped, strict=True):
             is_kept = torch.ones(self._whole, dtype=torch.bool, device=device)
             if len(places):
-                chosen = self._value.places(features[before : before + len(places)], ids)
+                chosen = kept_places(self._value, features[before : before + len(places)], ids)
                 is_kept = is_kept.index_fill(0, places, False).index_fill(0, places.index_select(0, chosen), True)
                 kept_rows.append(chosen + before)
                 before += len(places)

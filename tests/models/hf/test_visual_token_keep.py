@@ -11,6 +11,7 @@ import torch
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.engines.cuda_graphs import Reruns
+from experiment_core_utils.engines.kept_tokens import kept_places
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
@@ -78,7 +79,7 @@ def logits_by_hand(model: TransformersModel, keep: KeptTokens, inputs: Mapping[s
     is_image = ids[0] == model.requests.placeholder
     places = is_image.nonzero().flatten().tolist()
     assert len(places) == len(features)
-    kept = keep.places(features, ids[0, places[0] :].tolist()).tolist()
+    kept = kept_places(keep, features, ids[0, places[0] :].tolist()).tolist()
     dropped = set(places) - {places[each] for each in kept}
     stay = [place for place in range(ids.shape[1]) if place not in dropped]
     assert len(kept) == int(len(places) * keep.fraction + 0.5)
