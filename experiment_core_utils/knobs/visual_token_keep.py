@@ -9,11 +9,8 @@ position that it has in the whole prompt. The rules see features only, no attent
 """
 
 import math
-import zlib
-from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -28,10 +25,6 @@ from experiment_core_utils.knobs.interface import (
 )
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.flag_fields import Fraction, Listed, Part
-
-if TYPE_CHECKING:
-    # Knobs are needed before anything of torch, which takes long to import.
-    import torch
 
 Rule = Literal["uniform", "random", "norm", "divprune"]
 _LABEL = "keep"
@@ -48,52 +41,6 @@ class KeptTokens:
     def count(self, features: int) -> int:
         """How many of so many features are kept."""
         return min(features, max(1, math.floor(features * self.fraction + 0.5)))
-
-    def places(self, features: "torch.Tensor", token_ids: Sequence[int]) -> "torch.Tensor":
-        """The places [K] of the kept ones among features [N, H], ascending, on their device, which is not waited for.
-
-        Args:
-            token_ids: of the prompt from its first image token on, on the host; `random` draws by them and the seed, so
-                that a request has the same places in every run and batch.
-        """
-        import torch
-
-        total, device = features.shape[0], features.device
-        kept = self.count(total)
-        if self.rule == "uniform":
-            steps = torch.arange(kept, device=device)
-            return (2 * steps + 1) * total // (2 * kept)
-        if self.rule == "random":
-            seed = zlib.crc32(array("q", (self.seed, *token_ids)).tobytes())
-            drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:kept]
-            return drawn.sort().values.to(device, non_blocking=True)
-        if self.rule == "norm":
-            return features.float().norm(dim=-1).topk(kept).indices.sort().values
-        return _most_diverse(features.float(), kept).sort().values
-
-
-def _most_diverse(features: "torch.Tensor", kept: int) -> "torch.Tensor":
-    """Places of the features whose smallest cosine distance to each other is large, chosen one after the other.
-
-    The greedy solution of the max-min diversity problem, as DivPrune takes it (Alvar, Singh, Akbari, Zhang: "DivPrune:
-    Diversity-based Visual Token Pruning for Large Multimodal Models", CVPR 2025, arXiv 2503.02175): first the feature
-    whose nearest other is farthest, then always the one whose nearest chosen one is farthest.
-    """
-    import torch
-
-    directions = torch.nn.functional.normalize(features.detach(), dim=-1)
-    distances = 1 - directions @ directions.T
-    is_self = torch.eye(len(features), dtype=torch.bool, device=features.device)
-    place = distances.masked_fill(is_self, math.inf).amin(dim=1).argmax(keepdim=True)
-    chosen = [place]
-    # Of each feature that is not chosen; four small kernels a step, which are its whole time on a GPU.
-    nearest = distances.index_select(0, place)[0].index_fill_(0, place, -math.inf)
-    for _ in range(kept - 1):
-        place = nearest.argmax(keepdim=True)
-        torch.minimum(nearest, distances.index_select(0, place)[0], out=nearest)
-        nearest.index_fill_(0, place, -math.inf)
-        chosen.append(place)
-    return torch.cat(chosen)
 
 
 class KeepFlags(Part):

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.facts.variables import knob_flags
@@ -11,7 +10,7 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.interface import CannotBeSeen, KnobLimits, KnobRequest
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import own_target
-from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP, KeptTokens, Rule
+from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP, KeptTokens
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.records.requests import KnobProof, RequestShape
 
@@ -34,32 +33,6 @@ def request(*flags: str, limits: KnobLimits = LIMITS, seed: int = 42) -> KnobReq
 )
 def test_the_number_kept_is_rounded_half_up_and_never_none(fraction: float, features: int, kept: int) -> None:
     assert KeptTokens(fraction).count(features) == kept
-
-
-@pytest.mark.parametrize(
-    ("rule", "places"),
-    [
-        # The middles of 3 equal parts of 7 places.
-        ("uniform", [1, 3, 5]),
-        # Lengths are 1, 2, 5, 3, 1, 1, 4.
-        ("norm", [2, 3, 6]),
-        # Directions 0, 0, 0, 90, 0, 180, 45 degrees: the nearest other of 180 is farthest (1 off 90), then 0 is 2 off
-        # it (the first of them), and 90 is 1 off both.
-        ("divprune", [0, 3, 5]),
-    ],
-)
-def test_each_rule_keeps_its_own_in_their_order(rule: Rule, places: list[int]) -> None:
-    features = torch.tensor([[1, 0], [2, 0], [5, 0], [0, 3], [1, 0], [-1, 0], [2.83, 2.83]])
-    assert KeptTokens(0.43, rule).places(features, [1, 2]).tolist() == places
-
-
-def test_random_places_depend_on_the_seed_and_the_prompt_alone() -> None:
-    features = torch.zeros(40, 2)
-    first = KeptTokens(0.5, "random", 1).places(features, [5, 6]).tolist()
-    assert first == KeptTokens(0.5, "random", 1).places(features + 1, [5, 6]).tolist() == sorted(set(first))
-    assert len(first) == 20
-    assert first != KeptTokens(0.5, "random", 2).places(features, [5, 6]).tolist()
-    assert first != KeptTokens(0.5, "random", 1).places(features, [5, 7]).tolist()
 
 
 def test_a_fraction_is_named_behind_vision_and_read_back() -> None:

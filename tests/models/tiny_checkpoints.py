@@ -312,11 +312,11 @@ UNBATCHABLE_FAMILIES: dict[str, _Family] = {
 }
 
 
-def write_checkpoint(family: str, folder: Path, **tower: int) -> Path:
+def write_checkpoint(family: str | _Family, folder: Path, **tower: int) -> Path:
     """A whole checkpoint of a family, of `TEXT_FAMILIES`, `VISION_FAMILIES` or an unusual one, with random weights and
     other sizes of the vision tower; gives the folder.
     """
-    made = (_FAMILIES | UNBATCHABLE_FAMILIES)[family]
+    made = (_FAMILIES | UNBATCHABLE_FAMILIES)[family] if isinstance(family, str) else family
     tokenizer = _tokenizer(made.specials)
     config: Any = made.config(_Ids(tokenizer))
     for name, value in tower.items():

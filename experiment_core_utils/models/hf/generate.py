@@ -24,7 +24,7 @@ from experiment_core_utils.engines.answer_ends import NO_ENDS, AnswerEnds, EosSo
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed, replaced_method
-from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
+from experiment_core_utils.models.hf.visual_token_keep import ENCODER, PictureEncoder, VisualTokens
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import SettingError
 from experiment_core_utils.primitives.finite_logits import logits_watched
@@ -141,8 +141,8 @@ def vision_entry(model: PreTrainedModel) -> nn.Module | str | None:
     """The place where pictures are encoded: the name of the base model's method, else the encoder; None in a text
     model.
     """
-    if hasattr(model.base_model, "get_image_features"):
-        return "get_image_features"
+    if hasattr(model.base_model, ENCODER):
+        return ENCODER
     encoder = model.get_encoder(modality="image")
     return None if encoder is model or encoder is model.base_model else encoder
 
@@ -171,8 +171,6 @@ def _vision_marked(model: PreTrainedModel, stages: _StageMarks) -> Iterator[None
         yield
 
 
-_PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
-_ENCODER = "get_image_features"
 # What `forward` calls its cache; the second name is that of the Mamba models.
 _CACHE_NAMES = ("past_key_values", "cache_params")
 
@@ -222,15 +220,14 @@ class GenerateStages:
         self._takes_positions = "position_ids" in taken
         self._cache_name = next((name for name in _CACHE_NAMES if name in taken), _CACHE_NAMES[0])
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
-        encoder = getattr(model.base_model, _ENCODER, None)
         self.visual_tokens = visual_tokens
         self._host_copies: Any = WeakIdKeyDictionary()
-        self._encoder_arguments = None if encoder is None else tuple(inspect.signature(encoder).parameters)
+        self._encoder = PictureEncoder(model)
 
     @property
     def can_encode_alone(self) -> bool:
         """Whether pictures can be encoded by themselves and not only inside the prefill."""
-        return self._encoder_arguments is not None
+        return self._encoder.arguments is not None
 
     def note(self, host_inputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
         """Remember the host's copies of a request's ids, masks and sizes, so that no prefill by an engine waits for the
@@ -242,10 +239,7 @@ class GenerateStages:
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """The base model's features of the pictures; None without one, or where they are encoded in the prefill."""
-        if self._encoder_arguments is None or not any(name in inputs for name in _PIXELS):
-            return None
-        given = {name: inputs[name] for name in self._encoder_arguments if name in inputs}
-        return getattr(self._model.base_model, _ENCODER)(**given, return_dict=True)
+        return self._encoder.encode(inputs)
 
     def prefill(
         self, inputs: Mapping[str, Any], features: Any, by_engine: bool = False
@@ -259,7 +253,7 @@ class GenerateStages:
         model, ids = self._model, inputs["input_ids"]
         with ExitStack() as stack:
             if features is not None:
-                stack.enter_context(replaced_method(model.base_model, _ENCODER, lambda *_, **__: features))
+                stack.enter_context(replaced_method(model.base_model, ENCODER, lambda *_, **__: features))
             shortened = None
             if self.visual_tokens is not None:
                 shortened = stack.enter_context(self.visual_tokens.shortening(ids))

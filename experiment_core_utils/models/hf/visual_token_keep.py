@@ -1,35 +1,60 @@
-"""Fewer image tokens in a transformers model: the decoder is given a prompt without those that are dropped.
+"""Fewer image tokens in a transformers model: its base model is given a prompt without those that are dropped.
 
-Everything in front of the decoder runs as ever. Where `generate()` goes on from there, its masks and positions, which
-are those of the whole prompt, are shortened at every step; the stages go on with the shorter prompt by themselves.
+Pictures are encoded as ever. Then ids, masks, kinds and positions lose the places of the dropped tokens, and features
+their rows, so that the base model itself merges both and makes masks and all else that goes by place. Where
+`generate()` goes on from there, its masks and positions, which are those of the whole prompt, are shortened at every
+step; the stages go on with the shorter prompt by themselves.
 """
 
+import functools
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
+from PIL import Image
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
 
+from experiment_core_utils.engines.kept_tokens import kept_places
 from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP, KeptTokens
+from experiment_core_utils.models.common.placement import device_of
+from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
 from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT, HFRequests
+from experiment_core_utils.primitives.errors import KnobDidNotAct, SampleError, first_line
+from experiment_core_utils.tasks.interface import Sample
 
-# Families whose decoder takes the embeddings of the whole prompt, attends to what is before alone, and gets nothing
-# else by place than what `Shortened` shortens.
-FAMILIES = (
-    "idefics3",
-    "internvl",
-    "llava",
-    "llava_next",
-    "qwen2_5_vl",
-    "qwen2_vl",
-    "qwen3_vl",
-    "qwen3_vl_moe",
-    "smolvlm",
-)
+#: the base model's method that encodes pictures
+ENCODER = "get_image_features"
+# What `generate()` gives of pictures that it has encoded before.
+_ENCODED = "mm_encoder_outputs"
+_PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
+# The picture by which it is tried whether the knob can be turned.
+_TRIED = Image.new("RGB", (96, 64), (90, 120, 60))
+
+
+class PictureEncoder:
+    """The base model's encoder of pictures, where it has one by itself.
+
+    Attributes:
+        arguments: names of what it takes; None where pictures are encoded inside the prefill, and in a text model.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._base: Any = model.base_model
+        encoder = getattr(self._base, ENCODER, None)
+        self.arguments = None if encoder is None else tuple(inspect.signature(encoder).parameters)
+
+    def encode(self, inputs: Mapping[str, Any]) -> Any:
+        """The features of the pictures of a request; None without one, or where they are encoded in the prefill."""
+        if self.arguments is None or all(inputs.get(name) is None for name in _PIXELS):
+            return None
+        arguments = {name: inputs[name] for name in self.arguments if inputs.get(name) is not None}
+        return getattr(self._base, ENCODER)(**arguments, return_dict=True)
 
 
 @dataclass(frozen=True)
@@ -46,26 +71,39 @@ class VisualTokens:
     """Drops image tokens of a model, by the value of the knob in force.
 
     Args:
-        model: of one of `FAMILIES`, or a model that lacks the knob.
+        model: with or without pictures; without storage, what needs values is not tried.
         requests: of the same checkpoint.
     """
 
     def __init__(self, model: PreTrainedModel, requests: HFRequests) -> None:
-        self._decoder: Any = model.get_decoder()
-        self._requests, self._family = requests, model.config.model_type
+        self._model, self._base, self._requests = model, model.base_model, requests
+        self.encoder = PictureEncoder(model)
         self._noted: Any = WeakIdKeyDictionary()
         self.value = VISUAL_TOKEN_KEEP.neutral
 
-    @property
+    @cached_property
     def unsupported_reason(self) -> str | None:
+        """Why no image token can be dropped, tried by encoding a picture; None where they can."""
+        name, (width, height) = self._requests.name, _TRIED.size
         if not self._requests.has_vision:
-            return f"{self._requests.name} is a text model: it has no image tokens"
-        if self._family not in FAMILIES:
-            return (
-                f"what a {self._family} gives its decoder by place is not known here; image tokens can be dropped in "
-                f"{', '.join(FAMILIES)}"
-            )
-        return None
+            return f"{name} is a text model: it has no image tokens"
+        if self.encoder.arguments is None:
+            return f"its base model, a {type(self._base).__name__}, has no {ENCODER} that encodes pictures by itself"
+        device, dtype = device_of(self._model.get_input_embeddings()), self._model.dtype
+        try:
+            inputs = self._requests.make(Sample(0, name, "", (), _TRIED, ""), "Which?", None).inputs
+            tokens = int((inputs["input_ids"] == self._requests.placeholder).sum())
+            sent = {key: each.to(device, dtype if each.is_floating_point() else None) for key, each in inputs.items()}
+            with torch.inference_mode():
+                encoded = self.encoder.encode(sent)
+        except SampleError as error:
+            return f"a picture of {width} x {height} pixels cannot be used ({first_line(error)})"
+        except HF_CODE_ERRORS as error:
+            # Some code needs values, which the loaded model has.
+            return None if device.type == "meta" else f"its {ENCODER} fails by itself ({first_line(error)})"
+        if _features_in(encoded, tokens) is not None:
+            return None
+        return f"a picture of {width} x {height} pixels has {_mismatch(tokens, encoded)}"
 
     def put(self, value: KeptTokens) -> None:
         self.value = value
@@ -87,7 +125,7 @@ class VisualTokens:
 
     @contextmanager
     def shortening(self, ids: torch.Tensor) -> Iterator["Shortened | None"]:
-        """A context in which the decoder gets prompts of these ids [B, T] without the image tokens that are dropped.
+        """A context in which the base model gets prompts of these ids [B, T] without the image tokens that are dropped.
 
         Yields what was done, None where all are kept.
         """
@@ -95,17 +133,73 @@ class VisualTokens:
         if found is None or not any(found.places):
             yield None
             return
-        shortened, plain = Shortened(found, self.value), self._decoder.forward
+        shortened, plain = Shortened(found, self.value), self._base.forward
+        names = tuple(inspect.signature(plain).parameters)
 
+        # `generate()` reads which arguments it takes.
+        @functools.wraps(plain)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return plain(*args, **shortened.given(kwargs))
+            arguments = dict(zip(names, args, strict=False)) | kwargs
+            if shortened.is_chosen:
+                return plain(**shortened.behind(arguments))
+            before = arguments.get(_ENCODED) or {}
+            encoded = before["image"] if "image" in before else self.encoder.encode(arguments)
+            encoded, arguments = shortened.prompts(arguments, encoded)
+            if "image" in before:
+                return plain(**{**arguments, _ENCODED: {**before, "image": encoded}})
+            with replaced_method(self._base, ENCODER, lambda *_, **__: encoded):
+                return plain(**arguments)
 
-        with replaced_method(self._decoder, "forward", forward):
+        with replaced_method(self._base, "forward", forward):
             yield shortened
 
 
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors [..., H] that something is or is a sequence of; empty for anything else."""
+    tensors = [value] if isinstance(value, torch.Tensor) else value if isinstance(value, list | tuple) else []
+    return list(tensors) if all(isinstance(each, torch.Tensor) and each.dim() > 1 for each in tensors) else []
+
+
+def _num_rows(value: Any) -> int:
+    return sum(each.shape[:-1].numel() for each in _tensors(value))
+
+
+def _features_in(encoded: Any, total: int) -> torch.Tensor | None:
+    """Features [N, H] of what an encoder gave, N being `total`: its pooled output, else the first of so many rows."""
+    fields = encoded.values() if isinstance(encoded, Mapping) else [encoded]
+    candidates = [getattr(encoded, "pooler_output", None), *fields]
+    rows = next((_tensors(each) for each in candidates if _num_rows(each) == total), None)
+    return None if rows is None else torch.cat([each.flatten(0, -2) for each in rows])
+
+
+def _mismatch(tokens: int, encoded: Any) -> str:
+    rows = _num_rows(getattr(encoded, "pooler_output", encoded))
+    return f"{tokens} image tokens in its prompt, and its {ENCODER} gives {rows or 'no'} features"
+
+
+def _with_rows(encoded: Any, total: int, rows: torch.Tensor) -> Any:
+    """What an encoder gave with these rows alone of everything in it that has `total` of them."""
+    if isinstance(encoded, Mapping):
+        pooled = encoded.get("pooler_output")
+        # Beside the pooled output only sequences, as of several layers, go by place.
+        changed = {
+            name: _with_rows(value, total, rows)
+            for name, value in encoded.items()
+            if pooled is None or value is pooled or isinstance(value, list | tuple)
+        }
+        return type(encoded)(**{**encoded, **changed})
+    features = _features_in(encoded, total)
+    if features is None:
+        is_nested = isinstance(encoded, list | tuple)
+        return type(encoded)([_with_rows(each, total, rows) for each in encoded]) if is_nested else encoded
+    features = features.index_select(0, rows.to(features.device))
+    if isinstance(encoded, torch.Tensor):
+        return features.view(*[1] * (encoded.dim() - 2), *features.shape)
+    return type(encoded)([features])
+
+
 class Shortened:
-    """Prompts without the image tokens that are dropped, and what the decoder is given of them.
+    """Prompts without the image tokens that are dropped, and what the base model is given of them.
 
     Args:
         found: places of image tokens in the whole prompts.
@@ -122,36 +216,48 @@ class Shortened:
         self._is_token: torch.Tensor | None = None
         self._mask: torch.Tensor | None = None
 
-    def given(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The decoder's arguments for the prompts or for the tokens behind them, from those for the whole prompts."""
-        kwargs = dict(kwargs)
-        positions, mask = kwargs.get("position_ids"), kwargs.get("attention_mask")
-        if self._index is None:
-            kept = self._choose(kwargs["inputs_embeds"])
-            kwargs["inputs_embeds"] = self.along(kwargs["inputs_embeds"])
-            if kwargs.get("visual_pos_masks") is not None:
-                of_pictures: Any = self.along(kwargs["visual_pos_masks"])
-                kwargs["visual_pos_masks"] = of_pictures & self._is_token
-                kwargs["deepstack_visual_embeds"] = [each[kept] for each in kwargs["deepstack_visual_embeds"]]
-            kwargs["attention_mask"] = self.masked(mask)
-            kwargs["position_ids"] = self.positions(positions)
-        else:
-            kwargs["attention_mask"] = self.masked(mask)
-            if positions is not None:
-                kwargs["position_ids"] = self._with_numbered(positions, self._behind(positions))
-        return kwargs
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the prompts have been shortened."""
+        return self._index is not None
 
-    def _choose(self, embeddings: torch.Tensor) -> torch.Tensor:
-        """Choose the tokens; the places of the features that are kept, among the features of all prompts."""
-        device, features, rows, is_token, before = embeddings.device, [], [], [], 0
-        for row, (ids, places, dropped) in enumerate(
-            zip(self._found.token_ids, self._found.on_device, self._dropped, strict=True)
-        ):
+    def prompts(self, arguments: Mapping[str, Any], encoded: Any) -> tuple[Any, dict[str, Any]]:
+        """The kept features, and the base model's arguments for the shorter prompts, from those for the whole ones.
+
+        Raises:
+            KnobDidNotAct: other features than image tokens.
+        """
+        total = sum(map(len, self._found.places))
+        features = _features_in(encoded, total)
+        if features is None:
+            raise KnobDidNotAct(f"a request has {_mismatch(total, encoded)}")
+        ids = arguments["input_ids"]
+        encoded = _with_rows(encoded, total, self._choose(features.to(ids.device)))
+        shorter = {name: self.along(value) for name, value in arguments.items() if _is_along(value, ids)}
+        shorter["attention_mask"] = self.masked(arguments.get("attention_mask"))
+        if arguments.get("position_ids") is not None:
+            shorter["position_ids"] = self.positions(arguments["position_ids"])
+        return encoded, {**arguments, **shorter}
+
+    def behind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The base model's arguments for tokens behind the shorter prompts, from those behind the whole ones."""
+        positions, masks = (
+            arguments.get("position_ids"),
+            {"attention_mask": self.masked(arguments.get("attention_mask"))},
+        )
+        if positions is None:
+            return {**arguments, **masks}
+        return {**arguments, **masks, "position_ids": self._with_numbered(positions, self._behind(positions))}
+
+    def _choose(self, features: torch.Tensor) -> torch.Tensor:
+        """Choose the tokens; the places of the features that are kept among those of all prompts [N, H]."""
+        device, kept_rows, rows, is_token, before = features.device, [], [], [], 0
+        for ids, places, dropped in zip(self._found.token_ids, self._found.on_device, self._dropped, strict=True):
             is_kept = torch.ones(self._whole, dtype=torch.bool, device=device)
             if len(places):
-                kept = self._value.places(embeddings[row].index_select(0, places), ids)
-                is_kept = is_kept.index_fill(0, places, False).index_fill(0, places.index_select(0, kept), True)
-                features.append(kept + before)
+                chosen = kept_places(self._value, features[before : before + len(places)], ids)
+                is_kept = is_kept.index_fill(0, places, False).index_fill(0, places.index_select(0, chosen), True)
+                kept_rows.append(chosen + before)
                 before += len(places)
             # Stable, so that the first are those that are kept, in their order.
             order = torch.argsort(~is_kept, stable=True, dim=0)[: self._whole - dropped]
@@ -160,7 +266,7 @@ class Shortened:
             real = torch.ones_like(order, dtype=torch.bool)
             is_token.append(torch.nn.functional.pad(real, (filling, 0)))
         self._index, self._is_token = torch.stack(rows), torch.stack(is_token)
-        return torch.cat(features)
+        return torch.cat(kept_rows)
 
     def along(self, given: torch.Tensor) -> torch.Tensor:
         """What is given of each token, [B, T] or [B, T, H], of the tokens that are kept."""
@@ -185,7 +291,9 @@ class Shortened:
             return None
         assert self._is_token is not None
         mask = self._is_token.long() if self._mask is None else self._mask.long()
-        numbered = (mask.cumsum(-1) - 1).clamp(min=0)
+        # Some families count from 1.
+        first = (positions if positions.dim() == 2 else positions[0]).amin(dim=-1, keepdim=True)
+        numbered = (mask.cumsum(-1) - 1).clamp(min=0) + first
         if positions.dim() == 2:
             return numbered
         return self._with_numbered(torch.stack([self.along(each) for each in positions]), numbered)
@@ -215,3 +323,8 @@ class Shortened:
         if "position_ids" in found:
             found["position_ids"] = self.positions(found["position_ids"])
         return self.along(ids), found
+
+
+def _is_along(value: Any, ids: torch.Tensor) -> bool:
+    """Whether an argument says something of each token of ids [B, T]."""
+    return isinstance(value, torch.Tensor) and value.shape == ids.shape and not value.is_floating_point()

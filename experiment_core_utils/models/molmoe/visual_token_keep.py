@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from experiment_core_utils.engines.kept_tokens import kept_places
 from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP, KeptTokens
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeImageFeatures
 
@@ -78,7 +79,7 @@ class PlacedTokens:
         if found is None or features is None:
             return ids, features
         pooled = features.pooler_output[0].index_select(0, found.features)
-        kept = self.value.places(pooled, found.token_ids)
+        kept = kept_places(self.value, pooled, found.token_ids)
         places = found.places.index_select(0, kept)
         stays = torch.ones_like(ids[0], dtype=torch.bool)
         stays = stays.index_fill(0, found.places, False).index_fill(0, places, True)

@@ -1,5 +1,6 @@
 """Models of transformers with fewer image tokens: the logits of the model that is given the shorter prompt by hand."""
 
+import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.engines.cuda_graphs import Reruns
+from experiment_core_utils.engines.kept_tokens import kept_places
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
@@ -17,15 +19,18 @@ from experiment_core_utils.knobs.visual_token_keep import KeptTokens
 from experiment_core_utils.measuring.sample_runs import check_proof
 from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.hf.adapter import TransformersModel
-from experiment_core_utils.models.hf.visual_token_keep import FAMILIES
 from experiment_core_utils.primitives.errors import KnobDidNotAct
 from tests.models.hf.test_batch import SAMPLES, sample
 from tests.models.hf.test_graphed_stages import endless, read
 from tests.models.tiny_checkpoints import write_checkpoint
+from tests.models.tiny_pictures import PICTURE_FAMILIES
 
 STEPS = 4
 LOW = tier_target("low")
-TRIED = ["llava", "llava_next", "qwen2_5_vl", "qwen3_vl_moe", "internvl", "smolvlm", "idefics3"]
+# Of each way to place features: rows of one picture or of all, several kinds of positions, features for several blocks,
+# masks that let image tokens see each other, a window.
+CHECKPOINTS = ["llava", "llava_next", "qwen2_5_vl", "qwen3_vl_moe", "internvl", "smolvlm", "idefics3", "glm4v_moe"]
+TRIED = [*CHECKPOINTS, *PICTURE_FAMILIES]
 Loaded = Callable[[str], TransformersModel]
 
 
@@ -34,7 +39,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     @cache
     def written(family: str) -> Path:
         try:
-            return write_checkpoint(family, tmp_path_factory.mktemp(family))
+            return write_checkpoint(PICTURE_FAMILIES.get(family, family), tmp_path_factory.mktemp(family))
         except ImportError as error:
             # In older versions of transformers this processor needs torchvision.
             if family != "idefics3":
@@ -74,13 +79,15 @@ def logits_by_hand(model: TransformersModel, keep: KeptTokens, inputs: Mapping[s
     is_image = ids[0] == model.requests.placeholder
     places = is_image.nonzero().flatten().tolist()
     assert len(places) == len(features)
-    kept = keep.places(features, ids[0, places[0] :].tolist()).tolist()
+    kept = kept_places(keep, features, ids[0, places[0] :].tolist()).tolist()
     dropped = set(places) - {places[each] for each in kept}
     stay = [place for place in range(ids.shape[1]) if place not in dropped]
     assert len(kept) == int(len(places) * keep.fraction + 0.5)
 
     embeddings = plain.get_input_embeddings()(ids)[0].clone()
     embeddings[is_image] = features
+    for place, mark in enumerate(getattr(plain.config, "visual_indicator_token_ids", ())):
+        embeddings[ids[0] == mark] = encoded.visual_indicator_features[place]
     last = plain.get_input_embeddings()(torch.tensor([token]))
     given: dict[str, Any] = {"inputs_embeds": torch.cat([embeddings[stay], last])[None]}
     if "image_grid_thw" in inputs:
@@ -89,14 +96,21 @@ def logits_by_hand(model: TransformersModel, keep: KeptTokens, inputs: Mapping[s
         )
         given["position_ids"] = torch.cat([positions[:, :, stay], positions[:, :, -1:] + 1], dim=-1)
     else:
-        given["position_ids"] = torch.arange(len(stay) + 1)[None]
+        first = 1 if plain.config.model_type == "paligemma" else 0
+        given["position_ids"] = torch.arange(first, first + len(stay) + 1)[None]
     if getattr(encoded, "deepstack_features", None):
         given["visual_pos_masks"] = torch.cat([is_image[stay], torch.tensor([False])])[None]
         deepstack = [
             torch.cat(list(each)) if isinstance(each, tuple | list) else each for each in encoded.deepstack_features
         ]
         given["deepstack_visual_embeds"] = [each[kept] for each in deepstack]
-    hidden = plain.get_decoder()(**given, use_cache=False).last_hidden_state
+    runs = plain.get_decoder()
+    if "token_type_ids" in inputs:
+        # Its base model makes masks of them; a token behind the prompt is no picture, and sees what is before it alone.
+        behind = 0 if plain.config.model_type == "gemma3" else 1
+        given["token_type_ids"] = torch.cat([inputs["token_type_ids"][:, stay], torch.tensor([[behind]])], dim=1)
+        runs = plain.base_model
+    hidden = runs(**given, use_cache=False).last_hidden_state
     return plain.get_output_embeddings()(hidden[0, -2:])
 
 
@@ -135,7 +149,8 @@ def test_answers_are_those_of_the_stages_by_generate_by_graphs_and_in_batches(
     graphed = endless(TransformersModel(other.name, other.model, other.requests, "graph", Reruns()))
     setting = at(model, KeptTokens(0.3, "norm"), fewer=True)
     model.apply(setting)
-    requests = [request(model, place) for place in (0, 1, 2, 3)]
+    # PaliGemma's processor refuses a prompt without a picture.
+    requests = [request(model, place) for place in (0, 5 if family == "paligemma" else 1, 2, 3)]
     by_stages = [logits_by_stages(model, inputs) for inputs in requests]
     alone = [tuple(logits.argmax(dim=-1).tolist()) for logits in by_stages]
     assert run_staged(model, requests[2], STEPS).token_ids == alone[2]
@@ -151,20 +166,26 @@ def test_answers_are_those_of_the_stages_by_generate_by_graphs_and_in_batches(
         graphed.warm_up(inputs, STEPS)
         assert run_staged(graphed, inputs, STEPS).token_ids == expected
     assert not check_proof(graphed.prove(setting, requests[0]), setting, graphed)
-    assert graphed.describe()["execution_stages"]["prefill"] == "cuda graph"
+    is_graphed = graphed.describe()["execution_stages"]["prefill"] == "cuda graph"
+    assert is_graphed or "Sliding" in str(graphed.describe()["execution_reason"])
 
 
-def test_all_tokens_are_the_plain_run_to_the_bit(model_of: Loaded) -> None:
-    model = model_of("qwen2_5_vl")
-    inputs = request(model, 0)
+@pytest.mark.parametrize("family", TRIED)
+@torch.inference_mode()
+def test_all_tokens_are_the_plain_run_to_the_bit(model_of: Loaded, family: str) -> None:
+    model = model_of(family)
+    inputs = request(model, 2)
     model.apply(at(model, KeptTokens(0.5), fewer=False))
     fewer, _ = model.prefill(inputs, model.encode_image(inputs))
     model.apply(at(model, KeptTokens(1.0), fewer=False))
     logits, _ = model.prefill(inputs, model.encode_image(inputs))
-    with torch.inference_mode():
-        plain = model.model(**inputs, logits_to_keep=1).logits[:, -1]
-    assert torch.equal(logits, plain)
     assert not torch.equal(logits, fewer)
+    answered = model.model.generate(
+        **inputs, max_new_tokens=STEPS, return_dict_in_generate=True, output_logits=True, eos_token_id=None
+    )
+    assert torch.equal(logits, answered.logits[0])
+    found = run_staged(model, inputs, STEPS).token_ids
+    assert found == tuple(answered.sequences[0, inputs["input_ids"].shape[1] :].tolist())
 
 
 def test_a_prefill_of_another_length_is_no_proof(model_of: Loaded) -> None:
@@ -177,11 +198,17 @@ def test_a_prefill_of_another_length_is_no_proof(model_of: Loaded) -> None:
         check_proof(proof, half, model)
 
 
-def test_other_families_and_text_models_say_why_not(folder_of: Callable[[str], Path]) -> None:
-    assert set(TRIED) < set(FAMILIES)
-    reasons = {
-        family: find_model(str(folder_of(family))).limits.unsupported["visual_token_keep"]
-        for family in ("glm4v_moe", "llama")
-    }
-    assert reasons["glm4v_moe"].startswith("what a glm4v_moe gives its decoder by place is not known here")
-    assert "is a text model: it has no image tokens" in reasons["llama"]
+def test_families_without_image_tokens_or_features_say_what_was_seen(
+    folder_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    assert "visual_token_keep" not in find_model(str(folder_of("paligemma"))).limits.unsupported
+    reason = find_model(str(folder_of("llama"))).limits.unsupported["visual_token_keep"]
+    assert reason.endswith("is a text model: it has no image tokens")
+    # A processor that says more image tokens than the encoder gives features.
+    folder = write_checkpoint("internvl", tmp_path)
+    content = json.loads((folder / "processor_config.json").read_text())
+    (folder / "processor_config.json").write_text(json.dumps({**content, "image_seq_length": 5}))
+    reason = find_model(str(folder)).limits.unsupported["visual_token_keep"]
+    assert reason == (
+        "a picture of 96 x 64 pixels has 35 image tokens in its prompt, and its get_image_features gives 28 features"
+    )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from experiment_core_utils.engines.greedy import generate_greedily
+from experiment_core_utils.engines.kept_tokens import kept_places
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import experts_of
@@ -56,7 +57,7 @@ def logits_by_hand(model: MolmoeStagedModel, setting: Setting, inputs: Mapping[s
     places = sorted(of_feature)
     in_order = torch.stack([of_feature[place] for place in places])
     ids = inputs["input_ids"][0].tolist()
-    kept = {places[each] for each in keep.places(in_order, ids[places[0] :]).tolist()}
+    kept = {places[each] for each in kept_places(keep, in_order, ids[places[0] :]).tolist()}
     assert len(kept) == int(len(places) * keep.fraction + 0.5)
     stay = [place for place in range(len(embeddings)) if place not in of_feature or place in kept]
     with model.model.knobs(experts_of(setting), blocks_of(setting)):

@@ -1,0 +1,54 @@
+"""Which image tokens of a picture are kept, by the rules of the knob `visual_token_keep`."""
+
+import math
+import zlib
+from array import array
+from collections.abc import Sequence
+
+import torch
+
+from experiment_core_utils.knobs.visual_token_keep import KeptTokens
+
+
+def kept_places(value: KeptTokens, features: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
+    """The places [K] of the kept ones among features [N, H], ascending, on their device, which is not waited for.
+
+    Args:
+        value: of the knob, with its rule and seed.
+        token_ids: of the prompt from its first image token on, on the host; `random` draws by them and the seed, so
+            that a request has the same places in every run and batch.
+    """
+    total, device = features.shape[0], features.device
+    kept = value.count(total)
+    if value.rule == "uniform":
+        steps = torch.arange(kept, device=device)
+        return (2 * steps + 1) * total // (2 * kept)
+    if value.rule == "random":
+        seed = zlib.crc32(array("q", (value.seed, *token_ids)).tobytes())
+        drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:kept]
+        return drawn.sort().values.to(device, non_blocking=True)
+    if value.rule == "norm":
+        return features.float().norm(dim=-1).topk(kept).indices.sort().values
+    return _most_diverse(features.float(), kept).sort().values
+
+
+def _most_diverse(features: torch.Tensor, kept: int) -> torch.Tensor:
+    """Places of the features whose smallest cosine distance to each other is large, chosen one after the other.
+
+    The greedy solution of the max-min diversity problem, as DivPrune takes it (Alvar, Singh, Akbari, Zhang: "DivPrune:
+    Diversity-based Visual Token Pruning for Large Multimodal Models", CVPR 2025, arXiv 2503.02175): first the feature
+    whose nearest other is farthest, then always the one whose nearest chosen one is farthest.
+    """
+    directions = torch.nn.functional.normalize(features.detach(), dim=-1)
+    distances = 1 - directions @ directions.T
+    is_self = torch.eye(len(features), dtype=torch.bool, device=features.device)
+    place = distances.masked_fill(is_self, math.inf).amin(dim=1).argmax(keepdim=True)
+    chosen = [place]
+    # Of each feature that is not chosen; four small kernels a step, which are its whole time on a GPU.
+    nearest = distances.index_select(0, place)[0].index_fill_(0, place, -math.inf)
+    for _ in range(kept - 1):
+        place = nearest.argmax(keepdim=True)
+        torch.minimum(nearest, distances.index_select(0, place)[0], out=nearest)
+        nearest.index_fill_(0, place, -math.inf)
+        chosen.append(place)
+    return torch.cat(chosen)
