@@ -52,6 +52,8 @@ class KnobRequest:
     folder: Path | None  #: of the model, or its file; None where it lies elsewhere
     random_weights: bool
     seed: int = 0  #: of the run
+    #: what the run's own flags load the model with, by the names of the loading knobs, as far as it is known
+    loaded_with: Mapping[str, Level] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ At rest each is as the flag of the run has it: `--precision`, `--quantization`, 
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from experiment_core_utils.knobs.interface import CannotBeSeen, Knob, KnobRequest, Level, Turned
+from experiment_core_utils.knobs.interface import CannotBeSeen, Knob, KnobRequest, Level, RequestedValues, Turned
 from experiment_core_utils.knobs.listed_knob import ListedKnob
 from experiment_core_utils.knobs.variant import OWN, VARIANT
 from experiment_core_utils.primitives.errors import KnobDidNotAct
@@ -28,6 +29,11 @@ class LoadingKnob(ListedKnob):
 
     def no_knob_reason(self, request: KnobRequest) -> str | None:
         return _SERVED if request.limits.variants else None
+
+    def requested(self, request: KnobRequest) -> RequestedValues[Level]:
+        """A value that the run's own flags load the model with is the model as it is, and is not loaded twice."""
+        values, own = super().requested(request), request.loaded_with.get(self.name)
+        return replace(values, values=tuple(dict.fromkeys(OWN if value == own else value for value in values.values)))
 
     def read_level(self, text: str) -> Level | None:
         is_word = text in self.words if self.words else re.fullmatch("[A-Za-z0-9.-]+", text) is not None

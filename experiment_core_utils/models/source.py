@@ -144,6 +144,10 @@ class ModelSource(ABC):
         """
         return None
 
+    def refuse_load(self, config: ModelConfig, device: torch.device) -> None:
+        """Refuse what cannot be loaded as requested, before any weights are read; raises ConfigurationError."""
+        return None
+
     @abstractmethod
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> Runnable:
         """The model, ready to be measured.

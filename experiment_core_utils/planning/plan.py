@@ -13,8 +13,17 @@ from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.knobs.active_blocks import block_choice_of, blocks_of
 from experiment_core_utils.knobs.block_choice import BlockChoice
-from experiment_core_utils.knobs.interface import KnobRequest, RequestedValues
-from experiment_core_utils.knobs.loading import Loading, config_of_loading, loadings_of, variant_of
+from experiment_core_utils.knobs.interface import KnobRequest, Level, RequestedValues
+from experiment_core_utils.knobs.loading import (
+    ATTENTION,
+    ENGINE,
+    NUMBER_FORMAT,
+    QUANTIZED,
+    Loading,
+    config_of_loading,
+    loadings_of,
+    variant_of,
+)
 from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.registry import all_knobs, knob_named
 from experiment_core_utils.knobs.setting import Setting, check_label, reference_setting
@@ -22,6 +31,7 @@ from experiment_core_utils.knobs.strategies import plan_settings
 from experiment_core_utils.meters.stability import measuring_order
 from experiment_core_utils.models.source import CheckpointSource, ModelSource
 from experiment_core_utils.planning.estimate import PlanSize
+from experiment_core_utils.primitives.device import choose_device, choose_dtype
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.caveats import Caveat, caveat
 from experiment_core_utils.records.ledger import PARTS_FOLDER
@@ -41,8 +51,25 @@ from experiment_core_utils.tasks.sampling import SampledDataset
 
 def knob_request(config: ProfilingConfig, source: ModelSource) -> KnobRequest:
     """What each knob sees of the run."""
-    random_weights, seed = config.model.random_weights, config.task.seed
-    return KnobRequest(config.knobs, source.limits, source.name, source.score_folder, random_weights, seed)
+    model = config.model
+    dtype = choose_dtype(model.precision, choose_device(config.machine.device))
+    # By default a quantised checkpoint says itself what it is multiplied in.
+    says_itself = model.precision == "auto" and hasattr(getattr(source, "config", None), "quantization_config")
+    given: dict[str, Level | None] = {
+        NUMBER_FORMAT.name: None if says_itself else str(dtype).removeprefix("torch."),
+        QUANTIZED.name: model.quantization,
+        ENGINE.name: model.execution,
+        ATTENTION.name: model.attn_implementation,
+    }
+    return KnobRequest(
+        config.knobs,
+        source.limits,
+        source.name,
+        source.score_folder,
+        model.random_weights,
+        config.task.seed,
+        {name: value for name, value in given.items() if value is not None},
+    )
 
 
 def chosen_blocks(config: ProfilingConfig, source: ModelSource) -> BlockChoice:

@@ -1,5 +1,6 @@
 """The knobs that are turned by loading the model once more: names, order, what they need, and their proof."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,6 +56,15 @@ def test_values_are_of_a_model_here_and_no_server_takes_them(knob: LoadingKnob, 
     assert knob.requested(request(HERE)).values == ("own",) and knob.requested(request(SERVED)).values == ("own",)
     with pytest.raises(ConfigurationError, match=f"--{knob.flag} .* cannot be set in m: the server of --endpoint"):
         knob.requested(request(SERVED, **{knob.flag: tuple(each for each in values if each != "own")}))
+
+
+def test_what_the_runs_own_flags_load_is_not_loaded_twice() -> None:
+    asked = replace(
+        request(HERE, precision_list=("float32", "bfloat16", "own"), quantization_list=("none", "8bit")),
+        loaded_with={"number_format": "float32", "quantized": "none", "engine": "auto"},
+    )
+    assert NUMBER_FORMAT.requested(asked).values == ("own", "bfloat16")
+    assert QUANTIZED.requested(asked).values == ("own", "8bit") and ENGINE.requested(asked).values == ("own",)
 
 
 def test_fewer_bits_and_faster_ways_come_first_and_the_runs_own_last() -> None:

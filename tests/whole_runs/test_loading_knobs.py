@@ -26,6 +26,7 @@ from experiment_core_utils.records.setting_result import setting_key
 from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.sweeps import load_sweep
 from tests.models.tiny_checkpoints import write_checkpoint
+from tests.models.tiny_gguf import write_tiny_gguf
 from tests.processes.forked_runs import Run, RunServer, of_rank
 
 FLAGS = ["--ids", "3", "1", "2", "--num_warmup_runs", "0", "--max_repeats", "0", "--num_threads", "1",
@@ -69,11 +70,24 @@ def test_each_copy_answers_as_it_does_alone_and_results_say_which_it_was(folder:
 
 
 def test_a_copy_that_is_the_model_as_it_is_fails_its_setting_alone(folder: Path, tmp_path: Path) -> None:
-    report = run_profiling(config_for(folder, tmp_path, "--precision_list", "own", "float32", "--execution", "eager"))
+    """Which attention a model takes by itself is known of the loaded model alone; its number format before."""
+    both = ("--attention_list", "own", "sdpa", "--precision_list", "float32", "--execution", "eager")
+    report = run_profiling(config_for(folder, tmp_path, *both))
     ((key, failure),) = report.failed.items()
-    assert key == "tier-low_blocks2_format-float32"
-    assert failure.reason == f"{key}: number format is float32, as in the model as it is; leave the value out"
+    assert key == "tier-low_blocks2_attn-sdpa"
+    assert failure.reason == f"{key}: attention is sdpa, as in the model as it is; leave the value out"
     assert {result.provenance.model.dtype for result in report.results} == {"float32"}
+
+
+def test_a_copy_that_cannot_be_loaded_is_refused_before_any_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gguf = tmp_path / "tiny.gguf"
+    write_tiny_gguf(gguf)
+    words = ["--dataset_name", "reference_questions", "--num_samples", "2", "--quantization_list", "own", "8bit"]
+    with pytest.raises(ConfigurationError, match="is a GGUF file .* not quantised again"):
+        run_profiling(parse_config(["--model_path", str(gguf), "--output_dir", str(tmp_path / "out"), *words]))
+    assert "loading" not in capfd.readouterr().err
 
 
 def another_of(folder: Path, place: Path) -> Path:

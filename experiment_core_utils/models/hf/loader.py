@@ -191,6 +191,26 @@ def refuse_as_loaded(source: HFSource, limits: KnobLimits, model: PreTrainedMode
         )
 
 
+def refuse_load(source: HFSource, load_options: LoadOptions, random_weights: bool) -> None:
+    """Refuse what cannot be loaded as requested, before any weights are read; raises ConfigurationError."""
+    if load_options.tensor_parallel > 1:
+        refuse_sharing(source, load_options, random_weights)
+    if load_options.device_map == "auto":
+        refuse_device_map("auto", load_options.device, "--device_map auto")
+    if random_weights:
+        if load_options.quantisation.quantization_config.quantization:
+            raise ConfigurationError(
+                "--random_weights cannot be quantised: they are made in memory; drop --quantization"
+            )
+        return
+    refuse_without_weights(source.folder, source.name)
+    refuse_quantised_again(source.folder, load_options.quantisation.quantization_config.quantization)
+    refuse_impossible(load_options.quantisation, source.quant_method, load_options.device)
+    refuse_wrong_4bit_weights(
+        load_options.quantisation, source.config, load_options.device, partial(skeleton_of, source)
+    )
+
+
 def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: bool) -> PreTrainedModel:
     """The model on its device in evaluation mode; random weights come from a fixed seed.
 
@@ -199,18 +219,9 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
             requested quantisation is not available.
         OutOfMemory: it does not fit the device.
     """
-    if load_options.tensor_parallel > 1:
-        refuse_sharing(source, load_options, random_weights)
-    if load_options.device_map == "auto":
-        refuse_device_map("auto", load_options.device, "--device_map auto")
+    refuse_load(source, load_options, random_weights)
     if random_weights:
         return _random(source, load_options)
-    refuse_without_weights(source.folder, source.name)
-    refuse_quantised_again(source.folder, load_options.quantisation.quantization_config.quantization)
-    refuse_impossible(load_options.quantisation, source.quant_method, load_options.device)
-    refuse_wrong_4bit_weights(
-        load_options.quantisation, source.config, load_options.device, partial(skeleton_of, source)
-    )
     quantised_by = transformers_config(load_options.quantisation, load_options.dtype)
     if quantised_by is not None:
         refuse_files_not_finite(source.folder)
@@ -272,8 +283,6 @@ def refuse_sharing(source: HFSource, load_options: LoadOptions, random_weights: 
 
 
 def _random(source: HFSource, load_options: LoadOptions) -> PreTrainedModel:
-    if load_options.quantisation.quantization_config.quantization:
-        raise ConfigurationError("--random_weights cannot be quantised: they are made in memory; drop --quantization")
     requested = memory_of(source, load_options.dtype, load_options.device, device_map=load_options.device_map)
     check_memory(*requested, FLAGS_OF_RANDOM)
     if load_options.device_map is not None:

@@ -20,6 +20,7 @@ from experiment_core_utils.models.hf.loader import (
     load_hf_model,
     memory_of,
     refuse_as_loaded,
+    refuse_load,
 )
 from experiment_core_utils.models.hf.request_work import TransformersWork
 from experiment_core_utils.models.interface import StagedModel
@@ -93,13 +94,9 @@ class TransformersCheckpoint(CheckpointSource):
     def prepare_request(self) -> Callable[..., Any]:
         return self.hf.requests.make
 
-    def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> StagedModel:
-        """It raises ConfigurationError as `load_hf_model` and `refuse_as_loaded` do."""
-        compatible = compatible_attentions(self.hf.auto_class, self.hf.config)
-        refuse_hub_code(config.attn_implementation, "--attn_implementation", compatible)
-        dtype = choose_dtype(config.precision, device)
-        load_options = LoadOptions(
-            dtype,
+    def _load_options(self, config: ModelConfig, device: torch.device) -> LoadOptions:
+        return LoadOptions(
+            choose_dtype(config.precision, device),
             device,
             config.attn_implementation,
             config.experts_implementation,
@@ -107,7 +104,16 @@ class TransformersCheckpoint(CheckpointSource):
             config.device_map,
             config.tensor_parallel or 1,
         )
-        model = load_hf_model(self.hf, load_options, config.random_weights)
+
+    def refuse_load(self, config: ModelConfig, device: torch.device) -> None:
+        compatible = compatible_attentions(self.hf.auto_class, self.hf.config)
+        refuse_hub_code(config.attn_implementation, "--attn_implementation", compatible)
+        refuse_load(self.hf, self._load_options(config, device), config.random_weights)
+
+    def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> StagedModel:
+        """It raises ConfigurationError as `refuse_load`, `load_hf_model` and `refuse_as_loaded` do."""
+        self.refuse_load(config, device)
+        model = load_hf_model(self.hf, self._load_options(config, device), config.random_weights)
         staged = TransformersModel(
             self.name, model, self.hf.requests, config.execution, eager_reason=eager_reason(config, is_profiled)
         )

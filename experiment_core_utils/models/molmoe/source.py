@@ -58,8 +58,7 @@ class MolmoeCheckpoint(CheckpointSource):
     def memory_of(self, config: ModelConfig, device: torch.device) -> tuple[ModelSizes, Loading]:
         return memory_of(self, choose_dtype(config.precision, device), device)
 
-    def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> PausableModel:
-        """It raises ConfigurationError where it is to be quantised, or as `load_molmoe` does."""
+    def refuse_load(self, config: ModelConfig, device: torch.device) -> None:
         refuse_hub_code(config.attn_implementation, "--attn_implementation")
         if config.quantization != "none":
             raise ConfigurationError(
@@ -67,6 +66,10 @@ class MolmoeCheckpoint(CheckpointSource):
                 f"(bitsandbytes quantises linear layers, and the experts, nearly all of its weights, are not linear "
                 f"layers)"
             )
+
+    def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> PausableModel:
+        """It raises ConfigurationError as `refuse_load` and `load_molmoe` do."""
+        self.refuse_load(config, device)
         dtype = choose_dtype(config.precision, device)
         return load_molmoe(self, config, dtype, device, eager_reason(config, is_profiled))
 
