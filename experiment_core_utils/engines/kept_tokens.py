@@ -3,11 +3,13 @@
 import math
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
+from experiment_core_utils.primitives.errors import SettingError
+from experiment_core_utils.primitives.triton_build import built, kernels_unsupported_reason
 
 
 def kept_places(value: KeptTokens, features: torch.Tensor, token_ids: Sequence[int]) -> torch.Tensor:
@@ -41,14 +43,28 @@ def _most_diverse(features: torch.Tensor, kept: int) -> torch.Tensor:
     """
     directions = torch.nn.functional.normalize(features.detach(), dim=-1)
     distances = 1 - directions @ directions.T
-    is_self = torch.eye(len(features), dtype=torch.bool, device=features.device)
-    place = distances.masked_fill(is_self, math.inf).amin(dim=1).argmax(keepdim=True)
-    chosen = [place]
-    # Of each feature that is not chosen; four small kernels a step, which are its whole time on a GPU.
-    nearest = distances.index_select(0, place)[0].index_fill_(0, place, -math.inf)
-    for _ in range(kept - 1):
-        place = nearest.argmax(keepdim=True)
-        torch.minimum(nearest, distances.index_select(0, place)[0], out=nearest)
-        nearest.index_fill_(0, place, -math.inf)
-        chosen.append(place)
-    return torch.cat(chosen)
+    chosen = torch.empty(kept, dtype=torch.long, device=features.device)
+    chosen[:1] = distances.fill_diagonal_(math.inf).amin(dim=1).argmax(keepdim=True)
+    # None that is chosen is the farthest from then on.
+    distances.fill_diagonal_(-math.inf)
+    if kernels_unsupported_reason(features.device, _kernel) is None:
+        with built("the choice of diverse image tokens", SettingError):
+            _kernel()(distances, chosen)
+    else:
+        choose_one_by_one(distances, chosen)
+    return chosen
+
+
+def _kernel() -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """What chooses on a GPU; raises ImportError where Triton is missing."""
+    from experiment_core_utils.engines.gpu.triton.most_diverse import choose_most_diverse
+
+    return choose_most_diverse
+
+
+def choose_one_by_one(distances: torch.Tensor, chosen: torch.Tensor) -> None:
+    """The choice of `gpu.triton.most_diverse.choose_most_diverse` in plain torch."""
+    nearest = torch.full_like(distances[0], math.inf)
+    for step in range(1, len(chosen)):
+        torch.minimum(nearest, distances.index_select(0, chosen[step - 1 : step])[0], out=nearest)
+        torch.argmax(nearest, dim=0, keepdim=True, out=chosen[step : step + 1])

@@ -13,10 +13,12 @@ from experiment_core_utils.engines.gpu.triton import prefill_forward as prefill_
 from experiment_core_utils.engines.gpu.triton import tuning
 from experiment_core_utils.engines.gpu.triton import vision_forward as vision_kernels
 from experiment_core_utils.engines.gpu.triton.grouped_gemm import align_blocks, expert_rows
+from experiment_core_utils.engines.gpu.triton.most_diverse import choose_most_diverse
 from experiment_core_utils.engines.gpu.triton.norms import gated, norm
 from experiment_core_utils.engines.gpu.triton.routing import route
 from experiment_core_utils.engines.gpu.triton.tuning import ProductTile, Tile
 from experiment_core_utils.engines.gpu.vision import cut_patches, real_crops
+from experiment_core_utils.engines.kept_tokens import choose_one_by_one
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.eager.paused_prefill import begin_prefill, finish_prefill
@@ -145,6 +147,18 @@ def check_experts(model: MolmoeForConditionalGeneration, tile: ProductTile, toke
     print("experts", error(summed[:-2], mixture.mlp.experts(theirs, their_choice, their_shares)[:-2]))
 
 
+def check_most_diverse(features: int, chosen: int) -> None:
+    """Some features stand twice and have the same distances; the first one counts, in plain torch, too."""
+    rows = torch.randn(features, 3).round(decimals=1)
+    rows[features // 2 :: 3] = rows[0].clone()
+    distances = torch.cdist(rows, rows).fill_diagonal_(-torch.inf)
+    places, expected = torch.full((2, chosen), -1)
+    places[0] = expected[0] = features // 3
+    choose_most_diverse(distances, places)
+    choose_one_by_one(distances, expected)
+    assert torch.equal(places, expected) and len(set(places.tolist())) == chosen
+
+
 def check_vision(model: MolmoeForConditionalGeneration) -> None:
     """Three crops, one of them padding, with patches that are padding wholly and in part."""
     vision = fuse_vision_weights(model)
@@ -180,6 +194,8 @@ def main() -> None:
         ProductTile(16, 16, 4, 2, 4, 2, bulk=True),
     ):
         check_experts(randomised(with_one_kv_head), tile, tokens=21, top_k=3)
+    for features, chosen in ((37, 37), (64, 20), (1, 1), (130, 41)):
+        check_most_diverse(features, chosen)
     for columns in (64, 4096):
         check_gated(columns)
     check_vision(randomised(with_small_pictures))

@@ -233,7 +233,9 @@ class Shortened:
             raise KnobDidNotAct(f"a request has {_mismatch(total, encoded)}")
         ids = arguments["input_ids"]
         encoded = _with_rows(encoded, total, self._choose(features.to(ids.device)))
-        shorter = {name: self.along(value) for name, value in arguments.items() if _is_along(value, ids)}
+        shorter: dict[str, Any] = {
+            name: self.along(value) for name, value in arguments.items() if _is_along(value, ids)
+        }
         shorter["attention_mask"] = self.masked(arguments.get("attention_mask"))
         if arguments.get("position_ids") is not None:
             shorter["position_ids"] = self.positions(arguments["position_ids"])
