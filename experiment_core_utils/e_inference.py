@@ -59,7 +59,7 @@ def run_gen_inference(
     """
     prompts = all_or_raise(lambda: checked_prompts(tokenised_prompts), accelerator)
     shard = prepare_gen_inference(model, tokeniser, prompts, experiment_config, accelerator)
-    return run_prepared(shard, accelerator, stop)[0]
+    return all_or_raise(lambda: run_shard(shard, stop or StopRequest())[0], accelerator)
 
 
 def prepare_gen_inference(
@@ -95,13 +95,6 @@ def prepare_gen_inference(
         return shard
 
     return all_or_raise(warmed_up, accelerator)
-
-
-def run_prepared(
-    shard: TextShard, accelerator: Accelerator, stop: StopRequest | None = None
-) -> tuple[InferenceResults, list[Window]]:
-    """Measure every batch of a prepared shard; the results, without energy, and the window of each batch."""
-    return all_or_raise(lambda: run_shard(shard, stop or StopRequest()), accelerator)
 
 
 def run_shard(shard: TextShard, stop: StopRequest) -> tuple[InferenceResults, list[Window]]:

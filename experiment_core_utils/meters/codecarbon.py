@@ -76,7 +76,6 @@ class CodecarbonMeter:
         self._tracker: Any = None
         self._is_open = False
         self._num_windows = 0
-        logging.getLogger("codecarbon").setLevel(logging.ERROR)
         with self._failure_kept():
             self._start(library if library is not None else codecarbon_library(), country_iso_code, gpu_indices)
         # The first task reads data files and primes the counters.
@@ -90,6 +89,8 @@ class CodecarbonMeter:
                 f"codecarbon knows no electricity mix of country {country_iso_code!r}; give a three-letter code such "
                 "as FRA, or none for the world mean"
             )
+        # Its import sets another level.
+        logging.getLogger("codecarbon").setLevel(logging.ERROR)
         self.reads_counters = library.reads_rapl()
         tracker = _offline_tracker(library, country_iso_code, gpu_indices)
         tracker.get_detected_hardware()

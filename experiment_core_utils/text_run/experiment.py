@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from experiment_core_utils.a_distributed import generate_unique_id
 from experiment_core_utils.c_prompt_processing import checked_prompts
 from experiment_core_utils.config.text import TextConfig
-from experiment_core_utils.e_inference import prepare_gen_inference, run_prepared
+from experiment_core_utils.e_inference import prepare_gen_inference, run_shard
 from experiment_core_utils.f_experiment_info import (
     gather_experiment_info,
     gather_experimental_variables,
@@ -133,7 +133,7 @@ def _sampled(
     shard: TextShard, accelerator: Accelerator, sampler: LoadSampler, stop: StopRequest
 ) -> tuple[InferenceResults, list[Window]]:
     with sampler:
-        return run_prepared(shard, accelerator, stop)
+        return all_or_raise(lambda: run_shard(shard, stop), accelerator)
 
 
 def _saved(

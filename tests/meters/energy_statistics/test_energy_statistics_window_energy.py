@@ -68,6 +68,14 @@ def test_a_gpu_that_nothing_reads_leaves_no_sum() -> None:
         assert {figure["origin"]["device"] for figure in found["instruments"]} <= {"GPU-1", "GPU-2"}
 
 
+def test_the_idle_power_of_a_sum_is_that_of_all_its_devices() -> None:
+    one = window(measured(1000.0, origin("GPU-1")), measured(900.0, origin("GPU-2")), idle_w=(20, 30))
+    # 25 W of each over 10 s; after the window the second one was not read, so that of before counts.
+    assert [each.idle_j for each in window_figures([one])] == [250.0, 250.0, 500.0]
+    lost = replace(one, idle_after=one.idle_after[:1])
+    assert [each.idle_j for each in window_figures([lost])] == [250.0, 200.0, 400.0]
+
+
 def test_net_energy_may_be_negative() -> None:
     assert instrument_energy([window(measured(500.0, origin("GPU-1")), idle_w=(70, 70))])["gpu_net_j"] == -200.0
 
