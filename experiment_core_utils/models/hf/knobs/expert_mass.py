@@ -36,6 +36,8 @@ _IMPLEMENTATIONS = ("eager", "grouped_mm", _COMPUTES_ALL_GIVEN)
 
 
 _TRIED_TOKENS = 16
+# Attributes that accelerate gives a module of a model that is spread over devices.
+_SPREAD_BY = ("_hf_hook", "_old_forward", "forward")
 # Relative differences of weights that are computed twice, in float32.
 _ROUNDING = 1e-4
 
@@ -57,7 +59,9 @@ class RouterScores:
 
 def _scores_of(router: nn.Module) -> RouterScores | None:
     """What the weights of a router are made of, tried with random weights and rows; None where that is not known."""
-    tried = copy.deepcopy(router).to_empty(device="cpu").float()
+    # What spreads a model over devices refers to all of its weights, which are not copied.
+    spread = {id(each): each for name, each in vars(router).items() if name in _SPREAD_BY}
+    tried = copy.deepcopy(router, spread).to_empty(device="cpu").float()
     generator = torch.Generator().manual_seed(0)
     for tensor in (*tried.parameters(), *tried.buffers()):
         if tensor.is_floating_point():
@@ -66,7 +70,7 @@ def _scores_of(router: nn.Module) -> RouterScores | None:
     # Of one expert a weight says nothing, where it is scaled.
     vars(tried)["top_k"] = max(int(vars(tried)["top_k"]), 2)
     with torch.inference_mode():
-        output = tried(torch.randn(_TRIED_TOKENS, width, generator=generator))
+        output = type(tried).forward(tried, torch.randn(_TRIED_TOKENS, width, generator=generator))
     if not isinstance(output, tuple) or len(output) != 3 or not all(isinstance(each, torch.Tensor) for each in output):
         return None
     logits, weights, ids = output

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.knobs.expert_mass import ExpertMassAdapter, RouterScores
@@ -124,6 +125,17 @@ def test_every_implementation_of_experts_leaves_the_slots_out(implementation: st
 
 def refusal(family: KnobFamily) -> str | None:
     return DecoderKnobs(family.built()).adapters["expert_mass"].unsupported_reason
+
+
+def test_a_router_of_a_model_that_is_spread_over_devices_is_tried_by_itself() -> None:
+    full = TEXT_FAMILIES["mixtral"].built()
+    weights = {"never copied": torch.zeros(2)}
+    hook = AlignDevicesHook(execution_device="meta", io_same_device=True, weights_map=weights)
+    for block in blocks_of(full):
+        add_hook_to_module(block.mlp.gate, hook)
+    adapter = ExpertMassAdapter(blocks_of(full)[1:])
+    assert adapter.unsupported_reason is None
+    assert all(router._hf_hook.weights_map is weights for router, _, _ in adapter._parts)
 
 
 def test_routers_are_known_by_what_they_give_and_others_are_refused() -> None:
