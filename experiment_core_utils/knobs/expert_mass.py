@@ -36,7 +36,8 @@ class ExpertMass(Knob[float]):
 
     A token uses its n most likely experts: the fewest whose probabilities sum to the value or more, and all top-k where
     those have less. The probabilities are those of the router's softmax over all experts, also in a model that scales
-    the weights of the chosen experts to a sum of 1; it does so after the choice, over the n experts.
+    the weights of the chosen experts to a sum of 1; it does so after the choice, over the n experts. Where a router
+    has a sigmoid for each expert, it is the expert's share in the sum of those of the token's top-k experts.
     """
 
     name, title, plural, flags = "expert_mass", "expert mass", "expert masses", ExpertMassFlags

@@ -1,12 +1,14 @@
 """Dynamic experts in blocks of transformers: slots of a token that its mass needs no more get no expert.
 
-A router gives each token k slots: experts by falling probability, and their weights. A slot that is not used gets the
-number of experts as its expert and the weight 0, which is how transformers marks slots of experts on other devices. The
-eager loop over experts and `grouped_mm` compute nothing for such a slot. `batched_mm` computes every slot that it is
-given, so it is given as many as the token with the most needs: in a decode step of one request exactly those used.
-Versions of transformers without that mark get the weight 0 alone: they compute every slot, and FLOPs say so.
+A router gives each token k slots: experts, and their weights. What the weights are made of, a softmax or sigmoids, is
+tried with a copy of the router that has random weights. A slot that is not used gets the number of experts as its
+expert and the weight 0, which is how transformers marks slots of experts on other devices. The eager loop over experts
+and `grouped_mm` compute nothing for such a slot. `batched_mm` computes every slot that it is given, so it is given as
+many as the token with the most needs: in a decode step of one request exactly those used. Versions of transformers
+without that mark get the weight 0 alone: they compute every slot, and FLOPs say so.
 """
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,35 +22,89 @@ from torch import nn
 from experiment_core_utils.knobs.expert_mass import EXPERT_MASS, mass_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.common.turned_knobs import CountingAdapter
+from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges, hooks_removed
 from experiment_core_utils.models.interface import Stages
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
 from experiment_core_utils.primitives.private_apis import SKIPS_SLOTS, computes_experts, experts_implementation
 from experiment_core_utils.records.requests import StageFlops
 
-# Routers that give (logits, weights, experts) of a softmax over all experts, whose experts skip slots. Where they do
-# not say by `norm_topk_prob` whether the weights of the chosen experts are scaled to a sum of 1, they are.
-ROUTERS = frozenset(f"{family}TopKRouter" for family in ("Olmoe", "Mixtral", "Qwen2Moe", "Qwen3Moe", "Qwen3VLMoeText"))
 # Decode steps over which experts are counted, after the prefill.
 COUNTED_STEPS = 8
 _COMPUTES_ALL_GIVEN = "batched_mm"
 _IMPLEMENTATIONS = ("eager", "grouped_mm", _COMPUTES_ALL_GIVEN)
 
 
+_TRIED_TOKENS = 16
+# Attributes that accelerate gives a module of a model that is spread over devices.
+_SPREAD_BY = ("_hf_hook", "_old_forward", "forward")
+# Relative differences of weights that are computed twice, in float32.
+_ROUNDING = 1e-4
+
+
+@dataclass(frozen=True)
+class RouterScores:
+    """What a router's weights are made of."""
+
+    is_sigmoid: bool  #: whether its scores are sigmoids of the logits, not their softmax over all experts
+    is_scaled: bool  #: whether the weights of a token's experts sum to the same for every token
+
+    def masses(self, logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """The mass [T, k] of each expert, from logits [T, E]; see `knobs.expert_mass`."""
+        if not self.is_sigmoid:
+            return logits.float().softmax(dim=-1).gather(1, ids)
+        scores = logits.float().sigmoid().gather(1, ids)
+        return scores / scores.sum(dim=-1, keepdim=True)
+
+
+def _scores_of(router: nn.Module) -> RouterScores | None:
+    """What the weights of a router are made of, tried with random weights and rows; None where that is not known."""
+    # What spreads a model over devices refers to all of its weights, which are not copied.
+    spread = {id(each): each for name, each in vars(router).items() if name in _SPREAD_BY}
+    tried = copy.deepcopy(router, spread).to_empty(device="cpu").float()
+    generator = torch.Generator().manual_seed(0)
+    for tensor in (*tried.parameters(), *tried.buffers()):
+        if tensor.is_floating_point():
+            tensor.data.normal_(0.0, 0.3, generator=generator)
+    width = max(each.shape[-1] for each in tried.parameters())
+    # Of one expert a weight says nothing, where it is scaled.
+    vars(tried)["top_k"] = max(int(vars(tried)["top_k"]), 2)
+    with torch.inference_mode():
+        output = type(tried).forward(tried, torch.randn(_TRIED_TOKENS, width, generator=generator))
+    if not isinstance(output, tuple) or len(output) != 3 or not all(isinstance(each, torch.Tensor) for each in output):
+        return None
+    logits, weights, ids = output
+    if ids.is_floating_point() or ids.shape != weights.shape or logits.shape[:-1] != ids.shape[:-1] or ids.dim() != 2:
+        return None
+    sums = weights.sum(dim=-1)
+    for is_sigmoid, scores in ((False, logits.softmax(dim=-1)), (True, logits.sigmoid())):
+        factors = weights / scores.gather(1, ids)
+        if _are_alike(factors.T):
+            is_scaled = _are_alike(sums)
+            return RouterScores(is_sigmoid, is_scaled) if is_scaled or _are_alike(factors.flatten()) else None
+    return None
+
+
+def _are_alike(numbers: torch.Tensor) -> bool:
+    """Whether numbers [N, ...] are the same along the first axis but for rounding."""
+    return torch.allclose(numbers, numbers[:1].expand_as(numbers), rtol=_ROUNDING, atol=0.0)
+
+
 @dataclass
 class _Seen:
     """What the routers and experts of all blocks were seen to do: one tensor for each of their calls."""
 
-    probabilities: list[torch.Tensor] = field(default_factory=list)  #: [T, E]
-    experts: list[torch.Tensor] = field(default_factory=list)  #: [T, k]
-    used: list[torch.Tensor] = field(default_factory=list)  #: [T, k], whether a slot is used
+    masses: list[torch.Tensor] = field(default_factory=list)  #: [T, k] of what was chosen, falling
+    used: list[torch.Tensor] = field(default_factory=list)  #: [T], how many slots are used
     computed: list[tuple[int, int]] = field(default_factory=list)  #: slots that were computed, and T
 
-    def note_router(self, _router: nn.Module, _inputs: Any, output: Any) -> None:
+    def note_choice(self, scores: RouterScores, _router: nn.Module, _inputs: Any, output: Any) -> None:
+        logits, _, ids = output
+        self.masses.append(scores.masses(logits, ids).sort(dim=-1, descending=True).values)
+
+    def note_used(self, _router: nn.Module, _inputs: Any, output: Any) -> None:
         logits, weights, ids = output
-        self.probabilities.append(logits.float().softmax(dim=-1))
-        self.experts.append(ids)
-        self.used.append((ids < logits.shape[-1]) & (weights > 0))
+        self.used.append(((ids < logits.shape[-1]) & (weights > 0)).sum(dim=-1))
 
     def note_experts(self, experts: Any, inputs: Any) -> None:
         _, ids, _ = inputs
@@ -57,13 +113,11 @@ class _Seen:
 
     def figures(self) -> dict[str, float | int | None]:
         """Experts of a token over all calls, and their probabilities."""
-        probabilities, ids = torch.cat(self.probabilities), torch.cat(self.experts)
-        is_used = torch.cat(self.used)
-        counts = is_used.sum(dim=1)
-        chosen = probabilities.gather(1, ids.clamp(max=probabilities.shape[1] - 1))
-        sums = (chosen * is_used).sum(dim=1)
-        smallest = chosen.masked_fill(~is_used, 1.0).amin(dim=1)
-        fewer, several = sums[counts < ids.shape[1]], (sums - smallest)[counts > 1]
+        masses, counts = torch.cat(self.masses), torch.cat(self.used)
+        sums = masses.cumsum(dim=-1)
+        had = sums.gather(1, (counts - 1).clamp(min=0)[:, None])[:, 0]
+        before = sums.gather(1, (counts - 2).clamp(min=0)[:, None])[:, 0]
+        fewer, several = had[counts < masses.shape[1]], before[counts > 1]
         return {
             "mean_experts_per_token": float(counts.double().mean()),
             "mean_computed_experts": sum(slots for slots, _ in self.computed) / sum(rows for _, rows in self.computed),
@@ -75,7 +129,7 @@ class _Seen:
 
 
 class ExpertMassAdapter(CountingAdapter):
-    """Turns dynamic experts in blocks whose routers are known.
+    """Turns dynamic experts in blocks whose routers show what they choose by.
 
     Args:
         blocks: with experts, after the first of the whole model, which keeps all its top-k experts.
@@ -83,13 +137,10 @@ class ExpertMassAdapter(CountingAdapter):
     """
 
     def __init__(self, blocks: Sequence[nn.Module], unsupported_reason: str | None = None) -> None:
-        parts = [_parts_of(block) for block in blocks]
-        self._parts = [each for each in parts if each is not None]
-        self.unsupported_reason = unsupported_reason
-        if unsupported_reason is None and len(self._parts) < len(blocks):
-            self.unsupported_reason = (
-                f"of its routers only {', '.join(sorted(ROUTERS))} are known to choose by a softmax over all experts"
-            )
+        tried: dict[type[nn.Module], RouterScores | None] = {}
+        parts = [] if unsupported_reason is not None else [_parts_of(block, tried) for block in blocks]
+        self._parts = [each for each in parts if not isinstance(each, str)]
+        self.unsupported_reason = next((each for each in parts if isinstance(each, str)), unsupported_reason)
         self._in_force = ExitStack()
         self.value = EXPERT_MASS.neutral
         #: experts computed for a token, by stage, of each setting that was counted; {} where no such block ran
@@ -106,20 +157,22 @@ class ExpertMassAdapter(CountingAdapter):
             return
         if self.unsupported_reason is not None:
             raise ConfigurationError(f"expert mass {value} cannot be set: {self.unsupported_reason}; give 1.0")
-        others = {experts_implementation(experts.config) for _, experts in self._parts}.difference(_IMPLEMENTATIONS)
+        others = {experts_implementation(experts.config) for _, experts, _ in self._parts}.difference(_IMPLEMENTATIONS)
         if others:
             raise ConfigurationError(
                 f"expert mass {value} cannot be set where {', '.join(map(str, others))} computes the experts; give "
                 f"--experts_implementation {', '.join(_IMPLEMENTATIONS[:-1])} or {_IMPLEMENTATIONS[-1]}"
             )
         with ExitStack() as changes:
-            skips = [AttributeChange(experts, SKIPS_SLOTS, True) for _, experts in self._parts if _skips_slots(experts)]
+            skips = [
+                AttributeChange(experts, SKIPS_SLOTS, True) for _, experts, _ in self._parts if _skips_slots(experts)
+            ]
             changes.enter_context(AttributeChanges().in_place(skips))
             handles = [
-                router.register_forward_hook(partial(_left_out, value, _skips_slots(experts)))
-                for router, experts in self._parts
+                router.register_forward_hook(partial(_left_out, value, scores, _skips_slots(experts)))
+                for router, experts, scores in self._parts
             ]
-            handles += [experts.register_forward_pre_hook(_given_fewer) for _, experts in self._parts]
+            handles += [experts.register_forward_pre_hook(_given_fewer) for _, experts, _ in self._parts]
             changes.enter_context(hooks_removed(handles))
             self._in_force = changes.pop_all()
         self.value = value
@@ -139,7 +192,7 @@ class ExpertMassAdapter(CountingAdapter):
                 logits = stages.decode_step(logits.argmax(dim=-1, keepdim=True), state)
         found: dict[str, dict[str, Any]] = defaultdict(dict)
         for stage, seen in (("prefill", in_prefill), ("decode", in_decode)):
-            for name, figure in (seen.figures() if seen.experts else {}).items():
+            for name, figure in (seen.figures() if seen.used else {}).items():
                 found[name][stage] = figure
         self._computed[setting] = found.get("mean_computed_experts", {})
         return dict(found)
@@ -147,8 +200,12 @@ class ExpertMassAdapter(CountingAdapter):
     @contextmanager
     def _seen(self) -> Iterator[_Seen]:
         seen = _Seen()
-        handles = [router.register_forward_hook(seen.note_router) for router, _ in self._parts]
-        handles += [experts.register_forward_pre_hook(seen.note_experts) for _, experts in self._parts]
+        handles = []
+        for router, experts, scores in self._parts:
+            # Before slots are left out, and behind that.
+            handles.append(router.register_forward_hook(partial(seen.note_choice, scores), prepend=True))
+            handles.append(router.register_forward_hook(seen.note_used))
+            handles.append(experts.register_forward_pre_hook(seen.note_experts))
         with hooks_removed(handles):
             yield seen
 
@@ -179,11 +236,32 @@ class ExpertMassAdapter(CountingAdapter):
         return one + (self._computed[setting]["decode"] - 1) * (two - one)
 
 
-def _parts_of(block: nn.Module) -> tuple[nn.Module, nn.Module] | None:
-    """The router and the experts of a block; None where they are not known."""
-    router = next((module for module in block.modules() if type(module).__name__ in ROUTERS), None)
+def _parts_of(
+    block: nn.Module, tried: dict[type[nn.Module], RouterScores | None]
+) -> tuple[nn.Module, nn.Module, RouterScores] | str:
+    """The router and the experts of a block, and what weights are made of; the reason where that is not known.
+
+    Args:
+        tried: what is known of classes of routers, to which what is tried here is added.
+    """
     experts = next((module for module in block.modules() if computes_experts(module)), None)
-    return None if router is None or experts is None else (router, experts)
+    if experts is None:
+        return "its experts do not compute slots of tokens one by one"
+    routers = [
+        module
+        for module in block.modules()
+        if "top_k" in vars(module) and experts not in module.modules() and len(list(module.parameters()))
+    ]
+    for router in routers:
+        try:
+            if type(router) not in tried:
+                tried[type(router)] = _scores_of(router)
+        except HF_CODE_ERRORS as error:
+            return f"its router, a {type(router).__name__}, cannot be tried by itself ({first_line(error)})"
+        if (scores := tried[type(router)]) is not None:
+            return router, experts, scores
+    names = ", ".join(type(router).__name__ for router in routers) or "none that has a top-k by itself"
+    return f"the weights of its router ({names}) are neither those of a softmax nor of sigmoids of its logits"
 
 
 def _skips_slots(experts: nn.Module) -> bool:
@@ -191,16 +269,17 @@ def _skips_slots(experts: nn.Module) -> bool:
     return hasattr(experts, SKIPS_SLOTS)
 
 
-def _left_out(mass: float, is_skipped: bool, router: Any, _inputs: Any, output: Any) -> Any:
-    """A router's output in which the slots after those that have the mass are left out."""
+def _left_out(mass: float, scores: RouterScores, is_skipped: bool, _router: Any, _inputs: Any, output: Any) -> Any:
+    """A router's output by falling mass, in which the slots after those that have the mass are left out."""
     logits, weights, ids = output
-    chosen = logits.float().softmax(dim=-1).gather(1, ids)
-    before = nn.functional.pad(chosen[:, :-1].cumsum(dim=-1), (1, 0))
+    masses, order = scores.masses(logits, ids).sort(dim=-1, descending=True)
+    weights, ids = weights.gather(1, order), ids.gather(1, order)
+    before = nn.functional.pad(masses[:, :-1].cumsum(dim=-1), (1, 0))
     is_left_out = before >= mass
-    chosen = chosen.masked_fill(is_left_out, 0.0)
-    if getattr(router, "norm_topk_prob", True):
-        chosen = chosen / chosen.sum(dim=-1, keepdim=True)
-    return logits, chosen.to(weights.dtype), ids.masked_fill(is_left_out & is_skipped, logits.shape[-1])
+    rest = weights.float().masked_fill(is_left_out, 0.0)
+    if scores.is_scaled:
+        rest = rest * (weights.float().sum(dim=-1, keepdim=True) / rest.sum(dim=-1, keepdim=True))
+    return logits, rest.to(weights.dtype), ids.masked_fill(is_left_out & is_skipped, logits.shape[-1])
 
 
 def _given_fewer(experts: Any, inputs: Any) -> Any:

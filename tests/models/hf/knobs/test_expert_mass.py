@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
-from experiment_core_utils.models.hf.knobs.expert_mass import ExpertMassAdapter
+from experiment_core_utils.models.hf.knobs.expert_mass import ExpertMassAdapter, RouterScores
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.private_apis import SKIPS_SLOTS
 from tests.models.hf.knobs.test_controller import ONE, PADDED, answer, blocks_of, reference
-from tests.models.knob_families import ALL_BLOCKS, TEXT_FAMILIES, VISION_FAMILIES, KnobFamily, _text
-from tests.models.mixtures import Mixture
+from tests.models.knob_families import ALL_BLOCKS, TEXT_FAMILIES, UNTRIED_FAMILIES, VISION_FAMILIES, KnobFamily, _text
+from tests.models.mixtures import GroupedMixture, Mixture
 
 OLMOE_SCALED = KnobFamily(
     lambda kept, k: _text("OlmoeConfig", kept, num_experts=6, num_experts_per_tok=k, norm_topk_prob=True)
@@ -39,13 +40,18 @@ FAMILIES: Mapping[str, tuple[KnobFamily, bool]] = {
     "qwen3_moe, block 1 dense": (TEXT_FAMILIES["qwen3_moe, block 1 dense"], False),
     "qwen3_moe, scaled": (QWEN3_SCALED, True),
     "qwen3_vl_moe": (VISION_FAMILIES["qwen3_vl_moe"], True),
+    "deepseek_v3": (TEXT_FAMILIES["deepseek_v3"], True),
+    "glm4v_moe": (VISION_FAMILIES["glm4v_moe"], True),
 }
+SIGMOIDS = ("deepseek_v3", "glm4v_moe")
 
 
 @cache
 def made(name: str) -> tuple[Any, DecoderKnobs, ExpertMassAdapter]:
     """A model, and what turns its knobs."""
     full = FAMILIES[name][0].built()
+    for index, buffer in enumerate(each for key, each in full.named_buffers() if key.endswith("correction_bias")):
+        buffer.copy_(torch.linspace(-0.3, 0.3, len(buffer)).roll(index))
     knobs = DecoderKnobs(full)
     adapter = knobs.adapters["expert_mass"]
     assert isinstance(adapter, ExpertMassAdapter) and adapter.unsupported_reason is None
@@ -58,7 +64,7 @@ def built(name: str, full: Any, mass: float, top_k: int, kept: Sequence[int]) ->
     model, mixtures = reference(family, full, top_k, kept), []
     for block, index in zip(blocks_of(model), kept, strict=True):
         if index in family.routed[1:]:
-            block.mlp = Mixture(block.mlp, top_k, mass, is_scaled)
+            block.mlp = (GroupedMixture if name in SIGMOIDS else Mixture)(block.mlp, top_k, mass, is_scaled)
             mixtures.append(block.mlp)
     return model, mixtures
 
@@ -70,6 +76,9 @@ SETTINGS = [(0.7, 3, ALL_BLOCKS), (0.5, 3, (0, 2, 3)), (0.4, 2, ALL_BLOCKS), (0.
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_mass_equals_a_model_that_is_built_so(name: str, mass: float, top_k: int, kept: tuple[int, ...]) -> None:
     full, knobs, adapter = made(name)
+    if knobs.top_k_limit is not None:
+        # A token may use the experts of one group of two.
+        top_k = min(top_k, knobs.top_k_limit[0])
     whole = answer(full, ONE)
     small, mixtures = built(name, full, mass, top_k, kept)
     with knobs.applied(top_k, kept):
@@ -81,7 +90,9 @@ def test_a_mass_equals_a_model_that_is_built_so(name: str, mass: float, top_k: i
     assert torch.equal(found[0], expected[0])
     assert not torch.allclose(at_top_k[1][0], expected[1][0], atol=1e-2)
     used = {number for mixture in mixtures for number in mixture.used}
-    assert used == {1} if mass < 1e-3 else len(used) > 1 and used <= set(range(1, top_k + 1))
+    # Of k sigmoids the largest has at least a k-th of their sum.
+    is_one = mass < 1e-3 or (name in SIGMOIDS and mass * top_k < 1)
+    assert used == {1} if is_one else len(used) > 1 and used <= set(range(1, top_k + 1))
     again = answer(full, ONE)
     assert torch.equal(again[1], whole[1])
 
@@ -116,10 +127,26 @@ def refusal(family: KnobFamily) -> str | None:
     return DecoderKnobs(family.built()).adapters["expert_mass"].unsupported_reason
 
 
-def test_models_whose_routers_are_not_known_refuse_it() -> None:
+def test_a_router_of_a_model_that_is_spread_over_devices_is_tried_by_itself() -> None:
+    full = TEXT_FAMILIES["mixtral"].built()
+    weights = {"never copied": torch.zeros(2)}
+    hook = AlignDevicesHook(execution_device="meta", io_same_device=True, weights_map=weights)
+    for block in blocks_of(full):
+        add_hook_to_module(block.mlp.gate, hook)
+    adapter = ExpertMassAdapter(blocks_of(full)[1:])
+    assert adapter.unsupported_reason is None
+    assert all(router._hf_hook.weights_map is weights for router, _, _ in adapter._parts)
+
+
+def test_routers_are_known_by_what_they_give_and_others_are_refused() -> None:
     assert refusal(TEXT_FAMILIES["llama"]) == "the model is dense"
-    for name in ("gpt_oss", "deepseek_v3", "granitemoe"):
-        assert "are known to choose by a softmax over all experts" in str(refusal(TEXT_FAMILIES[name]))
+    for name in ("gpt_oss", "granitemoe", "qwen3_next"):
+        adapter = DecoderKnobs(TEXT_FAMILIES[name].built()).adapters["expert_mass"]
+        assert isinstance(adapter, ExpertMassAdapter) and adapter.unsupported_reason is None
+        assert {scores for _, _, scores in adapter._parts} == {RouterScores(is_sigmoid=False, is_scaled=True)}
+    assert refusal(UNTRIED_FAMILIES["inkling_text"]) == (
+        "the weights of its router (InklingTopkRouter) are neither those of a softmax nor of sigmoids of its logits"
+    )
     only_last = KnobFamily(
         lambda kept, k: _text(
             "Qwen3MoeConfig", kept, num_experts_per_tok=k, head_dim=8, num_experts=6, mlp_only_layers=[0, 1, 2]
