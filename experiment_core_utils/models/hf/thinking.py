@@ -61,9 +61,7 @@ class ThinkingCloser(CountingAdapter):
         self._requests, self.changed = requests, changed
         self.value: Level = THINKING_BUDGET.at_rest
         if requests.thinking is None:
-            self.unsupported_reason = (
-                f"neither the tokenizer nor the chat template of {requests.name} has marks of thinking"
-            )
+            self.unsupported_reason = "its tokenizer and its chat template have no marks of thinking"
 
     @property
     def engines_unsupported_reason(self) -> str | None:

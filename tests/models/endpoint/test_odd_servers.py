@@ -226,7 +226,9 @@ FAULTS = {
     "broken chunks": (chunked(b"").replace(b"0\r\n", b"ZZ\r\n"), "broke off its answer"),
     "an unknown packing": (sized(TWO, "Content-Encoding: br"), "packed its answer as 'br'"),
     "a broken packing": (sized(TWO, "Content-Encoding: gzip"), "broke off its answer .*incorrect header"),
-    "a packed flood": (sized(gzip.compress((b": " + b"x" * 9997 + b"\n") * 2000), "Content-Encoding: gzip"), "more than 5 MB"),
+    "a packed flood": (
+        sized(gzip.compress((b": " + b"x" * 9997 + b"\n") * 2000), "Content-Encoding: gzip"), "more than 5 MB"
+    ),
     "a flood": ([STREAM, repeat(piece("two "))], "1065 pieces where at most 5 tokens were asked for"),
     "a flood of nothing": ([STREAM, repeat(event(choices=[]))], "1065 pieces where at most 5 tokens"),
     "a flood of comments": ([STREAM, repeat(b": " + b"x" * 9999 + b"\n\n")], "more than 5 MB where at most 5 tokens"),

@@ -184,8 +184,8 @@ def test_a_model_without_marks_of_thinking_has_no_budget(tmp_path: Path) -> None
     given = ["--model_path", str(tmp_path), "--num_active_blocks_list", "2"]
     assert all(each.level("thinking_budget") == "free" for each in plan_for(parse_config(given), source))
     config = parse_config([*given, "--thinking_tokens_list", "0", "8"])
-    reason = "--thinking_tokens_list 0 cannot be set in .*: neither the tokenizer nor the chat template of .* has marks"
+    reason = "--thinking_tokens_list 0 cannot be set in .*: its tokenizer and its chat template have no marks"
     with pytest.raises(ConfigurationError, match=reason):
         plan_for(config, source)
-    with pytest.raises(ConfigurationError, match="a budget of thinking cannot be set: neither"):
+    with pytest.raises(ConfigurationError, match="a budget of thinking cannot be set: its tokenizer"):
         model.apply(Setting.of(thinking_budget=8))
