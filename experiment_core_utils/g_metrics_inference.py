@@ -6,6 +6,7 @@ from typing import Any
 
 from experiment_core_utils.h_metrics_compute import request_flops
 from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.thinking_budget import THINKING_BUDGET
 from experiment_core_utils.models.interface import Runnable
 from experiment_core_utils.primitives.statistics import fraction_of, mean_of, rate, spread_of
 from experiment_core_utils.records.requests import BatchedAnswer, PreparedRequest, StagedRun
@@ -67,6 +68,14 @@ def _output_of(model: Runnable, run: StagedRun) -> tuple[object, ...]:
     return model.decode_text(run.token_ids), len(run.token_ids), run.ended
 
 
+def _thinking_forced(model: Runnable, setting: Setting, token_ids: Sequence[int]) -> int | None:
+    """1 where an answer's thought was closed at the setting's budget, as each is at 0; None without a budget."""
+    budget = setting.value(THINKING_BUDGET.name)
+    if not isinstance(budget, int):
+        return None
+    return int(budget == 0 or model.ends.thinks_after(token_ids, budget))
+
+
 def sample_record(
     model: Runnable,
     setting: Setting,
@@ -108,4 +117,5 @@ def sample_record(
         picture_sha256=sample.picture_sha256,
         scored_answer=None if scored == prediction else scored,
         thinking_tokens=model.ends.thinking_tokens(read_ids),
+        thinking_forced=_thinking_forced(model, setting, read_ids),
     )

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 
-from experiment_core_utils.config.served import ServedModel, served_models
+from experiment_core_utils.config.served import ServeCommand, ServedModel, serve_commands, served_models
 from experiment_core_utils.knobs.registry import all_knobs, knob_file, knob_named
 from experiment_core_utils.knobs.request_knobs import requested_fields
 from experiment_core_utils.knobs.strategies import LHS_CONFIGS, Strategy
@@ -203,6 +203,17 @@ class ModelConfig(Part):
         description="with --endpoint: timed requests arrive at R a second (Poisson, by --seed), however many are under "
         "way, and their times count from then (default: each begins when the one before has ended)",
     )
+    serve: Annotated[str, BeforeValidator(not_empty), Metavar("'COMMAND {NAME}'")] | None = Field(
+        default=None,
+        description="start a server for each value of --set, which listens at --endpoint on this machine, measure it, "
+        "and end it: A B B A, one at a time, each in a folder of its own, and compare them",
+    )
+    set: Annotated[Listed[str], Metavar("NAME=V1,V2")] | None = Field(
+        default=None, description="with --serve: values that stand for {NAME} in its command, such as q=none,fp8"
+    )
+    serve_timeout: TimeLimit = Field(
+        default=600.0, description="with --serve: seconds that a server has until it answers"
+    )
     random_weights: bool = Field(
         default=False,
         description="use random weights; --model_path then needs only the config, tokenizer and processor",
@@ -249,6 +260,24 @@ class ModelConfig(Part):
             )
         return self
 
+    repeated: ClassVar[tuple[str, ...]] = ("set",)
+
+    @cached_property
+    def serve_commands(self) -> tuple[ServeCommand, ...]:
+        """The servers that the run starts; none without `--serve`."""
+        return () if self.serve is None else serve_commands(self.serve, self.set or ())
+
+    @model_validator(mode="after")
+    def _check_serve(self) -> Self:
+        if (self.serve is None) != (self.set is None):
+            raise ConfigurationError("--serve 'COMMAND {NAME}' and --set NAME=V1,V2 go together; give both, or neither")
+        if self.serve is not None and (len(self.served) != 1 or self.request_rate is not None):
+            raise ConfigurationError("--serve needs one --endpoint, where its servers listen, and no --request_rate")
+        if self.serve is None and "serve_timeout" in self.model_fields_set:
+            raise ConfigurationError("--serve_timeout is of the servers of --serve, which is not given; drop it")
+        _ = self.serve_commands
+        return self
+
     @cached_property
     def served(self) -> tuple[ServedModel, ...]:
         """The models at the servers of `--endpoint`; none without it."""
@@ -275,7 +304,7 @@ class ModelConfig(Part):
                 "several at a time; drop one"
             )
         if self.endpoint is not None:
-            own = ("endpoint", "model", "concurrency", "request_rate")
+            own = ("endpoint", "model", "concurrency", "request_rate", "serve", "set", "serve_timeout")
             others = {name: each for name, each in type(self).model_fields.items() if name not in own}
             if given := [f"--{name}" for name, each in others.items() if getattr(self, name) != each.default]:
                 raise ConfigurationError(

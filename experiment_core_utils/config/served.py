@@ -1,8 +1,10 @@
 """The servers of `--endpoint` and the models of `--model`, as pairs with names."""
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -75,6 +77,55 @@ def served_models(endpoints: Sequence[str], models: Sequence[str]) -> tuple[Serv
     if twice is not None:
         raise ConfigurationError(f"two servers or models would be called {twice}; name each by --endpoint NAME=URL")
     return tuple(made)
+
+
+@dataclass(frozen=True)
+class ServeCommand:
+    """A server that a run starts: a value of each `--set`."""
+
+    name: str  #: such as `q-fp8`, a folder of results
+    words: tuple[str, ...]  #: the program and its arguments
+
+
+def serve_commands(command: str, assignments: Sequence[str]) -> tuple[ServeCommand, ...]:
+    """The servers of `--serve` and `--set`, for every combination of values.
+
+    A word that is `{NAME}` alone becomes the words of the value, none of an empty one; inside a word it is replaced.
+
+    Raises:
+        ConfigurationError: not NAME=V1,V2, a NAME that the command lacks, quotes that do not end, or two servers of one
+            name.
+    """
+    values: dict[str, list[str]] = {}
+    for each in assignments:
+        name, sign, texts = each.partition("=")
+        if not sign or not name.isidentifier() or name in values or f"{{{name}}}" not in command:
+            raise ConfigurationError(
+                f"--set {each} is not possible; give each NAME=V1,V2 once, and {{NAME}} in --serve for it"
+            )
+        values[name] = texts.split(",")
+    commands = []
+    for chosen in product(*values.values()):
+        settings = dict(zip(values, chosen, strict=True))
+        try:
+            words = [word for part in shlex.split(command) for word in _replaced(part, settings)]
+        except ValueError as error:
+            raise ConfigurationError(f"--serve {command} cannot be read as a command ({error}); correct it") from error
+        name = "_".join(f"{each}-{re.sub('[^A-Za-z0-9.]+', '-', text).strip('-') or 'empty'}" for each, text in
+                        settings.items())  # fmt: skip
+        commands.append(ServeCommand(name, tuple(words)))
+    names = [each.name for each in commands]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigurationError(f"two servers of --set would be called {twice}; drop one of the values")
+    return tuple(commands)
+
+
+def _replaced(word: str, settings: Mapping[str, str]) -> list[str]:
+    if word[1:-1] in settings and word == f"{{{word[1:-1]}}}":
+        return shlex.split(settings[word[1:-1]])
+    for name, text in settings.items():
+        word = word.replace(f"{{{name}}}", text)
+    return [word]
 
 
 def _repeated(values: Sequence[T], count: int) -> list[T]:

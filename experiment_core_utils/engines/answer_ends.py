@@ -15,6 +15,7 @@ from experiment_core_utils.tasks.answers import (
     CHANNEL_MARKS,
     answer_in,
     before_stop,
+    is_in_thinking,
     is_thinking_opened_by,
     marks_in,
     next_mark,
@@ -31,6 +32,15 @@ _PARTS = 4
 
 
 @dataclass(frozen=True)
+class ThinkingLimit:
+    """The number of tokens after which a thought is closed, and by which tokens."""
+
+    tokens: int
+    closing: tuple[int, ...]  #: what ends a thought that goes on
+    empty: tuple[int, ...]  #: a whole thought of nothing, where 0 tokens are allowed
+
+
+@dataclass(frozen=True)
 class AnswerEnds:
     """What ends the answers of one model; without anything, only the limit of tokens does.
 
@@ -43,6 +53,7 @@ class AnswerEnds:
     text_of: TextOf | None = None
     are_ignored: bool = False  #: whether generation goes on to the limit whatever comes (`--ignore_eos`)
     is_thinking_open: bool = False  #: whether prompts end inside thinking
+    thinking: ThinkingLimit | None = None  #: None where a thought is as long as the model makes it
 
     def after(self, prompt_ids: Sequence[int]) -> "AnswerEnds":
         """The ends of the answer to one prompt, which may end inside thinking."""
@@ -88,6 +99,18 @@ class AnswerEnds:
         # Channels end with the answer's text; what comes after it is not before it.
         end = max((each for begin, each in spans if each < len(text)), default=len(text))
         return self._tokens_up_to(end, token_ids, self.raw_text)
+
+    def thinks_after(self, token_ids: Sequence[int], tokens: int) -> bool:
+        """Whether a thought went on after so many tokens of an answer, and another token came."""
+        return len(token_ids) > tokens and is_in_thinking(self.raw_text(token_ids[:tokens]), self.is_thinking_open)
+
+    def forced_tokens(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """What has to follow the first tokens of an answer, as many as the limit of thinking is."""
+        if self.thinking is None or self.text_of is None:
+            return ()
+        if is_in_thinking(self.text_of(token_ids), self.is_thinking_open):
+            return self.thinking.closing
+        return () if token_ids else self.thinking.empty
 
     def raw_text(self, token_ids: Sequence[int]) -> str:
         """The text up to the first end as it is; thinking is in it."""

@@ -17,6 +17,7 @@ from experiment_core_utils.knobs.picture_side import PICTURE_SIDE
 from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.reasoning_effort import REASONING_EFFORT
 from experiment_core_utils.knobs.request_knobs import field_knob
+from experiment_core_utils.knobs.thinking_budget import THINKING_BUDGET
 from experiment_core_utils.knobs.top_k import TOP_K
 from experiment_core_utils.knobs.variant import VARIANT
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
@@ -35,7 +36,8 @@ _KNOBS: dict[str, Knob[Any]] = {
     knob.name: knob
     for knob in (
         VISION_TOKENS, VISUAL_TOKEN_KEEP, TOP_K, EXPERT_MASS, ACTIVE_BLOCKS,
-        PICTURE_SIDE, ANSWER_LIMIT, REASONING_EFFORT, VARIANT, NUMBER_FORMAT, QUANTIZED, ENGINE, ATTENTION, PLACEBO,
+        PICTURE_SIDE, ANSWER_LIMIT, THINKING_BUDGET, REASONING_EFFORT, VARIANT,
+        NUMBER_FORMAT, QUANTIZED, ENGINE, ATTENTION, PLACEBO,
     )
 }
 # Fields of requests to servers that flags or results have named, by the knob's name.

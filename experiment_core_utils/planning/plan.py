@@ -228,7 +228,8 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     else:
         takes_pictures = source.takes_pictures
         refuse_unfit_pictures(task, drawn.sample_ids, config.task, takes_pictures=takes_pictures, model=source.name)
-    refuse_long_limits(task, config.knobs.answer_limit_list, max_new_tokens_of(config.task, task))
+    limits = config.knobs.answer_limit_list, config.knobs.thinking_tokens_list
+    refuse_long_limits(task, *limits, max_new_tokens_of(config.task, task))
     reference, placebo = reference_beside(config, source, grid), placebo_beside(config, source)
     requested = RequestedRun(config, source, grid, task, drawn, reference, placebo, find_variants(config, source))
     source.refuse_settings(requested.settings, task, drawn.sample_ids, max_new_tokens_of(config.task, task))

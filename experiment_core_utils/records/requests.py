@@ -93,6 +93,7 @@ class RequestShape:
     text_tokens: int | None  #: all other prompt tokens, bos included
     preprocess_s: float  #: host time for resizing, cutting and tokenising
     served_tokens: int | None = None  #: positions of the prompt by the server's count; None where it gives none
+    closed_thought_tokens: int = 0  #: that a prompt has more, not counted here, where its model is not to think
 
     @property
     def known_prompt_tokens(self) -> int | None:

@@ -58,6 +58,7 @@ class MeasuredSample:
     #: the part of the prediction that is scored, without thinking; None where that is the prediction
     scored_answer: str | None = None
     thinking_tokens: int = 0  #: tokens up to the end of thinking; 0 without thinking
+    thinking_forced: int | None = None  #: 1 where the thought was closed at its budget, else 0; None without a budget
     round_places: tuple[int, ...] | None = None  #: place of each run in its round, from 0; None outside rounds
 
     @property

@@ -81,13 +81,20 @@ def refuse_unfit_requests(
         )
 
 
-def refuse_long_limits(task: Task, limits: Sequence[int] | None, max_new_tokens: int) -> None:
-    """Raises ConfigurationError where one of `--answer_limit_list` is above the limit of all answers."""
-    most = max(limits or (), default=0)
-    if most > max_new_tokens:
+def refuse_long_limits(
+    task: Task, answer_limits: Sequence[int] | None, thinking: Sequence[int] | None, max_new_tokens: int
+) -> None:
+    """Raises ConfigurationError where one of `--answer_limit_list` is above the limit of all answers, or one of
+    `--thinking_tokens_list` leaves nothing of it.
+    """
+    longest, longest_thought = (max(each or (), default=0) for each in (answer_limits, thinking))
+    allowed = f"the {max_new_tokens} tokens that an answer of {task.name} may have"
+    if longest > max_new_tokens:
+        raise ConfigurationError(f"--answer_limit_list {longest} is above {allowed}; give --max_new_tokens {longest}")
+    if thinking and longest_thought >= max_new_tokens:
         raise ConfigurationError(
-            f"--answer_limit_list {most} is above the {max_new_tokens} tokens that an answer of {task.name} may have; "
-            f"give --max_new_tokens {most}"
+            f"--thinking_tokens_list {longest_thought} leaves no answer of {allowed}, the thought among them; give "
+            "--max_new_tokens for both"
         )
 
 

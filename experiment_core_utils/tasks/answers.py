@@ -109,6 +109,35 @@ def is_thinking_opened_by(prompt: str) -> bool:
     return bool(tags) and tags[-1].end() == len(prompt.rstrip()) and not _CLOSING.search(tags[-1].group())
 
 
+def is_in_thinking(text: str, is_open: bool = False) -> bool:
+    """Whether a text that was generated so far ends inside thinking.
+
+    Args:
+        is_open: as of `thinking_spans`.
+    """
+    spans, tags = thinking_spans(text, is_open), list(_TAG.finditer(text))
+    is_closed = bool(tags) and tags[-1].end() == len(text) and _CLOSING.search(tags[-1].group()) is not None
+    return bool(spans) and spans[-1][1] == len(text) and not is_closed
+
+
+def thinking_pair(marks: Iterable[str]) -> tuple[str, str] | None:
+    """The first mark that begins thinking for which there is one that ends it, and that; None without a pair."""
+    closing = {_without_side(mark): mark for mark in reversed(list(marks)) if _CLOSING.search(mark)}
+    begun = (mark for mark in marks if not _CLOSING.search(mark) and _without_side(mark) in closing)
+    return next(((mark, closing[_without_side(mark)]) for mark in begun), None)
+
+
+def _without_side(mark: str) -> str:
+    """What a mark that begins thinking and the one that ends it have in common: `<|END_THINKING|>` is `thinking`."""
+    sides = {"start", "begin", "prefix", "end", "stop", "close", "suffix"}
+    return " ".join(word for word in re.findall(r"[^\W_]+", mark.lower()) if word not in sides)
+
+
+def marks_in_text(text: str) -> list[str]:
+    """The marks of thinking in a text, in order."""
+    return _TAG.findall(text)
+
+
 def marks_in(tokens: Iterable[str]) -> list[str]:
     """Those of a tokenizer's tokens that begin or end thinking."""
     return [token for token in tokens if _TAG.fullmatch(token)]

@@ -11,7 +11,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from experiment_core_utils.config.command import libraries_loading, reporting_errors, run_command
-from experiment_core_utils.config.profiling import parse_config
+from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.primitives.texts import printable
 
 
@@ -34,6 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if plan.is_main_process:
             print(plan.text)
         return plan.exit_code
+    if config.model.serve is not None:
+        with libraries_loading():
+            from experiments.core_exp.served_runs import run_at_servers
+
+        return run_at_servers(config, measured)
+    return measured(config)
+
+
+def measured(config: ProfilingConfig) -> int:
+    """The exit code of one run, whose table and conclusion are printed."""
     with libraries_loading():
         from experiment_core_utils.pipeline import run_profiling
 

@@ -75,6 +75,7 @@ class OpenAIServer:
     counts_salted_apart: bool = True
     num_salted: int = 0
     port: int = 0
+    lists_models: bool = False  #: whether it has the list by which a client finds it ready
 
     @property
     def url(self) -> str:
@@ -83,9 +84,11 @@ class OpenAIServer:
 
 
 @contextmanager
-def serving(reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()) -> Iterator[OpenAIServer]:
-    """A server on a free port of loopback, which ends with the context."""
-    server = OpenAIServer(reply)
+def serving(
+    reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply(), port: int = 0, *, lists_models: bool = False
+) -> Iterator[OpenAIServer]:
+    """A server on a port of loopback, 0 for a free one, which ends with the context."""
+    server = OpenAIServer(reply, lists_models=lists_models)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -93,6 +96,9 @@ def serving(reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()) 
 
         def do_GET(self) -> None:
             server.num_others += 1
+            if server.lists_models and self.path.endswith("/models"):
+                self._whole(200, {"data": [{"id": "m"}]})
+                return
             self._whole(404, {"error": {"message": "nothing there"}})
 
         def do_POST(self) -> None:
@@ -138,7 +144,7 @@ def serving(reply: Callable[[dict[str, Any]], Reply] = lambda request: Reply()) 
         def log_message(self, *_: Any) -> None:
             return
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as http:
         server.port = http.server_address[1]
         thread = threading.Thread(target=http.serve_forever, daemon=True)
         thread.start()

@@ -3,7 +3,9 @@ import pytest
 from experiment_core_utils.tasks.answers import (
     answer_in,
     before_stop,
+    is_in_thinking,
     is_thinking_opened_by,
+    thinking_pair,
     thinking_spans,
     unwrapped,
     up_to_stop,
@@ -117,6 +119,35 @@ def test_what_comes_before_the_first_stop_text(text: str, before: str | None) ->
 
 def test_without_stop_texts_nothing_is_cut() -> None:
     assert before_stop("a\n\nb", ()) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "expected"),
+    [
+        ("", False, False), ("", True, True), ("hm", False, False), ("hm", True, True), ("<think>", False, True),
+        ("<think>hm", False, True), ("<think>hm</think>", False, False), ("hm</think>", True, False),
+        ("hm</think> red", True, False), ("red <think>", False, False), ("<think>a</think>b<think>c", False, True),
+    ],
+)  # fmt: skip
+def test_whether_a_text_so_far_ends_inside_thinking(text: str, is_open: bool, expected: bool) -> None:
+    assert is_in_thinking(text, is_open) == expected
+
+
+@pytest.mark.parametrize(
+    ("marks", "pair"),
+    [
+        (["</think>", "<think>"], ("<think>", "</think>")),
+        (["<seed:think>", "<seed:cot_budget_reflect>", "</seed:cot_budget_reflect>", "</seed:think>"],
+         ("<seed:think>", "</seed:think>")),
+        (["<|END_THINKING|>", "<|START_THINKING|>"], ("<|START_THINKING|>", "<|END_THINKING|>")),
+        (["<|inner_prefix|>", "<|inner_suffix|>"], ("<|inner_prefix|>", "<|inner_suffix|>")),
+        (["[THINK]", "[/THINK]"], ("[THINK]", "[/THINK]")),
+        (["<|channel>", "<channel|>"], ("<|channel>", "<channel|>")),
+        (["<think>"], None), (["<think>", "</reason>"], None), ([], None),
+    ],
+)  # fmt: skip
+def test_marks_that_begin_and_end_thinking_are_found_as_a_pair(marks: list[str], pair: tuple[str, str] | None) -> None:
+    assert thinking_pair(marks) == pair
 
 
 def test_spans_of_thinking_are_in_order_and_apart() -> None:

@@ -30,8 +30,10 @@ from experiment_core_utils.records.journal import read_journal
 from experiment_core_utils.records.run_report import RunReport
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.terminal import closing_table, column_lines, reference_lines
+from experiments.core_exp.acc_lat_profiling import main as profile
 from experiments.core_exp.report import main as report_command
 from tests.given_flags import over
+from tests.models.endpoint.test_server_process import free_port, is_running
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.processes.forked_runs import Run, RunServer
 from tests.processes.openai_server import Reply, is_salted, serving
@@ -149,6 +151,27 @@ def test_fields_of_a_request_are_knobs_of_a_grid_and_one_that_is_refused_fails_i
     finally:
         for knob in ("request.kwargs.on", "request.top_k"):
             unregister_knob(knob)
+
+
+def test_servers_that_a_run_starts_are_measured_forth_and_back_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port, pids, out = free_port(), tmp_path / "pids", tmp_path / "out"
+    command = f"{sys.executable} -m tests.processes.openai_program {port} {{q}} {pids}"
+    flags = ("--endpoint", f"http://127.0.0.1:{port}/v1", "--model", "m", "--num_samples", "2")
+    code = profile(over(QUICK, [*flags, "--output_dir", str(out), "--serve", command, "--set", "q=four,six"]))
+    shown = capsys.readouterr().out
+    lines = pids.read_text().splitlines()
+    assert code == 0, shown
+    assert [line.split()[0] for line in lines] == ["four", "six", "six", "four"]
+    assert not any(is_running(int(pid)) for line in lines for pid in line.split()[1:])
+    for value in ("four", "six"):
+        for number in ("1", "2"):
+            folder = out / f"q-{value}" / number
+            (result,) = kp.load(folder).sweep.settings
+            assert [each.pred for each in result.result.per_sample_results] == [value, value]
+            assert (folder / "serve.log").read_text().endswith(f"answering with {value}\n")
+    assert "q-four" in shown and "q-six" in shown
 
 
 def test_what_goes_wrong_at_a_server_is_a_failed_sample_and_the_run_goes_on(tmp_path: Path) -> None:

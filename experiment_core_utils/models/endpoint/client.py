@@ -93,19 +93,25 @@ class Watch:
         """An event came; raises SampleTimedOut where the whole time is over."""
         self.heard_s = time.monotonic()
         if self.heard_s > self._end_s:
+            self.end_answered()
             raise SampleTimedOut(f"{self.where} has not answered in time ({self.heard_s - self.began_s:.3g} s)")
 
     def close(self) -> None:
-        """The answer has ended; what comes behind it is not waited for as long."""
+        """The answer has ended; what comes behind it is not waited for as long, however much it is."""
         self.is_answered, self.silence_s = True, min(self.silence_s, _CLOSING_S)
+        self._end_s = min(self._end_s, time.monotonic() + _CLOSING_S)
+
+    def end_answered(self) -> None:
+        """Raises AnswerIsOver where the answer has ended already, so that nothing behind it is missed."""
+        if self.is_answered:
+            raise AnswerIsOver
 
     def look(self) -> None:
         """Nothing came for a moment; raises SampleTimedOut where that is too long."""
         now_s = time.monotonic()
         self._look_s, silent_s = now_s + _POLL_S, now_s - self.heard_s
-        if self.is_answered and silent_s > self.silence_s:
-            raise AnswerIsOver
         if silent_s > self.silence_s or now_s > self._end_s:
+            self.end_answered()
             advice = "; give --sample_timeout to wait longer" if self.patience.limit_s is None else ""
             is_silent = silent_s > self.silence_s
             spent = f"{silent_s:.3g} s without a word" if is_silent else f"{now_s - self.began_s:.3g} s"
@@ -120,6 +126,7 @@ class Watch:
         if time.monotonic() > self._look_s:
             self.look()
         if self.num_bytes > self.bounds.num_bytes:
+            self.end_answered()
             raise SampleError(
                 f"{self.where} sent more than {self.bounds.num_bytes >> 20} MB where at most "
                 f"{counted(self.bounds.tokens, 'token')} were asked for"
@@ -243,7 +250,11 @@ def body_reader(response: HTTPResponse, watch: Watch) -> Callable[[], bytes]:
     unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)
 
     def read() -> bytes:
-        while packed := unpacking.unconsumed_tail or response.read1(_READ_BYTES):
+        nonlocal unpacking
+        while packed := unpacking.unconsumed_tail or unpacking.unused_data or response.read1(_READ_BYTES):
+            # A file of gzip is one member or several, one behind the other (RFC 1952).
+            if unpacking.eof:
+                unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)
             if unpacked := unpacking.decompress(packed, _READ_BYTES):
                 watch.count(len(unpacked))
                 return unpacked

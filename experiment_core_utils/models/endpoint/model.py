@@ -68,6 +68,7 @@ _BUSY = (429, 503)
 _NOT_AS_ASKED = (400, 422)
 # How long a request waits in all where its server asks for it.
 _LONGEST_WAIT_S, _LEAST_WAIT_S = 60.0, 0.1
+_NO_HTTP = "gave no answer in HTTP"
 # Of the body of an error.
 _MOST_OF_AN_ERROR = 1 << 16
 _PROBE = "Hi"
@@ -161,6 +162,7 @@ class Connection:
             with closing(self.address.connected(watch)) as connection:
                 if self.may_wait:
                     marks.mark()
+                fault = _NO_HTTP
                 connection.request("POST", self.address.path, sent, self.address.headers)
                 with closing(connection.getresponse()) as response:
                     fault, hint = "broke off its answer", self._hint(has_pictures)
@@ -268,6 +270,8 @@ class Connection:
         cause = error.__cause__
         if isinstance(cause, OSError | HTTPException) and "cannot be reached" in str(error):
             return "; start the server, or correct --endpoint and --model"
+        if isinstance(cause, OSError | HTTPException) and _NO_HTTP in str(error):
+            return "; correct --endpoint, its port or http and https, or see the server's log"
         if not isinstance(cause, _Refused) or cause.status >= _SERVER_ERROR or cause.status in _BUSY:
             return ""
         if cause.location is not None:
@@ -290,12 +294,21 @@ def _no_stream(body: bytes) -> str:
         return f"sent no stream of events: {first_bytes(body)}; correct --endpoint, or see the server's log"
     if b'"choices"' not in body and b'"error"' in body:
         return f"answered with an error: {reason_in(body)}; see the server's log"
-    if b'"message"' in body:
+    first, _, more = body.partition(b"\n")
+    if b'"message"' in body and not (more.strip() and _is_json(first)):
         return (
             f"answered with JSON in one piece though a stream was asked for: {first_bytes(body)}; times of tokens are "
             "not known: let it stream, or give another server"
         )
     return f"sent lines of JSON and no stream of events: {first_bytes(body)}; let it speak OpenAI's protocol"
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.models.endpoint.chunks import Chunk, FinishReason, count_in, finish_reason_of
-from experiment_core_utils.models.endpoint.client import Bounds
+from experiment_core_utils.models.endpoint.client import AnswerIsOver, Bounds
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.texts import counted, shown
@@ -93,6 +93,7 @@ class ArrivingAnswer:
 
         Raises:
             SampleError: more came than was asked for, text behind the end, or an end that is none of an answer.
+            AnswerIsOver: more came than was asked for behind the end, which is no part of the answer.
         """
         self._num_chunks += 1
         if self._usage is None or count_in(chunk.usage, "completion_tokens") is not None:
@@ -101,6 +102,8 @@ class ArrivingAnswer:
             self._answered_by = shown(chunk.model)
         choice = chunk.first
         if self._num_chunks > self.bounds.pieces or self._num_letters > self.bounds.letters:
+            if self.finish_reason is not None:
+                raise AnswerIsOver
             self._refuse_too_much()
         if choice is None:
             return

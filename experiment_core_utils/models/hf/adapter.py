@@ -8,6 +8,7 @@ number of vision tokens is set (`vision_tokens`), and the formulas of its operat
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, get_args
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
-from experiment_core_utils.engines.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
+from experiment_core_utils.engines.answer_ends import AnswerEnds, HasEnds, ThinkingLimit, eos_sources, with_stops
 from experiment_core_utils.engines.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
 from experiment_core_utils.engines.engine_proof import (
     Computed,
@@ -67,6 +68,7 @@ from experiment_core_utils.models.hf.knobs.block_inputs import BlockInputs, inpu
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.hf.slow_functions import slow_functions_of
+from experiment_core_utils.models.hf.thinking import ThinkingCloser
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.primitives.device import Marks, NoMarks, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import (
@@ -143,7 +145,9 @@ class TransformersModel(HasEnds):
         self.num_experts = self.knobs.num_experts
         self.default_top_k = self.knobs.default_top_k
         self._visual_tokens = VisualTokens(model, requests)
-        self.turned_knobs = TurnedKnobs(model, adapters_of(model.config, requests, self._visual_tokens, self.knobs))
+        self._thinking = ThinkingCloser(requests, self._limit_thinking)
+        adapters = adapters_of(model.config, requests, self._visual_tokens, self.knobs, self._thinking)
+        self.turned_knobs = TurnedKnobs(model, adapters)
         self._stages = GenerateStages(model, self.preferences, self._visual_tokens)
         # Why ways that would have been taken before do not run it; as they are named in the record.
         self._refused: list[str] = [] if eager_reason is None else [eager_reason]
@@ -207,6 +211,10 @@ class TransformersModel(HasEnds):
         """Note why graphs of modules do not run it, beside why kernels do not, where that is something else."""
         is_beside = any(not each.endswith(f": {reason}") for each in self._refused)
         self._refused = [*self._refused, f"graphs of its modules do not: {reason}"] if is_beside else [reason]
+
+    def _limit_thinking(self, limit: ThinkingLimit | None) -> None:
+        self.ends = replace(self.ends, thinking=limit)
+        self._stages.end_tokens = self.ends
 
     def _new_capturer(self) -> GraphCapturer:
         return CudaGraphs(self.device) if self._graph_capturer is None else self._graph_capturer
@@ -317,7 +325,7 @@ class TransformersModel(HasEnds):
         self, inputs: Mapping[str, Any], features: Any
     ) -> tuple[torch.Tensor, GenerationState | PrefilledRequest[Any]]:
         if self._graphed is None:
-            return self._stages.prefill(inputs, features)
+            return self._stages.prefill(self._thinking.asked(inputs), features)
         if not self._graphed.is_ready(self._graph_key, inputs, inputs["input_ids"].shape[1] + 1):
             self.warm_up(inputs, UNANNOUNCED_TOKENS)
         return self._graphed.prefill(self._graph_key, inputs, features)
@@ -348,6 +356,7 @@ class TransformersModel(HasEnds):
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         if self._graphed is None:
+            inputs = self._thinking.asked(inputs)
             with self._visual_tokens.shortening(inputs["input_ids"]):
                 limit = self.turned_knobs.limited(max_new_tokens)
                 return generate_timed(self.model, inputs, limit, marks, self.preferences, self.ends)
@@ -360,11 +369,13 @@ class TransformersModel(HasEnds):
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         around, limit = self._visual_tokens.shortening, self.turned_knobs.limited(max_new_tokens)
+        inputs_list = [self._thinking.asked(inputs) for inputs in inputs_list]
         return answer_together(self.model, inputs_list, self.ends, limit, self.preferences, around)
 
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
     ) -> list[FollowedAnswer]:
+        inputs_list = [self._thinking.asked(inputs) for inputs in inputs_list]
         return follow_together(self.model, inputs_list, answers, self._visual_tokens.shortening)
 
     def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
@@ -395,6 +406,7 @@ class TransformersModel(HasEnds):
         """
         self.apply(setting)
         self.refuse_setting()
+        prepared, inputs = inputs, self._thinking.asked(inputs)
         features = self.encode_image(inputs)
         self._prove_blocks_inputs(setting, inputs, features)
         ran, ran_decode = ExecutedExperts(self.model), ExecutedExperts(self.model)
@@ -414,7 +426,7 @@ class TransformersModel(HasEnds):
         if self._graphed is not None:
             self._graphed.refuse_other_features(inputs, features)
         errors = None if self._graphed is None else self._errors_at_setting(self._graphed, inputs, features)
-        without_effect = self._prove_effect(setting, inputs, logits, errors)
+        without_effect = self._prove_effect(setting, prepared, logits, errors)
         return KnobProof(
             experts_per_token=tuple(experts.get(block) for block in blocks),
             blocks_run=blocks,

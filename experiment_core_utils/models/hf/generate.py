@@ -24,6 +24,7 @@ from experiment_core_utils.engines.answer_ends import NO_ENDS, AnswerEnds, EosSo
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed, replaced_method
+from experiment_core_utils.models.hf.thinking import closed_thinking
 from experiment_core_utils.models.hf.visual_token_keep import ENCODER, PictureEncoder, VisualTokens
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import SettingError
@@ -134,7 +135,9 @@ def processors_for(
     """
     eos: Any = model.generation_config.eos_token_id
     own = [] if eos is None else eos if isinstance(eos, list) else [eos]
-    return preferences.processors(inputs["input_ids"], inputs.get("attention_mask"), ends.token_ids or own)
+    ids = inputs["input_ids"]
+    processors = preferences.processors(ids, inputs.get("attention_mask"), ends.token_ids or own)
+    return LogitsProcessorList([*processors, *closed_thinking(ends, ids.shape[1])])
 
 
 def vision_entry(model: PreTrainedModel) -> nn.Module | str | None:
@@ -264,7 +267,7 @@ class GenerateStages:
             ids, kwargs = shortened.prompt(ids, kwargs)
             inputs = {"input_ids": ids, "attention_mask": kwargs["attention_mask"]}
         state = GenerationState([(ids, self._next_kwargs(outputs, kwargs))])
-        if self.preferences.change_logits:
+        if self.preferences.change_logits or self.end_tokens.thinking is not None:
             state.processors = processors_for(model, inputs, self.preferences, self.end_tokens)
         return _processed(ids, outputs.logits[:, -1], state), state
 

@@ -4,8 +4,8 @@ import math
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import takewhile
@@ -28,7 +28,13 @@ from experiment_core_utils.primitives.errors import ConfigurationError, SampleEr
 from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.primitives.texts import is_text, shown
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape, VisionGeometry
-from experiment_core_utils.tasks.answers import is_thinking_opened_by
+from experiment_core_utils.tasks.answers import (
+    is_in_thinking,
+    is_thinking_opened_by,
+    marks_in,
+    marks_in_text,
+    thinking_pair,
+)
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
 # Tensors [1, T] beside the ids, with the padding value of each.
@@ -124,6 +130,7 @@ class PromptLayout:
     image_token: str | None  #: the placeholder of a picture; None for a text model
     takes_parts: bool  #: whether the template takes a message as a list of parts; else it takes a text
     system_message: Any = None  #: as the template takes it, a text or parts; None for what the template adds by itself
+    variables: Mapping[str, Any] = field(default_factory=dict)  #: of the template, beside its usual ones
     after_picture: str = "\n"  #: what follows the placeholder where no template says it
 
     def text(self, prompt: str, num_pictures: int) -> str:
@@ -199,6 +206,7 @@ class PromptLayout:
                     chat_template=self.template if self.date is None else f"{_TODAY}{self.template}",
                     tokenize=False,
                     add_generation_prompt=True,
+                    **self.variables,
                 )
         except SampleTimedOut as error:
             raise SampleTimedOut(f"the chat template was {error}; correct or remove it") from error
@@ -275,6 +283,15 @@ def _with_system_prompt(layout: PromptLayout, system_prompt: str, name: str) -> 
         f"--system_prompt has no place in the chat template of {name} ({reason}); drop it, or write it into "
         "--prompt_template"
     )
+
+
+@dataclass(frozen=True)
+class ThinkingMarks:
+    """Tokens that close a thought."""
+
+    closing: tuple[int, ...]  #: one that goes on
+    empty: tuple[int, ...]  #: one that has not begun
+    in_prompt: tuple[int, ...]  #: the same as the chat template writes it behind a prompt; () where it does not
 
 
 # A crop of the whole of a longer strip would first be scaled to gigabytes.
@@ -406,8 +423,10 @@ class HFRequests:
         if tokens == 0:
             raise SampleError(f"sample {sample.sample_id}: its prompt has no token")
         refuse_longer_prompt(sample.sample_id, tokens, self._config)
+        closed = len(self.thinking.in_prompt) if self.thinking is not None else 0
         if not images:
-            return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s), text)
+            shape = RequestShape(None, None, 0, 0, tokens, preprocess_s, closed_thought_tokens=closed)
+            return PreparedRequest(inputs, shape, text)
         features = int((inputs["input_ids"] == self._placeholder).sum())
         if features == 0:
             raise SampleError(f"sample {sample.sample_id}: its picture gives no vision token")
@@ -420,7 +439,8 @@ class HFRequests:
             expected = joined(known) if len(known) == len(own) else None
         actual = self._counted_geometry(inputs, expected, features, len(images))
         text_tokens = tokens - features - markers
-        shape = RequestShape(expected or actual, actual, features, markers, text_tokens, preprocess_s)
+        counts = features, markers, text_tokens
+        shape = RequestShape(expected or actual, actual, *counts, preprocess_s, closed_thought_tokens=closed)
         return PreparedRequest(inputs, shape, text)
 
     @cached_property
@@ -431,6 +451,36 @@ class HFRequests:
     def opens_thinking(self) -> bool:
         """Whether prompts end inside thinking."""
         return is_thinking_opened_by(self._layout.text(_PROBE, num_pictures=0))
+
+    @cached_property
+    def thinking(self) -> ThinkingMarks | None:
+        """What closes a thought of the model; None where its tokenizer and its template have no marks of thinking, or
+        its tokens do not show them.
+        """
+        marks = [*marks_in_text(self._layout.template or ""), *marks_in(self._tokenizer.get_added_vocab())]
+        pair = thinking_pair(marks)
+        if pair is None:
+            return None
+        opening, closing = pair
+        ended = self._ids_of(f"\n{closing}\n\n")
+        if is_in_thinking(self.text_of([*self._ids_of(opening), *ended])):
+            return None
+        return ThinkingMarks(ended, self._ids_of(f"{opening}\n\n{closing}\n\n"), self._empty_thought())
+
+    def _empty_thought(self) -> tuple[int, ...]:
+        """What the chat template adds to a prompt where it is told that the model is not to think; () where it has no
+        such place, or writes something else there.
+        """
+        plain = self._layout.text(_PROBE, num_pictures=0)
+        with suppress(TemplateError, TypeError, ValueError):
+            text = replace(self._layout, variables={"enable_thinking": False}).text(_PROBE, num_pictures=0)
+            more = self._ids_of(text.removeprefix(plain))
+            if text.startswith(plain) and not self.opens_thinking and self._ids_of(text) == self._ids_of(plain) + more:
+                return more
+        return ()
+
+    def _ids_of(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode_text(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out but those around thinking."""

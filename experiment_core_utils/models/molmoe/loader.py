@@ -10,6 +10,7 @@ from transformers import AutoModelForImageTextToText
 
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.knobs.interface import KnobLimits
+from experiment_core_utils.knobs.thinking_budget import THINKING_BUDGET
 from experiment_core_utils.models.common.checkpoint_files import (
     loaded_weights,
     refuse_not_finite,
@@ -83,7 +84,8 @@ def _refuse_unbuildable(config: MolmoeConfig, folder: Path) -> None:
 def molmoe_limits(config: MolmoeConfig) -> KnobLimits:
     """What the knobs can be set to in a MolmoE of this config."""
     text = config.text_config
-    return KnobLimits(int(text.num_hidden_layers), int(text.num_experts), int(text.num_experts_per_tok))
+    sizes = int(text.num_hidden_layers), int(text.num_experts), int(text.num_experts_per_tok)
+    return KnobLimits(*sizes, unsupported={THINKING_BUDGET.name: "its tokenizer has no marks of thinking"})
 
 
 def load_molmoe(

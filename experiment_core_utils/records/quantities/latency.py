@@ -41,6 +41,10 @@ class ThinkingPart(Record):
 
     #: output tokens up to the end of thinking, its tags included; 0 if the model did not think
     thinking_tokens: Annotated[Count, Quantity("thinking_tokens", "tokens", in_table=False)]
+    #: 1 if the thought still went on at `--thinking_tokens_list` and was closed there, else 0; not there without it
+    thinking_forced: Annotated[
+        Count | None, Quantity("thinking_forced", "answers", in_table=False, is_everywhere=False)
+    ] = None
     #: time of the decode steps among them, part of `T_LLM_decode`; None if fewer than 2, or answered in a batch
     T_thinking: Annotated[Delay | None, Quantity("thinking_s", "ms", of="run", in_table=False, is_part=True)] = None
 

@@ -10,7 +10,7 @@ from typing import Literal
 from experiment_core_utils.primitives.units import milliseconds
 from experiment_core_utils.records.json_record import Record
 
-Unit = Literal["ms", "J", "FLOPs", "tokens", "features"]
+Unit = Literal["ms", "J", "FLOPs", "tokens", "features", "answers"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Quantity:
     @property
     def is_whole(self) -> bool:
         """Whether its values are whole numbers."""
-        return self.unit in ("tokens", "features")
+        return self.unit in ("tokens", "features", "answers")
 
     @property
     def spread(self) -> str:

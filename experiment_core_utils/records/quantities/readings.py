@@ -21,6 +21,7 @@ _OF_SAMPLE: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "prompt_tokens": lambda sample: sample.shape.known_prompt_tokens,
     "output_tokens": lambda sample: sample.output_tokens,
     "thinking_tokens": lambda sample: sample.thinking_tokens,
+    "thinking_forced": lambda sample: sample.thinking_forced,
     "vision_flops": lambda sample: sample.flops.vision_flops if sample.flops else None,
     "prefill_flops": lambda sample: sample.flops.prefill_flops if sample.flops else None,
     "decode_flops_per_token": lambda sample: sample.flops.decode_flops_per_token if sample.flops else None,

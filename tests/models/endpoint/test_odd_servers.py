@@ -41,6 +41,13 @@ def chunked(*parts: bytes) -> bytes:
     return head + b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in parts) + b"0\r\n\r\n"
 
 
+def chunked_as(body: bytes, encoding: str) -> bytes:
+    """A packed body in chunks of seven bytes, of which none is a member of its own."""
+    head = STREAM.replace(b"Connection: close", b"Transfer-Encoding: chunked\r\nContent-Encoding: " + encoding.encode())
+    parts = [body[place : place + 7] for place in range(0, len(body), 7)]
+    return head + b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in parts) + b"0\r\n\r\n"
+
+
 def sized(body: bytes, *headers: str) -> bytes:
     return status("200 OK", body, *headers, kind="text/event-stream")
 
@@ -57,6 +64,9 @@ ANSWERS = {
     "chunked": (chunked(*[bytes([each]) for each in TWO]), "two"),
     "with a length": (sized(TWO), "two"),
     "packed": (sized(gzip.compress(TWO), "Content-Encoding: gzip"), "two"),
+    "packed in several members": (
+        chunked_as(b"".join(gzip.compress(each) for each in (TWO[:9], TWO[9:40], TWO[40:])), "gzip"), "two"
+    ),
     "carriage returns": (STREAM + TWO.replace(b"\n", b"\r\n"), "two"),
     "carriage returns alone": (STREAM + TWO.replace(b"\n", b"\r"), "two"),
     "no space behind data:": (STREAM + TWO.replace(b"data: ", b"data:"), "two"),
@@ -85,6 +95,12 @@ ANSWERS = {
             }],
             base_resp={"status_code": 0, "status_msg": ""}, status="in_progress", system_fingerprint="fp_error_free",
         ) + END, "two",
+    ),
+    "a flood of counts behind the end": (
+        [STREAM + piece("two") + piece(None, "stop") + usage(2), repeat(usage(2), 3000)], "two"
+    ),
+    "a flood of comments behind the end": (
+        [STREAM + piece("two") + piece(None, "stop") + usage(2), repeat(b": " + b"x" * 9999 + b"\n\n", 900)], "two"
     ),
     "the limit": (STREAM + piece("two") + piece(None, "length") + usage(2) + DONE, "two"),
 }  # fmt: skip
@@ -184,6 +200,14 @@ FAULTS = {
         "JSON in one piece though a stream was asked for: '{.*let it stream",
     ),
     "lines of JSON": (STREAM + b'{"response": "two"}\n{"done": true}\n', "lines of JSON and no stream of events"),
+    "two lines of messages": (
+        STREAM + b'{"message": {"content": "two"}}\n{"message": {"content": ""}, "done": true}\n',
+        "lines of JSON and no stream of events",
+    ),
+    "JSON over several lines": (
+        status("200 OK", json.dumps({"choices": [{"message": {"content": "two"}}]}, indent=1).encode()),
+        "JSON in one piece though a stream was asked for",
+    ),
     "an error with status 200": (status("200 OK", b'{"error": {"message": "no memory"}}'), "an error: no memory; see"),
     "text": (status("200 OK", b"it works"), "sent no stream of events: 'it works'"),
     "a key": (status("401 No", b'{"error": {"message": "bad key: x\\u001b[2J"}}'), r"HTTP 401: bad key: x\\x1b\[2J$"),
@@ -195,13 +219,16 @@ FAULTS = {
         "HTTP 429: slow down; it asks to wait 100000 s, and at most 60 s are waited$",
     ),
     "no wait": (status("503 No", b"busy", "Retry-After: soon"), "HTTP 503: busy$"),
-    "noise": (b"\x00\xff\x80noise\r\n\r\n", "cannot be reached"),
-    "nothing at all": (b"", "cannot be reached"),
-    "a head without end": ([b"HTTP/1.1 200 OK\r\nX: ", repeat(b"a" * 65536, 99)], "cannot be reached"),
+    "noise": (b"\x00\xff\x80noise\r\n\r\n", r"gave no answer in HTTP \(BadStatusLine"),
+    "another protocol": (b"SSH-2.0-OpenSSH_9.6\r\n", r"gave no answer in HTTP \(BadStatusLine: SSH-2.0"),
+    "nothing at all": (b"", r"gave no answer in HTTP \(RemoteDisconnected"),
+    "a head without end": ([b"HTTP/1.1 200 OK\r\nX: ", repeat(b"a" * 65536, 99)], "gave no answer in HTTP"),
     "broken chunks": (chunked(b"").replace(b"0\r\n", b"ZZ\r\n"), "broke off its answer"),
     "an unknown packing": (sized(TWO, "Content-Encoding: br"), "packed its answer as 'br'"),
     "a broken packing": (sized(TWO, "Content-Encoding: gzip"), "broke off its answer .*incorrect header"),
-    "a packed flood": (sized(gzip.compress(b"\n" * 20_000_000), "Content-Encoding: gzip"), "more than 5 MB"),
+    "a packed flood": (
+        sized(gzip.compress((b": " + b"x" * 9997 + b"\n") * 2000), "Content-Encoding: gzip"), "more than 5 MB"
+    ),
     "a flood": ([STREAM, repeat(piece("two "))], "1065 pieces where at most 5 tokens were asked for"),
     "a flood of nothing": ([STREAM, repeat(event(choices=[]))], "1065 pieces where at most 5 tokens"),
     "a flood of comments": ([STREAM, repeat(b": " + b"x" * 9999 + b"\n\n")], "more than 5 MB where at most 5 tokens"),
@@ -247,6 +274,10 @@ def opened(*replies: Part | list[Part], limit_s: float = LIMIT_S) -> EndpointMod
     ("reply", "reason"),
     [
         ([None], "has not answered in time"),
+        (
+            b"SSH-2.0-OpenSSH_9.6\r\n",
+            "gave no answer in HTTP .*; correct --endpoint, its port or http and https, or see",
+        ),
         (status("404 No", b"<html>"), "with a page of HTML: '<html>'; correct --endpoint and --model$"),
         (status("302 T", b"", "Location: http://localhost:1/v1"), "redirect to .*; give the address that it names as"),
         (status("302 T", b"", "Location: file:///etc/passwd"), "file:///etc/passwd that is not followed; give the"),

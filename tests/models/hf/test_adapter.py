@@ -104,6 +104,8 @@ def windowed(model: Any = None) -> TransformersModel:
         chat_template=None,
         text_of=None,
         opens_thinking=False,
+        thinking=None,
+        name="m",
     )
     return TransformersModel("windowed", model or built(LISTED["gemma3"]), cast(Any, requests))
 
@@ -167,6 +169,8 @@ def test_fields_of_the_last_crops_are_put_back_where_the_next_ones_have_none() -
         chat_template=None,
         text_of=None,
         opens_thinking=False,
+        thinking=None,
+        name="m",
     )
     decoder = built(LISTED["gemma3"])
     decoder.config.vision_rows, decoder.config.vision_side = 1, 2
@@ -268,6 +272,8 @@ def test_without_a_formula_there_are_no_operations() -> None:
         chat_template=None,
         text_of=None,
         opens_thinking=False,
+        thinking=None,
+        name="m",
     )
     unknown = TransformersModel("opt", OPTForCausalLM(config).eval(), cast(Any, tokens))
     assert (

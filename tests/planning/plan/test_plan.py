@@ -105,6 +105,12 @@ SERVED = ("--endpoint", "http://localhost:1/v1", "--model", "m", "--num_samples"
             "--answer_limit_list 8 is above the 7 tokens that an answer of reference_questions may have; give "
             "--max_new_tokens 8",
         ),
+        (
+            ("--thinking_tokens_list", "0"),
+            "--thinking_tokens_list 0 cannot be set in m: each kind of server has a field of its own for it; give "
+            "--request_knob thinking_token_budget=0,256 (vLLM), chat_template_kwargs.enable_thinking=false or "
+            "--reasoning_effort_list",
+        ),
     ],
 )
 def test_what_a_server_would_not_be_asked_is_refused(flags: tuple[str, ...], reason: str) -> None:

@@ -1,11 +1,13 @@
 """What turns each knob in a transformers model."""
 
+from experiment_core_utils.knobs.thinking_budget import THINKING_BUDGET
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, VisionTarget
 from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP
 from experiment_core_utils.models.common.turned_knobs import KnobAdapter
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges
 from experiment_core_utils.models.hf.requests import HFRequests
+from experiment_core_utils.models.hf.thinking import ThinkingCloser
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 
 
@@ -36,7 +38,11 @@ class VisionFields:
 
 
 def adapters_of(
-    config: object, requests: HFRequests, visual_tokens: VisualTokens, knobs: DecoderKnobs
+    config: object,
+    requests: HFRequests,
+    visual_tokens: VisualTokens,
+    knobs: DecoderKnobs,
+    thinking: ThinkingCloser | None = None,
 ) -> dict[str, KnobAdapter]:
     """The adapters of a model, by the knob's name.
 
@@ -45,6 +51,9 @@ def adapters_of(
         requests: of the same checkpoint.
         visual_tokens: of the model.
         knobs: of its decoder.
+        thinking: what closes its thoughts; None for one that closes none.
     """
     vision: KnobAdapter = VisionFields(config, requests)
-    return {VISION_TOKENS.name: vision, VISUAL_TOKEN_KEEP.name: visual_tokens, **knobs.adapters}
+    closer: KnobAdapter = ThinkingCloser(requests) if thinking is None else thinking
+    others = {VISUAL_TOKEN_KEEP.name: visual_tokens, THINKING_BUDGET.name: closer}
+    return {VISION_TOKENS.name: vision, **others, **knobs.adapters}
