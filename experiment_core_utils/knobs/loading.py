@@ -80,10 +80,9 @@ class NumberFormat(LoadingKnob):
 class QuantizedFlags(Part):
     """The flags of quantisation as a knob."""
 
-    quantization_list: Listed[Literal["own", "none", "8bit", "4bit"]] | None = Field(
+    quantization_list: Listed[Literal["own", "none", "8bit", "fp8", "4bit"]] | None = Field(
         default=None,
-        description="quantisations by bitsandbytes while loading, each a copy in memory; own: as --quantization "
-        "(default: own)",
+        description="quantisations while loading, each a copy in memory; own: as --quantization (default: own)",
     )
 
 
@@ -93,7 +92,7 @@ class Quantized(LoadingKnob):
     meaning = "quantisation of the weights"
     name, title, plural, flags = "quantized", "quantized", "quantisations", QuantizedFlags
     flag, prefix, config_field = "quantization_list", "quant-", "quantization"
-    words = ("4bit", "8bit", "none")
+    words = ("4bit", "fp8", "8bit", "none")
 
     def seen(self, described: Mapping[str, Any]) -> Any:
         """Which settings of which method are in force."""
