@@ -24,7 +24,7 @@ class LoadingKnob(ListedKnob):
     config_field: ClassVar[str]  #: of `ModelConfig`, which has its value
     words: ClassVar[tuple[str, ...]]  #: its values, the cheapest first; none where every word may be one
     at_rest = OWN
-    neutral: Level = OWN
+    page = "how_to/two_precisions.md"
 
     def no_knob_reason(self, request: KnobRequest) -> str | None:
         return _SERVED if request.limits.variants else None

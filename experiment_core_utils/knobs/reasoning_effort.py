@@ -32,7 +32,6 @@ class ReasoningEffort(ServerKnob):
     meaning = "reasoning effort that the request names"
     name, title, plural, flags = "reasoning_effort", "reasoning effort", "reasoning efforts", ReasoningEffortFlags
     flag, prefix, at_rest = "reasoning_effort_list", "effort", "own"
-    neutral: Level = at_rest
 
     def read_level(self, text: str) -> Level | None:
         return text if re.fullmatch(_WORD, text) else None
