@@ -1,12 +1,13 @@
 """A knob of one's own in one file: the fraction of its features that the output layer reads."""
 
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from pydantic import Field
 from torch import nn
 
-from experiment_core_utils.knobs.interface import Knob, KnobLimits, KnobRequest, Level, RequestedValues
+from experiment_core_utils.knobs.listed_knob import NumberKnob
 from experiment_core_utils.knobs.registry import register_knob
 from experiment_core_utils.primitives.flag_fields import Listed, Part
 
@@ -20,62 +21,29 @@ class HeadFlags(Part):
     head_reads_last: bool = Field(default=False, description="the output layer reads the last features, not the first")
 
 
-class HeadFraction(Knob[float]):
+class HeadFraction(NumberKnob):
     """The fraction of its features that the output layer reads; the others are 0."""
 
-    name, title, plural, flags = "head_fraction", "head", "fractions of the head", HeadFlags
-    neutral = 1.0
-
-    def own(self, limits: KnobLimits) -> float:
-        """See `Knob.own`."""
-        return 1.0
-
-    def requested(self, request: KnobRequest) -> RequestedValues[float]:
-        """See `Knob.requested`."""
-        given = request.flags.head_fraction_list
-        return RequestedValues(given or (1.0,), is_given=bool(given))
-
-    def label(self, value: float) -> str:
-        """See `Knob.label`."""
-        return f"head{value}"
-
-    def parsed(self, label: str) -> float | None:
-        """See `Knob.parsed`."""
-        number = label.removeprefix("head")
-        return float(number) if number != label and number.replace(".", "", 1).isdecimal() else None
-
-    def level(self, value: float) -> Level:
-        """See `Knob.level`."""
-        return value
-
-    def of_level(self, level: Level) -> float:
-        """See `Knob.of_level`."""
-        return float(level)
-
-    def flops(self, flops: Any, value: float) -> Any:
-        """See `Knob.flops`; features that are 0 are multiplied, too."""
-        return flops
-
-    def step_bytes(self, num_bytes: float, value: float) -> float:
-        """See `Knob.step_bytes`; and so are their weights."""
-        return num_bytes
+    name, title, prefix, flags = "head_fraction", "head", "head", HeadFlags
+    at_rest, most = 1.0, 1
+    keeps_costs = True  # Features that are 0 are multiplied, too.
 
     @contextmanager
-    def _reading(self, head: nn.Linear, count: int) -> Any:
+    def applied(self, model: Any, value: Any) -> Iterator[None]:
+        """A context in which hooks of the output layer set the other features to 0."""
+        head: nn.Linear = model.lm_head
+        count = max(1, round(value * head.in_features))
+
         def without_the_rest(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-            kept = inputs[0].clone()
-            kept[..., count:] = 0
-            return (kept, *inputs[1:])
+            features = inputs[0].clone()
+            features[..., count:] = 0
+            return (features, *inputs[1:])
 
         handle = head.register_forward_pre_hook(without_the_rest)
         try:
             yield
         finally:
             handle.remove()
-
-    def applied(self, model: Any, value: float) -> AbstractContextManager[object]:
-        """See `Knob.applied`."""
-        return self._reading(model.lm_head, max(1, round(value * model.lm_head.in_features)))
 
 
 register_knob(HeadFraction())

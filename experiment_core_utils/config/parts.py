@@ -219,8 +219,10 @@ class ModelConfig(Part):
         description="use random weights; --model_path then needs only the config, tokenizer and processor",
     )
     precision: Precision = "auto"
-    quantization: Literal["none", "4bit", "8bit"] = Field(
-        default="none", description="quantise the weights by bitsandbytes while loading, for models of transformers"
+    quantization: Literal["none", "4bit", "8bit", "fp8"] = Field(
+        default="none",
+        description="quantise the weights while loading, for models of transformers: 4bit and 8bit by bitsandbytes, "
+        "fp8 on GPUs that have it",
     )
     device_map: Literal["auto"] | None = Field(
         default=None,

@@ -90,6 +90,7 @@ class BlockCount(Knob[RunningBlocks]):
 
     meaning = "transformer blocks that run"
     name, title, plural, flags = "num_active_blocks", "blocks", "block counts", BlockFlags
+    page = "knobs/transformer_blocks_knob.md"
     untouched_stages = ("T_vision_total",)
     published = (name,)
 

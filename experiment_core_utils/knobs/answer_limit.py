@@ -24,7 +24,6 @@ class AnswerLimit(ListedKnob):
     meaning = "largest number of tokens of an answer"
     name, title, plural, flags = "answer_limit", "answer limit", "answer limits", AnswerLimitFlags
     flag, prefix, at_rest = "answer_limit_list", "answer", "task"
-    neutral: Level = at_rest
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
         """The loop over tokens has it, or the request to a server, and nothing else decides."""

@@ -4,17 +4,10 @@ from typing import Any
 
 from pydantic import Field
 
-from experiment_core_utils.knobs.interface import (
-    CannotBeSeen,
-    Knob,
-    KnobLimits,
-    KnobRequest,
-    Level,
-    RequestedValues,
-    Turned,
-)
+from experiment_core_utils.knobs.interface import CannotBeSeen, KnobLimits, KnobRequest, Turned
+from experiment_core_utils.knobs.listed_knob import NumberKnob
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
-from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
+from experiment_core_utils.primitives.errors import KnobDidNotAct
 from experiment_core_utils.primitives.flag_fields import Fraction, Listed, Part
 
 # Sums of probabilities are computed twice, in float32.
@@ -31,7 +24,7 @@ class ExpertMassFlags(Part):
     )
 
 
-class ExpertMass(Knob[float]):
+class ExpertMass(NumberKnob):
     """The probability that the experts of a token have at least together, in the blocks that top-k acts on.
 
     A token uses its n most likely experts: the fewest whose probabilities sum to the value or more, and all top-k where
@@ -40,39 +33,16 @@ class ExpertMass(Knob[float]):
     has a sigmoid for each expert, it is the expert's share in the sum of those of the token's top-k experts.
     """
 
-    name, title, plural, flags = "expert_mass", "expert mass", "expert masses", ExpertMassFlags
+    name, plural, flags, prefix = "expert_mass", "expert masses", ExpertMassFlags, "mass"
     untouched_stages = ("T_vision_total",)
-    neutral = 1.0
+    at_rest, most, page = 1.0, 1, "knobs/moe_topk_knob.md#dynamic-experts"
 
     def own(self, limits: KnobLimits) -> float | None:
         return None if limits.default_top_k is None else 1.0
 
-    def requested(self, request: KnobRequest) -> RequestedValues[float]:
-        """The default is all top-k experts; what cannot have another top-k cannot have this."""
-        given, limits = request.flags.expert_mass_list, request.limits
-        reason = limits.unsupported.get(self.name) or limits.unsupported.get(TOP_K.name)
-        if reason is not None:
-            return self.fixed(request, "expert_mass_list", reason)
-        return RequestedValues(given or (1.0,), is_given=bool(given))
-
-    def label(self, value: float) -> str:
-        return f"mass{value}"
-
-    def parsed(self, label: str) -> float | None:
-        number = label.removeprefix("mass")
-        try:
-            value = float(number)
-        except ValueError:
-            return None
-        return value if self.label(value) == label and 0 < value <= 1 else None
-
-    def level(self, value: float) -> Level:
-        return value
-
-    def of_level(self, level: Level) -> float:
-        if not isinstance(level, int | float) or not 0 < level <= 1:
-            raise ConfigurationError(f"{level!r} is not an expert mass; give a number above 0, at most 1")
-        return float(level)
+    def no_knob_reason(self, request: KnobRequest) -> str | None:
+        """What cannot have another top-k cannot have this."""
+        return super().no_knob_reason(request) or request.limits.unsupported.get(TOP_K.name)
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
         """Experts of each token in a prefill and decode steps, and their probabilities, are compared."""

@@ -90,6 +90,7 @@ class Knob(ABC, Generic[V]):
     title: ClassVar[str]  #: on screens and in pictures, such as `top-k`
     meaning: ClassVar[str] = ""  #: what its values are, in a table's heading
     plural: ClassVar[str]  #: of its values in sentences, such as `top-k values`
+    page: ClassVar[str] = ""  #: of the documentation that says more, below docs/
     flags: ClassVar[type[Part]]  #: its flags and their help
     #: the value at which a model that has the knob is as it is, which names and `Setting` leave out; None where every
     #: value is named
@@ -100,6 +101,9 @@ class Knob(ABC, Generic[V]):
     is_sorted_in_plans: ClassVar[bool] = True  #: False: the plan of `balanced` keeps the order given
     #: whether it changes how many tokens enter the decoder: analyses of times know it by the tokens that were counted
     changes_tokens: ClassVar[bool] = False
+    #: whether `applied` leaves the operations of a request and the bytes of its weights as they are; else they are null
+    #: unless `flops` and `step_bytes` give them
+    keeps_costs: ClassVar[bool] = False
     #: stages by their columns, such as `T_vision_total`, whose time it cannot change: controls of a run in rounds
     untouched_stages: ClassVar[tuple[str, ...]] = ()
 
@@ -233,22 +237,22 @@ class Knob(ABC, Generic[V]):
 
     def flops(self, flops: Any, value: V) -> Any | None:
         """The operations of a request at the value; None where they are not known, as by default those of a knob with
-        `applied` and without `shape`.
+        `applied` that neither has `shape` nor `keeps_costs`.
 
         Args:
             flops: the `StageFlops` by the model's formulas of the other knobs and of the `shape` at the value.
         """
-        is_known = type(self).applied is Knob.applied or type(self).shape is not Knob.shape
+        is_known = self.keeps_costs or type(self).applied is Knob.applied or type(self).shape is not Knob.shape
         return flops if is_known else None
 
     def step_bytes(self, num_bytes: float, value: V) -> float | None:
         """Bytes of weights that a decode step reads at the value; None where they are not known, as by default those of
-        a knob with `applied`.
+        a knob with `applied` that does not keep its costs.
 
         Args:
             num_bytes: by the model's formulas, of the other knobs.
         """
-        return num_bytes if type(self).applied is Knob.applied else None
+        return num_bytes if self.keeps_costs or type(self).applied is Knob.applied else None
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
         """Whether what was counted is what the setting requests; None where it is.

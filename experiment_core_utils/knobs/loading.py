@@ -25,7 +25,7 @@ class LoadingKnob(ListedKnob):
     config_field: ClassVar[str]  #: of `ModelConfig`, which has its value
     words: ClassVar[tuple[str, ...]]  #: its values, the cheapest first; none where every word may be one
     at_rest = OWN
-    neutral: Level = OWN
+    page = "how_to/two_precisions.md"
 
     def no_knob_reason(self, request: KnobRequest) -> str | None:
         return _SERVED if request.limits.variants else None
@@ -86,10 +86,9 @@ class NumberFormat(LoadingKnob):
 class QuantizedFlags(Part):
     """The flags of quantisation as a knob."""
 
-    quantization_list: Listed[Literal["own", "none", "8bit", "4bit"]] | None = Field(
+    quantization_list: Listed[Literal["own", "none", "8bit", "fp8", "4bit"]] | None = Field(
         default=None,
-        description="quantisations by bitsandbytes while loading, each a copy in memory; own: as --quantization "
-        "(default: own)",
+        description="quantisations while loading, each a copy in memory; own: as --quantization (default: own)",
     )
 
 
@@ -99,7 +98,7 @@ class Quantized(LoadingKnob):
     meaning = "quantisation of the weights"
     name, title, plural, flags = "quantized", "quantized", "quantisations", QuantizedFlags
     flag, prefix, config_field = "quantization_list", "quant-", "quantization"
-    words = ("4bit", "8bit", "none")
+    words = ("4bit", "fp8", "8bit", "none")
 
     def seen(self, described: Mapping[str, Any]) -> Any:
         """Which settings of which method are in force."""

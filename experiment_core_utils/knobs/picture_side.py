@@ -4,7 +4,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.knobs.request_knobs import ServerKnob
 from experiment_core_utils.primitives.flag_fields import Count, Listed, Metavar, Part
 
@@ -26,7 +25,6 @@ class PictureSide(ServerKnob):
     changes_tokens = True
     name, title, plural, flags = "picture_side", "picture side", "picture sides", PictureSideFlags
     flag, prefix, at_rest = "picture_side_list", "side", "whole"
-    neutral: Level = at_rest
 
 
 PICTURE_SIDE = PictureSide()

@@ -33,6 +33,8 @@ class ServerKnob(ListedKnob):
     A class of it has `request_fields`.
     """
 
+    page = "how_to/profile_a_server.md"
+
     def no_knob_reason(self, request: KnobRequest) -> str | None:
         return None if request.limits.variants else _NO_SERVER
 

@@ -7,15 +7,14 @@ from pydantic import Field
 
 from experiment_core_utils.knobs.interface import (
     CannotBeSeen,
-    Knob,
     KnobLimits,
     KnobRequest,
     Level,
     RequestedValues,
     Turned,
-    number_after,
 )
-from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, KnobDidNotAct
+from experiment_core_utils.knobs.listed_knob import NumberKnob
+from experiment_core_utils.primitives.errors import ImpossibleCombination, KnobDidNotAct
 from experiment_core_utils.primitives.flag_fields import Count, Listed, Metavar, Part
 from experiment_core_utils.primitives.grids import distinct, possible
 
@@ -28,7 +27,7 @@ class TopKFlags(Part):
     )
 
 
-class TopK(Knob[int]):
+class TopK(NumberKnob):
     """Experts per token in the blocks after the first with experts, which keeps the model's own number.
 
     Where blocks differ by themselves, a value is the most that a block chooses, and none chooses more than by itself.
@@ -36,13 +35,14 @@ class TopK(Knob[int]):
 
     meaning = "experts per token in the blocks after the first"
     name, title, plural, flags = "top_k", "top-k", "top-k", TopKFlags
+    page = "knobs/moe_topk_knob.md"
     untouched_stages = ("T_vision_total",)
     published = (name,)
 
     def own(self, limits: KnobLimits) -> int | None:
         return limits.default_top_k
 
-    def requested(self, request: KnobRequest) -> RequestedValues[int]:
+    def requested(self, request: KnobRequest) -> RequestedValues[Level]:
         """The default is half of the experts per token, and all of them."""
         given, limits, own = request.flags.top_k_list, request.limits, request.limits.default_top_k
         if self.name in limits.unsupported:
@@ -66,22 +66,8 @@ class TopK(Knob[int]):
         values, left_out = possible(given or distinct((max(own // 2, 1), own)), within)
         return RequestedValues(values, left_out, is_given=bool(given))
 
-    def label(self, value: int) -> str:
-        return f"topk{value}"
-
-    def short(self, value: int) -> str:
+    def short(self, value: Level) -> str:
         return f"k{value}"
-
-    def parsed(self, label: str) -> int | None:
-        return number_after("topk", label)
-
-    def level(self, value: int) -> Level:
-        return value
-
-    def of_level(self, level: Level) -> int:
-        if not isinstance(level, int):
-            raise ConfigurationError(f"{level!r} is not a number of experts per token; give a whole number")
-        return level
 
     def read(self, result: Any) -> int | None:
         return None if result.top_k is None else int(result.top_k)

@@ -9,20 +9,19 @@ from pydantic import Field, model_validator
 
 from experiment_core_utils.knobs.interface import (
     CannotBeSeen,
-    Knob,
     KnobLimits,
     KnobRequest,
     Level,
     RequestedValues,
     Turned,
 )
+from experiment_core_utils.knobs.listed_knob import ListedKnob
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
 from experiment_core_utils.primitives.flag_fields import Listed, Metavar, Part
 
 VARIANT_NAME = "[A-Za-z0-9][A-Za-z0-9.-]*"
 #: the name of the model of --model_path
 OWN = "own"
-_LABEL = "variant-"
 
 
 class VariantFlags(Part):
@@ -53,19 +52,19 @@ class VariantFlags(Part):
         return self
 
 
-class Variant(Knob[str]):
+class Variant(ListedKnob):
     """The server or the checkpoint that answers, by its name; with one of them alone it is at rest."""
 
     meaning = "name of the server, or of the checkpoint, that answers"
-    name, title, plural, flags = "variant", "variant", "variants", VariantFlags
-    neutral = OWN
+    name, flags, flag, prefix, at_rest = "variant", VariantFlags, "variant", "variant-", OWN
     is_sorted_in_plans = False
+    page = "how_to/two_precisions.md"
 
-    def own(self, limits: KnobLimits) -> str | None:
+    def own(self, limits: KnobLimits) -> Level | None:
         """It is the first server that is given."""
         return limits.variants[0] if len(limits.variants) > 1 else None if limits.variants else OWN
 
-    def requested(self, request: KnobRequest) -> RequestedValues[str]:
+    def requested(self, request: KnobRequest) -> RequestedValues[Level]:
         servers, checkpoints = request.limits.variants, request.flags.variant_paths
         if servers and checkpoints:
             raise ConfigurationError(
@@ -74,7 +73,7 @@ class Variant(Knob[str]):
             )
         if checkpoints and request.random_weights:
             raise ConfigurationError("--random_weights makes all variants one model; drop it or --variant")
-        values = servers if len(servers) > 1 else (OWN, *checkpoints) if checkpoints else ()
+        values: tuple[str, ...] = servers if len(servers) > 1 else (OWN, *checkpoints) if checkpoints else ()
         return RequestedValues(values, is_given=bool(values))
 
     def flags_beside_values(self, flags: Any) -> Iterator[tuple[str, Any]]:
@@ -86,27 +85,15 @@ class Variant(Knob[str]):
         """The names; content counts as that of the model itself does."""
         return tuple(request.flags.variant_paths)
 
-    def label(self, value: str) -> str:
-        return f"{_LABEL}{value}"
+    def short(self, value: Level) -> str:
+        return str(value)
 
-    def short(self, value: str) -> str:
-        return value
+    def read_level(self, text: str) -> Level | None:
+        return text if re.fullmatch(VARIANT_NAME, text) else None
 
-    def parsed(self, label: str) -> str | None:
-        name = label.removeprefix(_LABEL)
-        return name if name != label and re.fullmatch(VARIANT_NAME, name) else None
-
-    def level(self, value: str) -> Level:
-        return value
-
-    def of_level(self, level: Level) -> str:
-        if not isinstance(level, str) or not re.fullmatch(VARIANT_NAME, level):
-            raise ConfigurationError(f"{level!r} is not a name of a variant; give letters, digits, - and .")
-        return level
-
-    def order(self, value: str) -> tuple[float, ...]:
+    def order(self, value: Level) -> tuple[float, ...]:
         """The model of --model_path comes last."""
-        return (float("inf"),) if value == OWN else tuple(map(float, value.encode()))
+        return (float("inf"),) if value == OWN else tuple(map(float, str(value).encode()))
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
         """The request went to that server; or a checkpoint's logits are others than those of the model as it is."""

@@ -153,6 +153,7 @@ class VisionTokens(Knob[VisionTarget]):
     meaning = "tier of image crops or target of vision tokens; sorts by the tokens that were there"
     changes_tokens = True
     name, title, plural, flags = "vision", "vision", "vision targets", VisionFlags
+    page = "knobs/vision_tokens_knob.md"
     published = ("tier", "vision_tokens_target")
     is_sorted_in_plans = False
 

@@ -1,4 +1,4 @@
-"""The generated tables of the documentation: records, columns, and the driver's flags.
+"""The generated parts of the documentation: records, columns, the driver's flags, and the knobs.
 
 python -m tests.documents.schema_docs --check   # exit code 1 where a page differs from the code
 python -m tests.documents.schema_docs --write
@@ -23,6 +23,8 @@ from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser, plain_type
 from experiment_core_utils.config.profiling import ProfilingConfig, build_parser, parts_of_flags
 from experiment_core_utils.config.text import TextConfig
+from experiment_core_utils.knobs.interface import Knob
+from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.primitives.errors import ResultsError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
 from experiment_core_utils.primitives.flag_fields import Part
@@ -42,7 +44,11 @@ from experiment_core_utils.records import (
 )
 from experiment_core_utils.records.journal import LINE_KINDS
 
-PAGES = (REPOSITORY / "docs" / "results_schema.md", REPOSITORY / "docs" / "reference" / "command_line.md")
+PAGES = (
+    REPOSITORY / "docs" / "results_schema.md",
+    *(REPOSITORY / "docs" / "reference" / name for name in ("command_line.md", "knobs.md")),
+    REPOSITORY / "README.md",
+)
 # Objects of the provenance, whose keys are in its own table.
 DOTTED = (
     "TaskDescription",
@@ -94,9 +100,13 @@ def documented(page: str) -> str:
 
 
 def table_of(name: str) -> str:
-    """The table of a record, or of `flags`, `journal`, a CSV file …; raises ResultsError otherwise."""
+    """The table of a record, or of `flags`, `knobs`, `journal`, a CSV file …; raises ResultsError otherwise."""
     if name == "flags":
         return _flag_tables()
+    if name == "knobs":
+        return _knob_list()
+    if name == "knob_pages":
+        return "\n\n".join(_knob_page(knob) for knob in _knobs())
     if name == "text_config":
         return _table(("key", "default", "meaning"), list(_text_keys(TextConfig)))
     if name == "journal":
@@ -173,6 +183,52 @@ def _flag_tables() -> str:
         title = (ProfilingConfig.model_fields[group].title or "").capitalize()
         tables.append(f"**{title}**\n\n" + _table(("flag", "default", "meaning"), rows))
     return "\n\n".join(tables)
+
+
+def _knobs() -> list[Knob[Any]]:
+    """The knobs of the project."""
+    return [knob for knob in all_knobs() if type(knob).__module__.startswith("experiment_core_utils.")]
+
+
+def _knob_flags(knob: Knob[Any], *, lists_only: bool = False) -> str:
+    fields = knob.flags.model_fields.items()
+    listed = [name for name, field in fields if not lists_only or get_origin(plain_type(field.annotation)) is tuple]
+    return ", ".join(f"`--{name}`" for name in listed)
+
+
+def _knob_list() -> str:
+    """README's list: title, flags of values, and what a value is; without the placebo, which turns nothing."""
+    rows = ["| knob | flag | what it sets |", "| --- | --- | --- |"]
+    for knob in _knobs():
+        title = f"[{knob.title}](docs/{knob.page})" if knob.page else knob.title
+        if flags := _knob_flags(knob, lists_only=True):
+            rows.append(f"| {title} | {flags} | {_first_paragraph(type(knob))} |")
+    return "\n".join(rows)
+
+
+def _first_paragraph(of: object) -> str:
+    return " ".join((inspect.getdoc(of) or "").partition("\n\n")[0].split()).rstrip(".")
+
+
+def _knob_page(knob: Knob[Any]) -> str:
+    """A knob's heading, docstring, and what it says of itself."""
+    kind, base = type(knob), Knob
+    rest = "every value is named" if knob.neutral is None else f"`{knob.level(knob.neutral)}`"
+    names = ", ".join(f"`{name}`" for name in (f"knobs.{knob.name}", *knob.published))
+    is_stated = knob.keeps_costs or kind.applied is base.applied or kind.flops is not base.flops
+    is_proven = kind.prove is not base.prove
+    untouched = ", ".join(f"`{stage}`" for stage in knob.untouched_stages) or "none is known"
+    rows = {
+        "flags": _knob_flags(knob) or "none",
+        "in results": names,
+        "the model as it is": rest,
+        "FLOPs and bytes": "by the formulas of the model at the value" if is_stated else "null",
+        "what proves it": _first_paragraph(kind.prove) if is_proven else "nothing that is counted shows it",
+        "stages that it cannot change": untouched,
+        **({"more": f"[{Path(knob.page.partition('#')[0]).name}](../{knob.page})"} if knob.page else {}),
+    }
+    table = "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows.items())])
+    return f"## {knob.title[0].upper()}{knob.title[1:]}\n\n{inspect.getdoc(kind)}\n\n{table}"
 
 
 def _journal_lines() -> list[tuple[str, str, str]]:

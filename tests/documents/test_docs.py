@@ -12,8 +12,6 @@ from pydantic import BaseModel
 
 from experiment_core_utils.config.profiling import build_parser, parse_config, parts_of_flags
 from experiment_core_utils.config.text import TextConfig
-from experiment_core_utils.knobs.placebo import PLACEBO
-from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.meters.correct_answers import with_correct_answers
 from experiment_core_utils.meters.energy_files import ENERGY_VERSION
 from experiment_core_utils.meters.setting_energy import energy_of
@@ -333,15 +331,3 @@ def test_the_pages_have_at_most_30000_words_written_by_hand() -> None:
         for page in pages
     ]
     assert sum(bool(re.search(r"[^\W\d_]", word)) for text in texts for word in text.split()) <= 30_000
-
-
-def test_the_readme_lists_the_knobs_of_the_registry() -> None:
-    """Titles and flags; the placebo is a control, and a knob of a test's own none of these."""
-    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([a-z -]+) \| (`--.+?) \| ", text, re.MULTILINE)
-    own = [each for each in all_knobs() if type(each).__module__.startswith("experiment_core_utils.")]
-    knobs = [each for each in own if each is not PLACEBO]
-    assert [title for title, _ in rows] == [each.title for each in knobs]
-    for (title, cell), knob in zip(rows, knobs, strict=True):
-        flags = {flag for flag in knob.flags.model_fields if flag.endswith("_list")} or {"variant", "endpoint"}
-        assert set(re.findall(r"`--(\w+)`", cell)) == flags, title

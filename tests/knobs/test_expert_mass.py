@@ -41,7 +41,7 @@ def test_other_labels_are_no_mass(label: str) -> None:
 
 @pytest.mark.parametrize("level", ["0.5", 0, 1.2])
 def test_other_levels_are_refused(level: Any) -> None:
-    with pytest.raises(ConfigurationError, match="is not an expert mass; give a number above 0, at most 1"):
+    with pytest.raises(ConfigurationError, match="is not a value of expert_mass; give a number above 0, at most 1"):
         EXPERT_MASS.of_level(level)
 
 

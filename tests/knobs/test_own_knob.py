@@ -11,7 +11,7 @@ import pytest
 
 import knob_profiler as kp
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.knobs.registry import all_knobs, load_knob_module, unregister_knob
+from experiment_core_utils.knobs.registry import all_knobs, knob_named, load_knob_module, unregister_knob
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.dry_run import describe_plan
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
@@ -164,9 +164,9 @@ def test_a_file_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
 
 def broken_in(method: str, folder: Path) -> Path:
     """The file of the knob, in which a method divides by 0."""
-    doc = f'"""See `Knob.{method}`."""\n'
     path = folder / "broken.py"
-    path.write_text(MODULE.read_text().replace(doc, f"{doc}        1 / 0\n"))
+    broken = f"    def {method}(self, *arguments):\n        1 / 0\n\n\nregister_knob("
+    path.write_text(MODULE.read_text().replace("\nregister_knob(", broken))
     return path
 
 
@@ -186,3 +186,30 @@ def test_an_error_where_it_acts_fails_the_setting_alone(folder: Path, tmp_path: 
     assert {key: each.reason for key, each in report.failed.items()} == {
         f"own_blocks{blocks}_head0.25": words for blocks in (2, 3)
     }
+
+
+def test_the_knob_of_numbers_of_the_page_has_three_members_and_is_measured(folder: Path, tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "how_to" / "add_a_knob.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    module = tmp_path / "head_exponent.py"
+    module.write_text(code)
+    grid = ("--num_active_blocks_list", "3", "--head_exponent_list", "0.25", "1")
+    flags = ["--model_path", str(folder), "--output_dir", str(tmp_path / "results"), "--knob_module", str(module)]
+    report = run_profiling(parse_config([*flags, *grid, *MORE]))
+    assert not report.failed
+    knob = knob_named("head_exponent")
+    own = {name for name in vars(type(knob)) if not name.startswith("__")} - {"title", "plural", "flag", "prefix"}
+    assert own - {"meaning", "flags", "neutral", "_abc_impl"} == {"name", "at_rest", "applied"}
+    assert (knob.title, knob.plural, knob.label(0.25)) == ("head exponent", "head exponents", "headexponent0.25")
+    found = {setting_key(each): each for each in report.results}
+    assert set(found) == {"own_blocks3", "own_blocks3_headexponent0.25"}
+    rest, turned = found["own_blocks3"], found["own_blocks3_headexponent0.25"]
+    assert turned.knobs["head_exponent"] == 0.25 and "head_exponent" not in rest.knobs
+    answers = [[sample.pred for sample in each.per_sample_results] for each in (rest, turned)]
+    assert answers[0] != answers[1]
+    # It states no cost, so that there is none.
+    assert rest.aggregate_stats["prefill_flops_mean"] and "prefill_flops_mean" not in turned.aggregate_stats
+    with pytest.raises(ConfigurationError, match="^--head_exponent_list 0 is not possible; give more than 0$"):
+        parse_config([*flags, "--head_exponent_list", "0"])
+    with pytest.raises(ConfigurationError, match="^-1 is not a value of head_exponent; give a number above 0$"):
+        knob.of_level(-1)

@@ -68,7 +68,7 @@ def test_several_servers_are_values_and_one_is_none() -> None:
     assert VARIANT.requested(request(ONE)).values == VARIANT.requested(request(HERE)).values == ()
     assert reference_setting(TWO).levels == {"vision": "own", "variant": "q8-0"}
     assert reference_setting(ONE).levels == {"vision": "own"}
-    with pytest.raises(ConfigurationError, match="is not a name of a variant"):
+    with pytest.raises(ConfigurationError, match="is not a value of variant"):
         VARIANT.of_level("a b")
 
 

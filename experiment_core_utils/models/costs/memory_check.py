@@ -32,7 +32,7 @@ MARGIN = 0.1
 CACHE_TOKENS = 4096
 # Bytes of a quantised weight with its scales: bitsandbytes has a float32 for 64 weights of 4 bits and for each row of
 # 8 bits, fp8 one for 128 x 128.
-_QUANTISED_BYTES = {"4bit": 0.5 + 4 / 64, "8bit": 1.0, "float8": 1.0}
+_QUANTISED_BYTES = {"4bit": 0.5 + 4 / 64, "8bit": 1.0, "float8": 1.0, "fp8": 1.0}
 # What `ways_out` looks at, the smallest change of the answers first.
 WAYS = ("bfloat16", "device_map", "float8", "8bit", "4bit")
 
@@ -65,14 +65,14 @@ class ModelSizes:
         """Bytes of all weights in memory.
 
         Args:
-            quantisation: `none`, `4bit` or `8bit` by bitsandbytes, or `float8`, which has experts, too.
+            quantisation: `none`, `4bit` or `8bit` by bitsandbytes, or `float8` or `fp8`, which has experts, too.
         """
         if self.stored_bytes is not None:
             return self.stored_bytes
         if quantisation == "none":
             return self.elements * dtype.itemsize
         quantised = sum(layer.weight.numel() for layer in self.linear)
-        quantised += self.expert_elements if quantisation == "float8" else 0
+        quantised += self.expert_elements if quantisation in ("float8", "fp8") else 0
         return (self.elements - quantised) * dtype.itemsize + round(quantised * _QUANTISED_BYTES[quantisation])
 
 

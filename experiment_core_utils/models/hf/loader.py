@@ -109,6 +109,13 @@ class LoadOptions:
     device_map: str | Mapping[str, Any] | None = None
     tensor_parallel: int = 1  #: processes that share the weights, all of which load the model at the same time
 
+    @property
+    def width(self) -> str:
+        """The quantisation while loading, as `ModelSizes.weights_bytes` has it."""
+        requested = self.quantisation.quantization_config
+        bits = "4bit" if requested.load_in_4bit else "8bit" if requested.load_in_8bit else "none"
+        return "fp8" if self.quantisation.fp_precision == "float8" else bits
+
 
 def find_hf_model(name: str, folder: Path, raw: Mapping[str, Any], chat: ChatOptions = DEFAULT_CHAT) -> HFSource:
     """The checkpoint, after reading its config; raises ConfigurationError for a model that is neither
@@ -198,13 +205,13 @@ def refuse_load(source: HFSource, load_options: LoadOptions, random_weights: boo
     if load_options.device_map == "auto":
         refuse_device_map("auto", load_options.device, "--device_map auto")
     if random_weights:
-        if load_options.quantisation.quantization_config.quantization:
+        if load_options.width != "none":
             raise ConfigurationError(
                 "--random_weights cannot be quantised: they are made in memory; drop --quantization"
             )
         return
     refuse_without_weights(source.folder, source.name)
-    refuse_quantised_again(source.folder, load_options.quantisation.quantization_config.quantization)
+    refuse_quantised_again(source.folder, load_options.width != "none")
     refuse_impossible(load_options.quantisation, source.quant_method, load_options.device)
     refuse_wrong_4bit_weights(
         load_options.quantisation, source.config, load_options.device, partial(skeleton_of, source)
@@ -230,15 +237,13 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
         options["attn_implementation"] = load_options.attn_implementation
     # A quantised checkpoint says itself what it is multiplied in.
     keeps_own = source.quant_method is not None and load_options.quantisation.fp_precision == "auto"
-    device, requested = load_options.device, load_options.quantisation.quantization_config
-    width = "4bit" if requested.load_in_4bit else "8bit" if requested.load_in_8bit else "none"
-    shards = load_options.tensor_parallel
-    check_memory(*memory_of(source, load_options.dtype, device, width, load_options.device_map, shards), FLAGS)
+    how = load_options.width, load_options.device_map, load_options.tensor_parallel
+    check_memory(*memory_of(source, load_options.dtype, load_options.device, *how), FLAGS)
     with as_launched():
         model = loaded_weights(
             source.folder,
             partial(source.auto_class.from_pretrained, **source_of(source.folder)),
-            shards=shards,
+            shards=load_options.tensor_parallel,
             dtype="auto" if keeps_own else load_options.dtype,
             **_placement(load_options),
             trust_remote_code=False,
@@ -261,13 +266,13 @@ def _placement(load_options: LoadOptions) -> dict[str, Any]:
 
 def refuse_sharing(source: HFSource, load_options: LoadOptions, random_weights: bool) -> None:
     """Raises ConfigurationError for a model whose weights processes cannot share as requested."""
-    size, requested = load_options.tensor_parallel, load_options.quantisation
+    size = load_options.tensor_parallel
     reasons = {
         f"it needs {size} processes; launch torchrun --nproc-per-node={size} -m knob_profiler profile": (
             not distributed.is_initialized()
         ),
         "random weights are made by each process as a whole; drop --random_weights": random_weights,
-        "quantised weights are not cut into parts; drop --quantization": requested.quantization_config.quantization,
+        "quantised weights are not cut into parts; drop --quantization": load_options.width != "none",
         f"its weights are quantised already ({source.quant_method}) and are not cut into parts; give others": (
             source.quant_method is not None
         ),
@@ -310,7 +315,7 @@ def random_model(name: str, auto_class: Any, config: PreTrainedConfig, device: t
 
 # What to give where a model does not fit; random weights cannot be quantised.
 FLAGS_OF_RANDOM = {"bfloat16": "--precision bfloat16", "device_map": "--device_map auto"}
-FLAGS = {**FLAGS_OF_RANDOM, "8bit": "--quantization 8bit", "4bit": "--quantization 4bit"}
+FLAGS = FLAGS_OF_RANDOM | {"float8": "--quantization fp8", "8bit": "--quantization 8bit", "4bit": "--quantization 4bit"}
 
 
 def memory_of(

@@ -41,12 +41,12 @@ class RequestedQuantisation:
 
     @classmethod
     def of(cls, config: ModelConfig) -> "RequestedQuantisation":
-        """4 and 8 bits by bitsandbytes' defaults."""
+        """4 and 8 bits are by bitsandbytes' defaults, fp8 by transformers'."""
         width = config.quantization
         requested = Quantisation(
-            quantization=width != "none", load_in_4bit=width == "4bit", load_in_8bit=width == "8bit"
+            quantization=width in ("4bit", "8bit"), load_in_4bit=width == "4bit", load_in_8bit=width == "8bit"
         )
-        return cls(config.model_path, config.precision, requested)
+        return cls(config.model_path, "float8" if width == "fp8" else config.precision, requested)
 
 
 @dataclass(frozen=True)

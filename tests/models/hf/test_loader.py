@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MllamaConfig
+from transformers import FineGrainedFP8Config, MllamaConfig
 
-from experiment_core_utils.b_model_loader import find_model
+from experiment_core_utils.b_model_loader import find_model, find_requested_checkpoint
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.token_units import TokenUnit
 from experiment_core_utils.models.common.describe import stored_bytes
+from experiment_core_utils.models.common.quantisation import transformers_config
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import HFSource, find_hf_model, skeleton_of
+from experiment_core_utils.models.hf.source import RequestedQuantisation
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.dry_run import describe_plan, untried_sentences
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
@@ -210,6 +212,18 @@ OTHERS = 2 * 512 * 64 + (2 * 2 + 1) * 64
 
 
 @NEEDS_BITSANDBYTES
+def test_fp8_is_that_of_transformers_and_a_byte_a_weight_where_the_gpu_has_it(wide_llama: Path) -> None:
+    config = parse_config(["--model_path", str(wide_llama), "--quantization", "fp8", "--device", "cpu"])
+    requested = RequestedQuantisation.of(config.model)
+    assert isinstance(transformers_config(requested, torch.bfloat16), FineGrainedFP8Config)
+    source = find_requested_checkpoint(config)
+    sizes, loading = source.memory_of(config.model, torch.device("cpu"))
+    linear = sum(layer.weight.numel() for layer in sizes.linear)
+    assert loading.weights_bytes(sizes) == linear + 4 * (sizes.elements - linear)
+    with pytest.raises(ConfigurationError, match="^the requested quantisation cannot be done here: float8 needs a GPU"):
+        source.load(config.model, torch.device("cpu"))
+
+
 @pytest.mark.parametrize(("width", "bytes_each"), [("8bit", 1.0), ("4bit", 0.5)])
 def test_quantised_weights_are_reported_with_their_fraction(wide_llama: Path, width: str, bytes_each: float) -> None:
     model = loaded(wide_llama, "--quantization", width)
