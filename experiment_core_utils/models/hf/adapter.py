@@ -212,9 +212,7 @@ class TransformersModel(HasEnds):
     def _new_capturer(self) -> GraphCapturer:
         return CudaGraphs(self.device) if self._graph_capturer is None else self._graph_capturer
 
-    def _engines(
-        self, takes_plain: bool, new_capturer: Callable[[], GraphCapturer] | None = None
-    ) -> GraphedGeneration:
+    def _engines(self, takes_plain: bool, new_capturer: Callable[[], GraphCapturer] | None = None) -> GraphedGeneration:
         """The stages by engines; raises ConfigurationError, with the reason, where they cannot run the model."""
         reason = engines_unsupported_reason(self.model, self._stages)
         if reason is not None:
@@ -612,6 +610,7 @@ class TransformersModel(HasEnds):
             "num_total_blocks": self.num_total_blocks,
             "knobs_refused": unsupported_knobs(vision_tokens=self.requests.vision_knob_unsupported_reason)
             | self.knobs.refused,
+            "vision_options": self.requests.vision_options,
             "flops_reason": None if isinstance(self._architecture, Architecture) else self._architecture.reason,
             "cache": "dynamic" if self._graphed is None else "static",
             "execution_asked": self._requested,
