@@ -15,6 +15,7 @@ FLAG_OF = {
     "task": "dataset_name",
     "tiers": "tier_list",
     "vision_tokens": "vision_tokens_list",
+    "vision_fractions": "vision_fraction_list",
     "top_k": "top_k_list",
     "active_blocks": "num_active_blocks_list",
     "samples": "num_samples",

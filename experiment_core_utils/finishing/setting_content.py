@@ -50,16 +50,18 @@ def vision_part(target: VisionTarget, samples: Sequence[MeasuredSample]) -> Visi
     mean over none of them is None.
     """
     geometries = _geometries(samples)
-    limits = None if target.crops is None or target.crops.tokens is not None else target.crops
+    limits = target.crops if target.crops is not None and target.crops.counts_crops else None
     numbers = [geometry.crops_if_cut for geometry in geometries if geometry.crops_if_cut is not None]
     return VisionPart.of(
         theoretical_part(typical_geometry(samples)),
         tier=target.tier,
         tier_range=None if limits is None else {"min_crops": limits.min_crops, "max_crops": limits.max_crops},
         vision_tokens_target=target.tokens,
+        vision_fraction=target.fraction,
         selected_crops_mean=mean_of(numbers),
         selected_crops_distribution={str(number): count for number, count in sorted(Counter(numbers).items())},
-        target_vision_tokens_mean=target.tokens or mean_of([each.pooled_features for each in geometries]),
+        target_vision_tokens_mean=target.tokens
+        or mean_of([target for target in map(_target_of, samples) if target is not None]),
         actual_vision_tokens_mean=mean_of(
             [sample.shape.vision_tokens for sample in samples if sample.shape.vision_tokens is not None]
         ),
@@ -76,6 +78,12 @@ def typical_geometry(samples: Sequence[MeasuredSample]) -> VisionGeometry | None
     """The geometry that most samples have; of several, the one met first."""
     geometries = _geometries(samples)
     return Counter(geometries).most_common(1)[0][0] if geometries else None
+
+
+def _target_of(sample: MeasuredSample) -> int | None:
+    """The image features that a fraction asks for, else those that the rule gives; None without a picture."""
+    theoretical = sample.shape.theoretical
+    return sample.shape.target_tokens or (theoretical.pooled_features if theoretical else None)
 
 
 def _geometries(samples: Sequence[MeasuredSample]) -> list[VisionGeometry]:
@@ -104,7 +112,7 @@ def request_part(sample: MeasuredSample, setting: Setting) -> SampleRequest:
     return SampleRequest.of(
         decoder_knobs(setting),
         sample_id=sample.sample_id,
-        target_vision_tokens=vision_of(setting).tokens or (theoretical.pooled_features if theoretical else None),
+        target_vision_tokens=vision_of(setting).tokens or _target_of(sample),
         target_crops=theoretical.crops_if_cut if theoretical else None,
         actual_num_crops=actual.crops_if_cut if actual else None,
         actual_tiling=listed(actual.tiling) if actual else None,

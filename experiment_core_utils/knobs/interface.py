@@ -32,6 +32,8 @@ class KnobLimits:
     #: why it is known only of the loaded model whether its knobs can be turned; None where it is known before
     untried_reason: str | None = None
     token_unit: TokenUnit = MOLMOE_TOKENS  #: of numbers of vision tokens
+    #: why a picture cannot take fewer, and why not more, vision tokens than it does by itself; None where it can
+    fraction_reasons: tuple[str | None, str | None] = (None, None)
     #: the largest top-k, and why not all experts can be chosen; None where they can
     top_k_limit: tuple[int, str] | None = None
     variants: tuple[str, ...] = ()  #: names of the servers that answer for it; none for a model in this process

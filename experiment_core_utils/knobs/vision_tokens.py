@@ -1,4 +1,4 @@
-"""The knob of vision tokens: tiers, numbers of tokens, and what the model takes by itself."""
+"""The knob of vision tokens: fractions of what the model takes by itself, tiers, and numbers of tokens."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,6 +31,8 @@ class CropRange:
     max_crops: int
     #: the number of vision tokens that is requested in place of crops, for models that take a picture in its own shape
     tokens: int | None = None
+    #: the same as a fraction of those that the model takes of the picture by itself
+    fraction: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_crops <= self.max_crops:
@@ -38,16 +40,31 @@ class CropRange:
                 f"crop range {self.min_crops}-{self.max_crops} is empty or starts below 1; give 1 <= min <= max"
             )
 
+    @property
+    def counts_crops(self) -> bool:
+        """Whether crops are bounded, and not tokens."""
+        return self.tokens is None and self.fraction is None
+
 
 TIERS = {"low": CropRange(1, 3), "medium": CropRange(4, 8), "high": CropRange(9, 15)}
 OWN = "own"
+OF_OWN = " of own"
+# Of the vision tokens that the model takes by itself.
+DEFAULT_FRACTIONS = (0.25, 0.5, 1.0)
+MOST_FRACTION = 16
+VisionFraction = Annotated[float, Field(gt=0, le=MOST_FRACTION), Metavar("FRACTION")]
+
+
+_FRACTION = "frac-"
 
 
 @dataclass(frozen=True)
 class VisionTarget:
-    """The vision knob: a tier by name, a number of vision tokens, or what the model takes by itself."""
+    """The vision knob: a fraction of what the model takes by itself, a tier by name or a number of vision tokens; or
+    what the model takes by itself.
+    """
 
-    label: str  #: part of result file names: ``tier-low``, ``tokens1008`` or ``own``
+    label: str  #: part of result file names: ``frac-0.5``, ``tier-low``, ``tokens1008`` or ``own``
     tier: str | None  #: name of the tier, None for others
     tokens: int | None  #: the token target, None for others
     #: how many crops a picture may be cut into; None for what the model takes by itself, and for a number of tokens
@@ -55,13 +72,24 @@ class VisionTarget:
     crops: CropRange | None
 
     @property
+    def fraction(self) -> float | None:
+        """The fraction of the model's own vision tokens, None for others."""
+        return None if self.crops is None else self.crops.fraction
+
+    @property
     def value(self) -> str:
-        """Names the target among the values of the vision knob: ``low``, ``1008 tokens`` or ``own``."""
+        """Names the target among the values of the vision knob: ``0.5 of own``, ``low``, ``1008 tokens`` or ``own``."""
+        if self.fraction is not None:
+            return f"{self.label.removeprefix(_FRACTION)}{OF_OWN}"
         return self.tier or (self.label if self.tokens is None else f"{self.tokens} tokens")
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        """A sort key: tiers and numbers of tokens ascend, each among themselves; what the model takes comes last."""
+    def order(self) -> tuple[float, float, float]:
+        """A sort key: fractions, tiers and numbers of tokens ascend, each among themselves; what the model takes by
+        itself comes last, before fractions above 1 alone.
+        """
+        if self.fraction is not None:
+            return (0, 0, self.fraction) if self.fraction < 1 else (MOST_CROPS, MOST_CROPS, self.fraction)
         low, high = (0, 0) if self.crops is None else (self.crops.min_crops, self.crops.max_crops)
         return (low, high, self.tokens or 0) if self.label != OWN else (MOST_CROPS, MOST_CROPS, 0)
 
@@ -76,6 +104,14 @@ class VisionTarget:
 def own_target() -> VisionTarget:
     """The crops or pixels that a model takes by itself, no bounds given."""
     return VisionTarget(OWN, None, None, None)
+
+
+def fraction_target(fraction: float) -> VisionTarget:
+    """The target of a fraction of what the model takes by itself, which is `own_target` for 1."""
+    if fraction == 1:
+        return own_target()
+    written = repr(float(fraction)).removesuffix(".0")
+    return VisionTarget(f"{_FRACTION}{written}", None, None, CropRange(1, MOST_CROPS, fraction=fraction))
 
 
 def tier_target(name: str) -> VisionTarget:
@@ -103,42 +139,74 @@ def named_tokens(tokens: int) -> VisionTarget:
 def target_of_value(value: str) -> VisionTarget:
     """The target that `VisionTarget.value` names, see `named_tokens`; raises ConfigurationError for another text."""
     number, _, unit = value.partition(" ")
+    fraction = _read_fraction(number) if value == f"{number}{OF_OWN}" else None
+    if fraction is not None:
+        return fraction
     return named_tokens(int(number)) if unit == "tokens" and number.isdecimal() else tier_target(value)
+
+
+def _read_fraction(text: str) -> VisionTarget | None:
+    """The target of a fraction other than 1 as a label has it; None for another text."""
+    try:
+        fraction = float(text)
+    except ValueError:
+        return None
+    target = fraction_target(fraction) if 0 < fraction <= MOST_FRACTION else own_target()
+    return target if target.label == f"{_FRACTION}{text}" else None
 
 
 class VisionFlags(Part):
     """The flags of vision tokens."""
 
-    alternatives = (("tier_list", "vision_tokens_list"),)
+    alternatives = (
+        ("tier_list", "vision_tokens_list"),
+        ("tier_list", "vision_fraction_list"),
+        ("vision_tokens_list", "vision_fraction_list"),
+    )
+
+    vision_fraction_list: Listed[VisionFraction] | None = Field(
+        default=None,
+        description="vision tokens as fractions of those that the model takes of a picture by itself (default: "
+        f"{' '.join(f'{fraction:g}' for fraction in DEFAULT_FRACTIONS)})",
+    )
 
     tier_list: Annotated[Listed[str], Metavar("TIER")] | None = Field(
         default=None,
         description=f"numbers of vision tokens by name, among {' '.join(TIERS)} and {OWN}, the model's own crops or "
-        f"pixels (default: {' '.join(TIERS)})",
+        "pixels, instead of fractions",
     )
     vision_tokens_list: Annotated[Listed[LargeNumber], Metavar("TOKENS")] | None = Field(
-        default=None, description="vision tokens, instead of tiers"
+        default=None, description="numbers of vision tokens, instead of fractions"
     )
 
-    def targets_and_left_out(self, unit: TokenUnit) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
-        """The possible values of the vision knob, every tier where none is given, and why others are left out.
-
-        Args:
-            unit: of the model's vision tokens.
+    def targets_and_left_out(self, limits: KnobLimits) -> tuple[tuple[VisionTarget, ...], tuple[str, ...]]:
+        """The possible values of the vision knob, and why others are left out; the default fractions, as far as they
+        are possible, where none is given.
         """
         if self.vision_tokens_list is not None:
-            return possible(self.vision_tokens_list, lambda tokens: token_target(tokens, unit))
-        return self.tiers, ()
+            return possible(self.vision_tokens_list, lambda tokens: token_target(tokens, limits.token_unit))
+        if self.tier_list is not None:
+            return self.tiers, ()
+        fewer, more = limits.fraction_reasons
+
+        def target(fraction: float) -> VisionTarget:
+            reason = fewer if fraction < 1 else more if fraction > 1 else None
+            if reason is not None:
+                raise ImpossibleCombination(f"{fraction:g} of the model's own vision tokens: {reason}")
+            return fraction_target(fraction)
+
+        values, left_out = possible(self.vision_fraction_list or DEFAULT_FRACTIONS, target)
+        return values, () if self.vision_fraction_list is None else left_out
 
     @property
     def vision_targets(self) -> tuple[VisionTarget, ...]:
         """The possible values of the vision knob in MolmoE."""
-        return self.targets_and_left_out(MOLMOE_TOKENS)[0]
+        return self.targets_and_left_out(KnobLimits(None, None, None))[0]
 
     @cached_property
     def tiers(self) -> tuple[VisionTarget, ...]:
-        """The tiers that are given by name, without any all of them."""
-        return tuple(tier_target(each) for each in self.tier_list or TIERS)
+        """The tiers that are given by name."""
+        return tuple(tier_target(each) for each in self.tier_list or ())
 
     @model_validator(mode="after")
     def _check_tiers(self) -> Self:
@@ -148,34 +216,38 @@ class VisionFlags(Part):
 
 
 class VisionTokens(Knob[VisionTarget]):
-    """How many crops or pixels a picture may take, by a tier, by a number of vision tokens, or as the model does it."""
+    """How many crops or pixels a picture may take: a fraction of what the model takes by itself, a tier, or a number of
+    vision tokens.
+    """
 
-    meaning = "tier of image crops or target of vision tokens; sorts by the tokens that were there"
+    meaning = "fraction of the model's own vision tokens, tier of crops or number of tokens; sorts by those there"
     changes_tokens = True
     name, title, plural, flags = "vision", "vision", "vision targets", VisionFlags
     page = "knobs/vision_tokens_knob.md"
-    published = ("tier", "vision_tokens_target")
+    published = ("tier", "vision_tokens_target", "vision_fraction")
     is_sorted_in_plans = False
 
     def own(self, limits: KnobLimits) -> VisionTarget:
         return own_target()
 
     def requested(self, request: KnobRequest) -> RequestedValues[VisionTarget]:
-        """The default is the three tiers."""
+        """The default is 1, 0.5 and 0.25 of the vision tokens that the model takes by itself."""
         flags, limits = request.flags, request.limits
         if self.name not in limits.unsupported:
-            values, left_out = flags.targets_and_left_out(limits.token_unit)
+            values, left_out = flags.targets_and_left_out(limits)
             return RequestedValues(values, left_out, is_given=True)
         reason = limits.unsupported[self.name]
 
         def only_own(target: object) -> VisionTarget:
             if target != own_target():
                 raise ImpossibleCombination(
-                    f"--tier_list and --vision_tokens_list do nothing for {request.model}: {reason}; drop them"
+                    f"--vision_fraction_list, --tier_list and --vision_tokens_list do nothing for {request.model}: "
+                    f"{reason}; drop them"
                 )
             return own_target()
 
-        given = flags.vision_tokens_list or (flags.tiers if flags.tier_list else (own_target(),))
+        fractions = map(fraction_target, flags.vision_fraction_list or (1.0,))
+        given = flags.vision_tokens_list or flags.tiers or tuple(fractions)
         values, left_out = possible(given, only_own)
         return RequestedValues(values, left_out, is_given=True)
 
@@ -196,6 +268,9 @@ class VisionTokens(Knob[VisionTarget]):
         tokens = number_after("tokens", label)
         if tokens is not None:
             return named_tokens(tokens)
+        fraction = label.removeprefix(_FRACTION)
+        if fraction != label:
+            return _read_fraction(fraction)
         tier = label.removeprefix("tier-")
         return own_target() if label == OWN else tier_target(tier) if tier != label and tier in TIERS else None
 
@@ -210,11 +285,13 @@ class VisionTokens(Knob[VisionTarget]):
         return value.order
 
     def published_fields(self, value: VisionTarget | None) -> dict[str, Level | None]:
-        tier, tokens = (None, None) if value is None else (value.tier, value.tokens)
-        return {"tier": tier, "vision_tokens_target": tokens}
+        target = own_target() if value is None else value
+        return {"tier": target.tier, "vision_tokens_target": target.tokens, "vision_fraction": target.fraction}
 
     def read(self, result: Any) -> VisionTarget:
-        tier, tokens = result.tier, result.vision_tokens_target
+        tier, tokens, fraction = result.tier, result.vision_tokens_target, result.vision_fraction
+        if fraction is not None:
+            return fraction_target(fraction)
         return tier_target(tier) if tier is not None else named_tokens(tokens) if tokens is not None else own_target()
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:

@@ -9,6 +9,7 @@ import torch
 
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.knobs.vision_tokens import own_target, vision_of
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.provenance import FinalPrompt
@@ -69,6 +70,25 @@ def unusable_lines(planned: PlannedRequests, settings: Sequence[Setting], refere
         if request.unusable_reason is not None:
             lines.append(f"{setting.key}{end}: {request.unusable_reason}")
     return lines
+
+
+def vision_lines(planned: PlannedRequests, settings: Sequence[Setting], reference: Setting) -> list[str]:
+    """The line that compares the prompts of the requested pictures, and of all settings, with those of the model as it
+    is; none where every setting has its own pictures, or the tokens are not known.
+    """
+    own_tokens = planned.at(reference).prompt_tokens
+    targets = dict.fromkeys(filter(None, map(vision_of, settings)))
+    if own_tokens is None or targets.keys() <= {own_target()}:
+        return []
+    by_label = {target.label: planned.at(reference.replaced(vision=target)).prompt_tokens for target in targets}
+    shares = [f"{label} {100 * tokens / own_tokens:.0f} %" for label, tokens in by_label.items() if tokens is not None]
+    num_larger = sum((planned.at(setting).prompt_tokens or 0) > own_tokens for setting in settings)
+    enlarging = [label for label, tokens in by_label.items() if (tokens or 0) > own_tokens]
+    beyond = f"{num_larger} of {counted(len(settings), 'setting')} take more"
+    return [
+        f"vision: prompts have {own_tokens:.0f} tokens in the model as it is, of these {', '.join(shares)}; {beyond}"
+        + (f" (pictures are enlarged by {', '.join(enlarging)})" if enlarging else "")
+    ]
 
 
 def of_first_samples(

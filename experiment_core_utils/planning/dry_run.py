@@ -23,7 +23,7 @@ from experiment_core_utils.facts.variables import shown_endpoints
 from experiment_core_utils.knobs.setting import reference_setting
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.meters.requested_energy import energy_plan_lines
-from experiment_core_utils.models.request_work import unusable_lines
+from experiment_core_utils.models.request_work import unusable_lines, vision_lines
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.planning.estimate import (
     EarlierResults,
@@ -145,6 +145,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *[f"warning: {line}" for line in planned.memory_lines(config.model, device)],
         *source_sentences(estimates, earlier, output_tokens, matmul_rate, planned.no_formula),
         f"tokens: prompts of the first {counted(planned.num_samples, 'sample')} that can be read",
+        *vision_lines(planned, requested.settings, reference_setting(source.limits)),
         *([] if config.model.random_weights else decoding_sentences(source)),
         *prompt_lines(planned.final_prompt(requested.settings[0]), requested.prompt_form),
         *untried_sentences(source),

@@ -8,7 +8,8 @@ from experiment_core_utils.records.quantities import compute, energy, latency
 from experiment_core_utils.records.quantities.quantity import quantities_of
 
 # Columns of the knobs that have names of their own, in both tables.
-KNOB_COLUMNS = ("tier", "vision_tokens_target", "top_k", "num_active_blocks")
+KNOB_COLUMNS = ("tier", "vision_tokens_target", "vision_fraction", "top_k", "num_active_blocks")
+_COLUMN_KINDS: dict[str, type[str] | type[float]] = {"tier": str, "vision_fraction": float}
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,10 @@ def _columns_of(*records: type[Record]) -> list[SampleColumn]:
 SAMPLE_COLUMNS = (
     SampleColumn("task", "(provenance)", str, "`task.name` of the provenance"),
     SampleColumn("setting", "(knobs)", str, "key of the setting, such as `tier-low_topk8_blocks16`"),
-    *(SampleColumn(name, "(top level)", str if name == "tier" else int) for name in KNOB_COLUMNS),
+    *(
+        SampleColumn(name, "(top level)", _COLUMN_KINDS.get(name, int), is_everywhere=name != "vision_fraction")
+        for name in KNOB_COLUMNS
+    ),
     SampleColumn("sample_id", "sample_id", int),
     SampleColumn("image_id", "metadata.image_id", str),
     SampleColumn("question_type", "question_type", str),
@@ -120,6 +124,7 @@ SETTING_COLUMNS = (
     *IDENTITY_COLUMNS,
     SettingColumn("tier", "tier", str, left_out="never"),
     SettingColumn("vision_tokens_target", "vision_tokens_target"),
+    SettingColumn("vision_fraction", "vision_fraction"),
     *(
         SettingColumn(name, name, left_out="never")
         for name in ("top_k", "num_active_blocks", "num_samples", "num_failed_samples", "accuracy")
@@ -169,7 +174,7 @@ SETTING_COLUMNS = (
     SettingColumn("most_under_way", "open_loop.most_under_way", int),
 )
 LAST_COLUMNS = (
-    SettingColumn("vision", meaning="the requested picture: tier, token target or `own`"),
+    SettingColumn("vision", meaning="the requested picture: fraction, tier, token target or `own`"),
     *_of("", "", "num_total_blocks", "target_vision_tokens_mean"),
     _figure("pooled_image_features_mean"),
     SettingColumn(

@@ -92,6 +92,8 @@ class RequestShape:
     image_marker_tokens: int | None  #: start, end and column tokens of the image part
     text_tokens: int | None  #: all other prompt tokens, bos included
     preprocess_s: float  #: host time for resizing, cutting and tokenising
+    #: image features that a fraction of the model's own asks for; None for any other vision target
+    target_tokens: int | None = None
     served_tokens: int | None = None  #: positions of the prompt by the server's count; None where it gives none
     closed_thought_tokens: int = 0  #: that a prompt has more, not counted here, where its model is not to think
 

@@ -46,7 +46,8 @@ class SampleRequest(DecoderKnobValues):
     """The request of a sample at a setting: its knobs and its picture's crops."""
 
     sample_id: Count  #: position in the task's split
-    #: N of a token target; for a tier `theoretical_vision_tokens`; None if a tier, and no picture
+    #: N of a token target; for a fraction so much of what the model takes by itself, rounded; else
+    #: `theoretical_vision_tokens`; None if no picture and no number of tokens
     target_vision_tokens: Count | None = None
     target_crops: Count | None  #: crops that the rule gives; None if no picture, or one that is not cut
     actual_num_crops: Count | None  #: crops, read off the tensors; None if no picture, or one that is not cut

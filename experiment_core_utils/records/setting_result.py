@@ -200,25 +200,27 @@ class TypeScores(Record):
 class VisionKnob(Record):
     """The published forms of the vision knob."""
 
-    #: `low`, `medium` or `high`; None if a token target or the model's own crops or pixels were requested
+    #: `low`, `medium` or `high`; None if a fraction, a token target or the model's own were requested
     tier: Literal[tuple(TIERS)] | None  # type: ignore[valid-type]
-    #: N of `--vision_tokens_list`; None if a tier or the model's own were requested
+    #: N of `--vision_tokens_list`; None if no number of tokens was requested
     vision_tokens_target: Knob | None
+    #: F of `--vision_fraction_list`; None if it is 1, the model's own, or a tier or number was requested
+    vision_fraction: Amount | None = None
 
 
 class VisionPart(VisionKnob, TheoreticalGeometry):
     """The vision knob of a setting, and the crops and vision tokens that came of it."""
 
-    #: crops allowed: object of `min_crops` and `max_crops`; both are the fixed number for a token target; None for the
-    #: model's own, and for a token target of a model that takes pictures in their own shape
+    #: crops allowed: object of `min_crops` and `max_crops`; both are the fixed number for a token target; None for a
+    #: fraction, the model's own, and a token target of a model that takes pictures in their own shape
     tier_range: dict[str, Count] | None = None
     #: mean number of crops that the rule chose; None if no sample has a picture that is cut (some models take pictures
     #: in their own shape)
     selected_crops_mean: Amount | None
     #: number of crops (as text) -> samples; `{}` without pictures
     selected_crops_distribution: dict[str, Count] | None = None
-    #: the token target; else the mean of (crops + 1) x 144 over samples (in other models, of the vision tokens that the
-    #: rule gives); None if no sample has a picture
+    #: the token target; else the mean over samples of the tokens that a fraction asks for, or of (crops + 1) x 144 (in
+    #: other models, of the vision tokens that the rule gives); None if no sample has a picture
     target_vision_tokens_mean: Amount | None
     #: mean of the features that entered the language model, 0 for a sample without a picture; None if no samples
     actual_vision_tokens_mean: Amount | None

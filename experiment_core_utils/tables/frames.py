@@ -37,12 +37,14 @@ def sample_columns(results: Iterable[tuple[SettingResult, str]]) -> dict[str, li
     results = list(results)
     further = further_knobs([result for result, _ in results])
     samples: list[SampleResult] = []
-    of_setting: dict[str, list[Cell]] = {name: [] for name in ("task", "setting", *KNOB_COLUMNS)}
+    has_fractions = any(result.vision_fraction is not None for result, _ in results)
+    knobs = [name for name in KNOB_COLUMNS if has_fractions or name != "vision_fraction"]
+    of_setting: dict[str, list[Cell]] = {name: [] for name in ("task", "setting", *knobs)}
     of_knobs: dict[str, list[Cell]] = {knob.name: [] for knob in further}
     for result, key in results:
         own = result.per_sample_results
         samples += own
-        shared = result.provenance.task.name, key, *(getattr(result, name) for name in KNOB_COLUMNS)
+        shared = result.provenance.task.name, key, *(getattr(result, name) for name in knobs)
         for column, cell in zip(of_setting.values(), shared, strict=True):
             column += [cell] * len(own)
         setting = setting_of(result) if further else Setting({})
@@ -51,7 +53,7 @@ def sample_columns(results: Iterable[tuple[SettingResult, str]]) -> dict[str, li
     of_samples = {
         each.name: _values(samples, each.source)
         for each in SAMPLE_COLUMNS
-        if each.name not in of_setting
+        if each.name not in (*of_setting, *KNOB_COLUMNS)
         and (each.is_everywhere or any(each.source in sample.model_fields_set for sample in samples))
     }
     return of_setting | of_samples | of_knobs
@@ -86,8 +88,8 @@ def settings_frame(results: Sequence[SettingResult]) -> pd.DataFrame:
 def table_of_settings(results: Sequence[SettingResult]) -> pd.DataFrame:
     """`settings_frame` as the files have it: without columns that have no value.
 
-    Knobs and accuracy are always there (`vision_tokens_target` where one was requested); columns of empty and one-token
-    answers where there is such an answer.
+    Knobs and accuracy are always there (`vision_tokens_target` and `vision_fraction` where one was requested); columns
+    of empty and one-token answers where there is such an answer.
     """
     frame = settings_frame(results)
     left_out = {column.name: column.left_out for column in (*SETTING_COLUMNS, *LAST_COLUMNS)}

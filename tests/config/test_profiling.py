@@ -8,8 +8,9 @@ from pydantic import create_model
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.knobs.block_choice import BlockChoice
+from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.registry import register_knob, unregister_knob
-from experiment_core_utils.knobs.token_units import MOLMOE_TOKENS, TokenUnit
+from experiment_core_utils.knobs.token_units import TokenUnit
 from experiment_core_utils.knobs.top_k import TopK
 from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -21,7 +22,8 @@ def test_the_published_defaults() -> None:
     config = parse_config([])
     assert config.model.model_path == str(EMBEDDED_MODEL)
     assert config.machine.output_dir == Path("results/core_exp")
-    assert [target.tier for target in config.knobs.tiers] == ["low", "medium", "high"]
+    # A fraction of 1 is the model as it is.
+    assert [target.value for target in config.knobs.vision_targets] == ["0.25 of own", "0.5 of own", "own"]
     assert (config.task.num_samples, config.measuring.num_runs_per_sample, config.task.seed) == (1000, 3, 42)
     assert (config.task.max_new_tokens, config.task.prompt_template, config.task.dataset_revision) == (None, None, None)
     assert (config.task.sample_by, config.task.ids) == ("random", None)
@@ -48,13 +50,13 @@ def test_ids_are_kept_once_and_ascending() -> None:
 
 def test_tokens_take_the_place_of_tiers() -> None:
     knobs = parse_config(["--vision_tokens_list", "432", "1008", "432", "100"]).knobs
-    targets, left_out = knobs.targets_and_left_out(MOLMOE_TOKENS)
+    targets, left_out = knobs.targets_and_left_out(KnobLimits(4, 4, 2))
     assert [(target.label, target.crops) for target in targets] == [
         ("tokens432", CropRange(2, 2)), ("tokens1008", CropRange(6, 6))
     ]  # fmt: skip
     assert len(left_out) == 1 and left_out[0].startswith("100 vision tokens are too few")
     # A model that takes pictures in their own shape.
-    targets, left_out = knobs.targets_and_left_out(TokenUnit(None))
+    targets, left_out = knobs.targets_and_left_out(KnobLimits(4, 4, 2, token_unit=TokenUnit(None)))
     assert [target.tokens for target in targets] == [432, 1008, 100] and left_out == ()
 
 

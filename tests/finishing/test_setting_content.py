@@ -183,6 +183,7 @@ def test_every_key_of_a_setting() -> None:
         "tier": "low",
         "tier_range": {"min_crops": 1, "max_crops": 3},
         "vision_tokens_target": None,
+        "vision_fraction": None,
         "selected_crops_mean": pytest.approx(8 / 3),
         "selected_crops_distribution": {"2": 1, "3": 2},
         "target_vision_tokens_mean": (432 + 576 + 576) / 3,

@@ -1,8 +1,10 @@
 """Crops and vision tokens of a setting: each mean over those samples that have what is counted."""
 
+from dataclasses import replace
+
 from experiment_core_utils.finishing.setting_content import typical_geometry, vision_part
 from experiment_core_utils.knobs.token_units import TokenUnit
-from experiment_core_utils.knobs.vision_tokens import own_target, tier_target, token_target
+from experiment_core_utils.knobs.vision_tokens import fraction_target, own_target, tier_target, token_target
 from experiment_core_utils.records.requests import VisionGeometry
 from tests.hand_made_records import measured_sample, one_by_two
 
@@ -44,6 +46,17 @@ def test_nothing_bounds_the_models_own_crops() -> None:
 def test_a_token_target_of_pictures_in_their_own_shape_is_no_number_of_crops() -> None:
     entries = vision_part(token_target(256, TokenUnit(None)), SAMPLES[2:])
     assert (entries.tier_range, entries.max_crops, entries.vision_tokens_target) == (None, None, 256)
+
+
+def test_a_fraction_has_the_targets_of_its_samples() -> None:
+    """Of 384 features that the model takes by itself half are 192, of 100 they are 50."""
+    samples = [
+        replace(each, shape=replace(each.shape, target_tokens=target))
+        for each, target in zip(SAMPLES, (192, 192, 50, None), strict=True)
+    ]
+    entries = vision_part(fraction_target(0.5), samples)
+    assert (entries.tier, entries.tier_range, entries.vision_tokens_target, entries.max_crops) == (None,) * 4
+    assert (entries.vision_fraction, entries.target_vision_tokens_mean) == (0.5, (192 + 192 + 50) / 3)
 
 
 def test_no_picture_is_no_number() -> None:

@@ -54,13 +54,14 @@ def test_a_knob_at_rest_and_one_that_the_model_lacks_are_in_no_key() -> None:
 @pytest.mark.parametrize(
     ("key", "fields"),
     [
-        ("tier-low_topk8_blocks3", ("low", None, 8, 3)),
-        ("tokens1008_keep0.5_blocks4", (None, 1008, None, 4)),
-        ("own_topk2_mass0.5_blocks1", (None, None, 2, 1)),
+        ("tier-low_topk8_blocks3", ("low", None, None, 8, 3)),
+        ("tokens1008_keep0.5_blocks4", (None, 1008, None, None, 4)),
+        ("own_topk2_mass0.5_blocks1", (None, None, None, 2, 1)),
+        ("frac-0.5_blocks1", (None, None, 0.5, None, 1)),
     ],
 )
 def test_the_published_fields_of_a_setting(key: str, fields: tuple[Level | None, ...]) -> None:
-    names = ("tier", "vision_tokens_target", "top_k", "num_active_blocks")
+    names = ("tier", "vision_tokens_target", "vision_fraction", "top_k", "num_active_blocks")
     assert Setting.named(key).published_fields == dict(zip(names, fields, strict=True))
 
 

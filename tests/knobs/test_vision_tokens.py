@@ -3,12 +3,18 @@
 import pytest
 
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
+from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.token_units import TokenUnit
 from experiment_core_utils.knobs.vision_tokens import (
+    TIERS,
+    VISION_TOKENS,
     CropRange,
+    VisionFlags,
+    fraction_target,
     named_tokens,
     own_target,
+    target_of_value,
     tier_target,
     token_target,
     vision_of,
@@ -50,3 +56,45 @@ def test_a_number_of_tokens_that_was_read_from_a_name_is_no_setting() -> None:
     with pytest.raises(ValueError, match="tokens1008 was read from a name"):
         _ = vision_of(Setting.of(vision=named_tokens(1008), top_k=8, num_active_blocks=RunningBlocks.of((0,)))).bounds
     assert Setting.of(vision=own_target(), top_k=8, num_active_blocks=RunningBlocks.of((0,))).key == "own_topk8_blocks1"
+
+
+@pytest.mark.parametrize(
+    ("fraction", "label", "value"),
+    [(0.5, "frac-0.5", "0.5 of own"), (0.25, "frac-0.25", "0.25 of own"), (2, "frac-2", "2 of own"), (1, "own", "own")],
+)
+def test_a_fraction_is_named_by_what_it_is_of(fraction: float, label: str, value: str) -> None:
+    target = fraction_target(fraction)
+    assert (target.label, target.value) == (label, value)
+    assert VISION_TOKENS.parsed(label) == target == target_of_value(value)
+
+
+@pytest.mark.parametrize("label", ["frac-0", "frac-1", "frac-0.50", "frac-17", "frac-nan", "frac-", "frac-half", "0.5"])
+def test_another_text_names_no_fraction(label: str) -> None:
+    assert VISION_TOKENS.parsed(label) is None
+
+
+def test_fractions_above_1_come_after_the_models_own() -> None:
+    targets = [fraction_target(target) for target in (2.0, 0.5, 1.0, 1.5, 0.25)]
+    assert [target.value for target in sorted(targets, key=lambda target: target.order)] == [
+        "0.25 of own", "0.5 of own", "own", "1.5 of own", "2 of own"
+    ]  # fmt: skip
+
+
+def test_a_fraction_bounds_no_crops() -> None:
+    half = fraction_target(0.5).bounds
+    assert half is not None and not half.counts_crops and TIERS["low"].counts_crops
+    assert token_target(256, TokenUnit(None)).fraction is None and not CropRange(1, 9, 256).counts_crops
+
+
+def test_the_default_are_fractions_and_a_list_of_another_kind_takes_their_place() -> None:
+    limits = KnobLimits(4, 4, 2)
+    labels = [target.label for target in VisionFlags().targets_and_left_out(limits)[0]]
+    assert labels == ["frac-0.25", "frac-0.5", "own"]
+    low = VisionFlags(tier_list=("low",)).targets_and_left_out(limits)
+    assert low == ((tier_target("low"),), ())
+    targets = VisionFlags(vision_fraction_list=(0.5, 3)).targets_and_left_out(
+        KnobLimits(4, 4, 2, fraction_reasons=(None, "its crops are few"))
+    )
+    assert targets == ((fraction_target(0.5),), ("3 of the model's own vision tokens: its crops are few",))
+    with pytest.raises(ValueError, match="vision_fraction_list"):
+        VisionFlags(vision_fraction_list=(17.0,))

@@ -267,6 +267,123 @@ _FAMILIES: dict[str, _Family] = {
         _parts_template("<|begin_of_image|><|image|><|end_of_image|>", "<|user|>\n", "<|assistant|>\n"),
     ),
 }
+_GEMMA_TOKENS = {
+    "image_token": "<image_soft_token>", "boi_token": "<start_of_image>", "eoi_token": "<end_of_image>",
+}  # fmt: skip
+_SOUND_TOKENS = {"audio_token": "<audio>", "boa_token": "<start_of_audio>", "eoa_token": "<end_of_audio>"}
+_OVIS_TOKENS = {f"a{name}": f"<IMG_{name}>" for name in ("ATOM", "START", "GRID", "COL", "ROW", "END")}
+_AYA_TOKENS = {
+    f"a{number}": token
+    for number, token in enumerate(
+        ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>", "TILE_GLOBAL", "TILE"]
+    )
+}
+
+
+def _gemma3(ids: _Ids) -> PreTrainedConfig:
+    # 2 x 2 tokens of 4 x 4 patches.
+    tower, text = _tower(32, 8), {**ids.text, "head_dim": 8, "sliding_window": 16}
+    marks = {"boi_token_index": ids["<start_of_image>"], "eoi_token_index": ids["<end_of_image>"]}
+    config: PreTrainedConfig = config_class("Gemma3Config")(
+        text_config=text,
+        vision_config=tower,
+        image_token_index=ids["<image_soft_token>"],
+        mm_tokens_per_image=4,
+        **marks,
+    )
+    return config
+
+
+def _gemma4(ids: _Ids) -> PreTrainedConfig:
+    tower = {**_tower(0, PATCH), "num_key_value_heads": 2, "head_dim": 8, "pooling_kernel_size": 2}
+    text = {**ids.text, "head_dim": 8, "hidden_size_per_layer_input": 0, "sliding_window": 16}
+    rotary = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")}
+    ends = {"boi_token_id": ids["<start_of_image>"], "eoi_token_id": ids["<end_of_image>"]}
+    del tower["image_size"]
+    config: PreTrainedConfig = config_class("Gemma4Config")(
+        text_config={**text, "rope_parameters": rotary}, vision_config=tower, image_token_id=ids["<image_soft_token>"],
+        **ends,
+    )  # fmt: skip
+    return config
+
+
+def _onevision(ids: _Ids) -> PreTrainedConfig:
+    tower = {"model_type": "siglip_vision_model", **_tower(CLIP_SIDE, 8), "vision_use_head": False}
+    config: PreTrainedConfig = config_class("LlavaOnevisionConfig")(
+        text_config={"model_type": "qwen2", **ids.text}, vision_config=tower, image_token_index=ids["<image>"],
+        image_grid_pinpoints=_ONEVISION_CANVASES, vision_feature_layer=-1,
+    )  # fmt: skip
+    return config
+
+
+def _ovis2(ids: _Ids) -> PreTrainedConfig:
+    # 2 x 2 patches of 8 pixels joined.
+    tower = {**_tower(INTERNVL_TILE, PATCH), "hidden_stride": 2, "vocab_size": 24, "num_visual_indicator_tokens": 5}
+    marks = [ids[f"<IMG_{name}>"] for name in ("START", "GRID", "COL", "ROW", "END")]
+    config: PreTrainedConfig = config_class("Ovis2Config")(
+        text_config={"model_type": "qwen2", **ids.text}, vision_config=tower, image_token_id=ids["<IMG_ATOM>"],
+        visual_indicator_token_ids=marks, vocab_size=ids.text["vocab_size"], hidden_size=32,
+    )  # fmt: skip
+    return config
+
+
+def _aya(ids: _Ids) -> PreTrainedConfig:
+    tower = {"model_type": "siglip_vision_model", **_tower(INTERNVL_TILE, PATCH), "vision_use_head": False}
+    text = {"model_type": "cohere2", **ids.text, "sliding_window": 16}
+    config: PreTrainedConfig = config_class("AyaVisionConfig")(
+        text_config=text, vision_config=tower, image_token_index=ids["<|IMG_PATCH|>"], downsample_factor=2
+    )
+    return config
+
+
+_ONEVISION_CANVASES = [[CLIP_SIDE * rows, CLIP_SIDE * cols] for rows in range(1, 4) for cols in range(1, 4)]
+_TILE_SIZE = {"height": INTERNVL_TILE, "width": INTERNVL_TILE}
+# Families without a rule of their own.
+_TRIED: dict[str, _Family] = {
+    "gemma3": _Family(
+        _gemma3,
+        _GEMMA_TOKENS,
+        lambda: transformers.Gemma3ImageProcessorPil(size={"height": 32, "width": 32}),
+        {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+        _parts_template("<start_of_image>", "<start_of_turn>user\n", "<end_of_turn>\n"),
+    ),
+    "gemma4": _Family(
+        _gemma4,
+        {**_GEMMA_TOKENS, **_SOUND_TOKENS},
+        lambda: transformers.Gemma4ImageProcessorPil(patch_size=PATCH, pooling_kernel_size=2, max_soft_tokens=280),
+        {"processor_class": "Gemma4Processor"},
+        _parts_template("<image_soft_token>", "<start_of_turn>user\n", "<end_of_turn>\n"),
+    ),
+    "llava_onevision": _Family(
+        _onevision,
+        {"image_token": "<image>", "video_token": "<video>"},
+        lambda: transformers.LlavaOnevisionImageProcessorPil(
+            size={"height": CLIP_SIDE, "width": CLIP_SIDE}, image_grid_pinpoints=_ONEVISION_CANVASES
+        ),
+        {"processor_class": "LlavaOnevisionProcessor", "num_image_tokens": 9, "vision_feature_select_strategy": "full"},
+        _parts_template("<image>\n", "<|im_start|>user\n", "<|im_end|>\n"),
+    ),
+    "ovis2": _Family(
+        _ovis2,
+        {**_OVIS_TOKENS, "b": "<image>"},
+        lambda: transformers.Ovis2ImageProcessorPil(size=_TILE_SIZE, crop_to_patches=True, max_patches=9),
+        {"processor_class": "Ovis2Processor", "image_seq_length": 4},
+        _parts_template("<image>", "<|im_start|>user\n", "<|im_end|>\n"),
+    ),
+    "aya_vision": _Family(
+        _aya,
+        {**_AYA_TOKENS, "b": "<image>"},
+        lambda: GotOcr2ImageProcessorPil(size=_TILE_SIZE, crop_to_patches=True, max_patches=12),
+        {
+            "processor_class": "AyaVisionProcessor",
+            "img_size": INTERNVL_TILE,
+            "patch_size": PATCH,
+            "downsample_factor": 2,
+        },
+        _parts_template("<image>", "<|START|>", "<|END|>"),
+    ),
+}
+TRIED_FAMILIES = tuple(_TRIED)
 TEXT_FAMILIES = ("olmoe", "llama")
 VISION_FAMILIES = tuple(name for name, family in _FAMILIES.items() if family.image_processor is not None)
 
@@ -316,7 +433,7 @@ def write_checkpoint(family: str | _Family, folder: Path, **tower: int) -> Path:
     """A whole checkpoint of a family, of `TEXT_FAMILIES`, `VISION_FAMILIES` or an unusual one, with random weights and
     other sizes of the vision tower; gives the folder.
     """
-    made = (_FAMILIES | UNBATCHABLE_FAMILIES)[family] if isinstance(family, str) else family
+    made = (_FAMILIES | _TRIED | UNBATCHABLE_FAMILIES)[family] if isinstance(family, str) else family
     tokenizer = _tokenizer(made.specials)
     config: Any = made.config(_Ids(tokenizer))
     for name, value in tower.items():

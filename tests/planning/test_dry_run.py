@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
+from experiment_core_utils.knobs.vision_tokens import TIERS, CropRange, fraction_target
 from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.dry_run import describe_plan
@@ -24,6 +25,12 @@ def flags(checkpoint: Path, output_dir: Path, *more: str) -> list[str]:
             "--num_threads", "1", "--max_new_tokens", "4",
             "--tier_list", "low", "medium", "high", "--top_k_list", "1", "2", "3", "4"]  # fmt: skip
     return over(usual, more)
+
+
+def flags_without_tiers(checkpoint: Path, output_dir: Path) -> list[str]:
+    of_all = flags(checkpoint, output_dir, "--dry_run", "--ids", "5", "--top_k_list", "4")
+    at = of_all.index("--tier_list")
+    return of_all[:at] + of_all[at + 4 :]
 
 
 def config_of(checkpoint: Path, output_dir: Path, *more: str) -> ProfilingConfig:
@@ -92,6 +99,37 @@ def test_tokens_are_those_of_the_prompts(tiny_checkpoint: Path, tmp_path: Path) 
     inputs = processor(task.prompt(task[5]), task[5].image, crops=config.knobs.tiers[0].crops)
     assert setting == inputs["input_ids"].shape[1]
     assert own == processor(task.prompt(task[5]), task[5].image)["input_ids"].shape[1] > setting
+
+
+def test_a_plan_compares_the_prompts_with_those_of_the_model_as_it_is(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    task, processor = load_task("reference_vqa"), MolmoeProcessor.from_pretrained(tiny_checkpoint)
+
+    def tokens(crops: CropRange | None) -> int:
+        length: int = processor(task.prompt(task[5]), task[5].image, crops=crops)["input_ids"].shape[1]
+        return length
+
+    def line(*more: str) -> str:
+        plan = describe_plan(config_of(tiny_checkpoint, tmp_path, "--top_k_list", "4", "--ids", "5", *more))
+        return "\n".join(each for each in plan.text.splitlines() if each.startswith("vision: "))
+
+    own_tokens, names = tokens(None), ("low", "high")
+    of_own = ", ".join(f"tier-{name} {100 * tokens(TIERS[name]) / own_tokens:.0f} %" for name in names)
+    blocks = ("--num_active_blocks_list", "2", "4")
+    assert tokens(TIERS["low"]) < own_tokens < tokens(TIERS["high"])
+    # Two settings of tier high, of 2 and of 4 blocks; the reference is beside them.
+    assert line("--tier_list", *names, *blocks) == (
+        f"vision: prompts have {own_tokens} tokens in the model as it is, of these {of_own}, own 100 %; 2 of 5 "
+        "settings take more (pictures are enlarged by tier-high)"
+    )
+    flags = flags_without_tiers(tiny_checkpoint, tmp_path)
+    half = fraction_target(0.5)
+    (half_tokens,) = [
+        each.work.prompt_tokens
+        for each in describe_plan(parse_config([*flags, "--vision_fraction_list", "0.5", *blocks[:2]])).estimates
+        if each.work.key.startswith(half.label)
+    ]
+    assert half_tokens == tokens(half.crops) < own_tokens
+    assert line("--tier_list", "own", *blocks) == ""
 
 
 def test_the_driver_prints_the_plan(

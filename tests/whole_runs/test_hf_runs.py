@@ -1,6 +1,7 @@
 """Whole runs of tiny checkpoints of transformers: a mixture that sees, a dense model that sees, a text model."""
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -191,6 +192,40 @@ def test_a_dense_model_moves_its_tokens_with_the_tier(
     # A knob that the model lacks has no column.
     header = capsys.readouterr().out.splitlines()[0]
     assert "blocks" in header and "top-k" not in header
+
+
+def test_by_default_pictures_take_fractions_of_their_own_tokens(folder_of: Written, tmp_path: Path) -> None:
+    """What is counted in the prompts is at most the fraction, FLOPs are of what was counted, and files and columns name
+    it.
+    """
+    flags = ["--num_active_blocks_list", "2"]
+    report = run_profiling(config_for(folder_of("internvl"), tmp_path, *flags))
+    assert not report.failed
+    results = {result.vision_fraction or 1.0: result for result in report.results}
+    assert sorted(results) == [0.25, 0.5, 1.0]
+    assert {path.name for path in tmp_path.glob("*_imgsize*.json")} == {
+        f"reference-vqa_imgsize{name}_blocks2.json" for name in ("frac-0.25", "frac-0.5", "own")
+    }
+    own_samples = {sample.sample_id: sample for sample in results[1.0].per_sample_results}
+    for fraction, result in results.items():
+        assert (result.tier, result.vision_tokens_target, result.tier_range) == (None, None, None)
+        for sample in result.per_sample_results:
+            tokens = own_samples[sample.sample_id].actual_vision_tokens or 0
+            assert sample.target_vision_tokens == math.floor(tokens * fraction + 0.5)
+            assert sample.actual_vision_tokens is not None and sample.target_vision_tokens is not None
+            # The whole picture of 4 tokens, and tiles of as many beside it.
+            assert 4 <= sample.actual_vision_tokens <= sample.target_vision_tokens
+            assert sample.actual_vision_tokens == 4 * ((sample.actual_num_crops or 0) + 1)
+            vision, own_flops = sample.vision_flops, own_samples[sample.sample_id].vision_flops
+            assert vision is not None and own_flops is not None
+            assert vision * tokens == own_flops * sample.actual_vision_tokens
+    flops = {fraction: result.aggregate_stats["prefill_flops_mean"] or 0 for fraction, result in results.items()}
+    assert flops[0.25] < flops[0.5] < flops[1.0]
+    model = results[0.5].content()["provenance"]["model"]
+    assert model["vision_options"] == {"fewer": "max_patches", "more": "max_patches"}
+    settings, samples = (pd.read_csv(tmp_path / f"reference-vqa_{name}.csv") for name in ("settings", "samples"))
+    assert sorted(settings["vision_fraction"].dropna()) == [0.25, 0.5]
+    assert sorted(samples["vision_fraction"].dropna().unique()) == [0.25, 0.5]
 
 
 def test_answers_in_batches_are_those_of_measured_samples(folder_of: Written, tmp_path: Path) -> None:

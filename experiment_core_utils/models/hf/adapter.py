@@ -621,6 +621,7 @@ class TransformersModel(HasEnds):
             "num_total_blocks": self.num_total_blocks,
             "knobs_refused": unsupported_knobs(vision_tokens=self.requests.vision_knob_unsupported_reason)
             | self.knobs.refused,
+            "vision_options": self.requests.vision_options,
             "flops_reason": None if isinstance(self._architecture, Architecture) else self._architecture.reason,
             "cache": "dynamic" if self._graphed is None else "static",
             "execution_asked": self._requested,

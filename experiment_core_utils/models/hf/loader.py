@@ -165,6 +165,7 @@ def limits_of(source: HFSource) -> KnobLimits:
         unsupported=unsupported_knobs(**{name: each.unsupported_reason for name, each in adapters.items()}),
         untried_reason=knobs.untried_reason or state_in_question(skeleton),
         token_unit=source.requests.token_unit,
+        fraction_reasons=source.requests.fraction_reasons,
         top_k_limit=knobs.top_k_limit,
     )
 

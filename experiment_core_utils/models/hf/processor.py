@@ -19,13 +19,15 @@ from experiment_core_utils.models.common.vendor_errors import vendor_errors_name
 
 _FROM_FOLDER: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 _VIDEO = "video_processor"
+# Parts for what no request has.
+_UNUSED = (_VIDEO, "feature_extractor")
 
 
 def load_hf_processor(folder: Path) -> ProcessorMixin | PreTrainedTokenizerBase:
     """The processor of an image-text-to-text model, the tokenizer of any other; from local files only.
 
     Without torchvision, pictures are processed by PIL and numpy, and a processor of pictures and videos is read without
-    its part for videos.
+    its parts for videos and sounds.
 
     Raises:
         ConfigurationError: neither can be read.
@@ -54,7 +56,7 @@ def _processor(folder: Path, config: PreTrainedConfig) -> ProcessorMixin:
     parts = {
         "tokenizer": _tokenizer(folder),
         "image_processor": AutoImageProcessor.from_pretrained(folder, **_FROM_FOLDER),
-        _VIDEO: None,
+        **dict.fromkeys(_UNUSED),
     }
     unknown = [part for part in kind.get_attributes() if part not in parts]
     if unknown:
@@ -66,11 +68,11 @@ def _processor(folder: Path, config: PreTrainedConfig) -> ProcessorMixin:
 
 
 def without_video(kind: type[ProcessorMixin]) -> type[ProcessorMixin]:
-    """The same kind of processor with nothing in place of the part for videos, which needs torchvision."""
+    """The same kind of processor with nothing in place of the part for videos, which needs torchvision, and sounds."""
 
     class WithoutVideo(kind):
         def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-            if argument_name == _VIDEO and argument is None:
+            if argument_name in _UNUSED and argument is None:
                 return type(None)
             return super().check_argument_for_proper_class(argument_name, argument)
 

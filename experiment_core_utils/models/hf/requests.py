@@ -17,12 +17,21 @@ from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
 from experiment_core_utils.engines.answer_ends import TextOf, text_reader, without_appended_eos
-from experiment_core_utils.knobs.token_units import MOLMOE_TOKENS, TokenUnit
+from experiment_core_utils.knobs.token_units import TokenUnit, tokens_of_crops
 from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.text_generation import context_fault, context_length, is_surely_longer
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.several_pictures import joined, options_of_all, placed
-from experiment_core_utils.models.hf.vision_tokens import kind_of, known_kinds, vision_options_of
+from experiment_core_utils.models.hf.tilings import VisionOptions
+from experiment_core_utils.models.hf.token_options import (
+    AS_IT_IS,
+    TRIAL_SIZES,
+    WHOLE,
+    Sizes,
+    TokenOption,
+    token_options,
+)
+from experiment_core_utils.models.hf.vision_tokens import vision_options_of
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, SampleTimedOut, first_line
 from experiment_core_utils.primitives.interruption import time_limit
@@ -347,7 +356,6 @@ class HFRequests:
         self._markers = torch.empty(0, dtype=torch.long)
         if self.has_vision:
             self._validate_processor()
-            self._options = vision_options_of(self._processor, config)
             self._placeholder = self._placeholder_of(config)
             image_token = self._tokenizer.convert_ids_to_tokens(self._placeholder)
             image_token = getattr(self._processor, "image_token", image_token)
@@ -370,6 +378,10 @@ class HFRequests:
         # PaliGemma's processor puts the begin of sequence behind the picture, and a line break behind the prompt.
         after_picture = "" if is_paligemma else "\n"
         self._layout = prompt_layout_of(self._tokenizer, template, image_token, name, chat.system_prompt, after_picture)
+        self._own_counts: dict[Sizes, int | None] = {}
+        self._fitted: dict[tuple[int, Sizes], tuple[TokenOption, int] | None] = {}
+        if self.has_vision:
+            self._options = vision_options_of(self._processor, config, self._tried_geometry)
         self.vision_knob_unsupported_reason = self._unsupported_reason()
 
     @property
@@ -385,7 +397,25 @@ class HFRequests:
     @property
     def token_unit(self) -> TokenUnit:
         """What a number of vision tokens is made of; of no meaning where it cannot be set."""
-        return MOLMOE_TOKENS if self._options is None else self._options.unit
+        return TokenUnit(None) if self._options is None else self._options.unit
+
+    @property
+    def fraction_reasons(self) -> tuple[str | None, str | None]:
+        """Why a picture cannot take fewer, and why not more, vision tokens than by itself; None where it can."""
+        if not self.has_vision:
+            return None, None
+        fewer, more = self._token_options
+        return (
+            None if fewer is not None else self._unmoved("takes vision tokens of a picture away"),
+            None if more is not None else self._unmoved("adds vision tokens to a picture"),
+        )
+
+    @cached_property
+    def vision_options(self) -> dict[str, str]:
+        """What takes vision tokens of a picture away and what adds some, by `fewer` and `more`, as trials found it."""
+        options = self._token_options if self.has_vision else (None, None)
+        named = zip(("fewer", "more"), options, strict=True)
+        return {name: option.written for name, option in named if option is not None}
 
     @property
     def chat_template(self) -> str | None:
@@ -398,26 +428,33 @@ class HFRequests:
 
     def config_for(self, crops: CropRange | None) -> Mapping[str, Any]:
         """Fields of the model's config that must be in force while requests with these crops run; mostly none."""
-        return {} if self._options is None or crops is None else self._options.config_for(crops)
+        if self._options is None or crops is None or crops.fraction is not None:
+            return {}
+        return self._options.config_for(crops)
 
     def make(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         """The request's tensors on the host, as `generate()` takes them; a text model gets the prompt without the
         picture.
 
         Where the number of vision tokens cannot be set, `crops` changes nothing; None leaves the processor as it is.
+        For a fraction, and for a family without a rule of its own, the value of the option that a trial found is looked
+        for before anything is timed: the largest at which the pictures take no more tokens than the target.
 
         Raises:
             SampleError: a picture or a prompt that cannot be used, a prompt with a placeholder in it, without any
                 token, or longer than the model's context.
         """
         images = sample.images if self.has_vision else ()
+        with unusable_named(sample.sample_id, "its picture"):
+            _refuse_strips(images)
+            target = self._target_tokens(crops, tuple(image.size for image in images))
         clock = HostClock()
         started_s = clock.now_s()
         with unusable_named(sample.sample_id, "its prompt"):
             check_prompt(prompt, self._tokenizer, self._config)
             text = self._layout.text(prompt, num_pictures=len(images))
             images = tuple(images[each] for each in self._layout.places(prompt, len(images)) if isinstance(each, int))
-            inputs = self._picture_inputs(text, images, crops) if images else self._text_inputs(text)
+            inputs = self._picture_inputs(text, images, crops, target) if images else self._text_inputs(text)
         preprocess_s = clock.now_s() - started_s
         tokens = inputs["input_ids"].shape[1]
         if tokens == 0:
@@ -432,15 +469,16 @@ class HFRequests:
             raise SampleError(f"sample {sample.sample_id}: its picture gives no vision token")
         markers = int(torch.isin(inputs["input_ids"], self._markers).sum())
         expected = None
-        if self._options is not None:
+        if self._options is not None and target is None:
             sizes, rule = [each.size for each in images], self._options
             own = [rule.own_geometry(*size) if crops is None else rule.geometry_for(crops, *size) for size in sizes]
             known = [each for each in own if each is not None]
             expected = joined(known) if len(known) == len(own) else None
         actual = self._counted_geometry(inputs, expected, features, len(images))
         text_tokens = tokens - features - markers
+        asked = target if crops is not None and crops.fraction is not None else None
         counts = features, markers, text_tokens
-        shape = RequestShape(expected or actual, actual, *counts, preprocess_s, closed_thought_tokens=closed)
+        shape = RequestShape(expected or actual, actual, *counts, preprocess_s, asked, closed_thought_tokens=closed)
         return PreparedRequest(inputs, shape, text)
 
     @cached_property
@@ -497,27 +535,89 @@ class HFRequests:
             encoded = self._processor(text=[text], return_tensors="pt", add_special_tokens=special)
         return self._without_appended_eos(_tensors(encoded), text)
 
-    def _picture_inputs(self, text: str, images: Sequence[Image.Image], crops: CropRange | None) -> dict[str, Any]:
-        for width, height in (each.size for each in images):
-            if max(width, height) > LONGEST_ASPECT * min(width, height):
-                raise SampleError(
-                    f"its picture of {width} x {height} pixels cannot be used: one side is more than {LONGEST_ASPECT} "
-                    "times the other"
-                )
+    def _picture_inputs(
+        self, text: str, images: Sequence[Image.Image], crops: CropRange | None, target: int | None
+    ) -> dict[str, Any]:
+        """The tensors of pictures within `crops`, or of at most `target` tokens, where it is not None."""
         try:
-            options = options_of_all(self._options, crops, [each.size for each in images])
-            with self._in_force(crops):
-                encoded = self._processor(
-                    images=list(images),
-                    text=[text],
-                    return_tensors="pt",
-                    add_special_tokens=not self._layout.has_begin_mark(text),
-                    images_kwargs=dict(options),
-                )
+            sizes = tuple(image.size for image in images)
+            if target is None:
+                options = options_of_all(self._options, crops, sizes)
+            else:
+                option, value = self._fit(target, sizes) or (None, 0)
+                options = {} if option is None else option.keywords(value)
+                scaled = sizes if option is None else option.sizes(value, sizes)
+                images = [
+                    image if image.size == size else image.resize(size, Image.Resampling.BICUBIC)
+                    for image, size in zip(images, scaled, strict=True)
+                ]
+            return self._processed(text, images, options, crops)
         except UNUSABLE as error:
             what = "its picture" if len(images) == 1 else f"its {len(images)} pictures together"
             raise SampleError(f"{what} cannot be used ({shown(first_line(error))})") from error
+
+    def _processed(
+        self, text: str, images: Sequence[Image.Image], options: Mapping[str, Any], crops: CropRange | None = None
+    ) -> dict[str, Any]:
+        with self._in_force(crops):
+            encoded = self._processor(
+                images=list(images),
+                text=[text],
+                return_tensors="pt",
+                add_special_tokens=not self._layout.has_begin_mark(text),
+                images_kwargs=dict(options),
+            )
         return self._without_appended_eos(_tensors(encoded), text)
+
+    def _target_tokens(self, crops: CropRange | None, sizes: Sizes) -> int | None:
+        """The tokens that pictures of these sizes are to take together; None where a rule of the family, or nothing,
+        sets them.
+        """
+        if crops is None or not sizes or (self._options is not None and crops.fraction is None):
+            return None
+        if crops.fraction is None:
+            return len(sizes) * (crops.tokens or tokens_of_crops(crops.max_crops))
+        tokens = self._own_count(sizes)
+        return None if tokens is None else max(math.floor(tokens * crops.fraction + 0.5), 1)
+
+    def _fit(self, target: int, sizes: Sizes) -> tuple[TokenOption, int] | None:
+        """The option and its value by which pictures of these sizes take at most so many tokens, or as few as they can;
+        None where they do so by themselves, or no option adds any.
+        """
+        if (target, sizes) not in self._fitted:
+            tokens = self._own_count(sizes)
+            fewer, more = self._token_options
+            option = None if tokens is None or tokens == target else fewer if target < tokens else more
+            self._fitted[target, sizes] = (
+                None if option is None else (option, option.fitting(target, sizes, self._count))
+            )
+        return self._fitted[target, sizes]
+
+    @cached_property
+    def _token_options(self) -> tuple[TokenOption | None, TokenOption | None]:
+        return token_options(self._processor, self._count)
+
+    def _own_count(self, sizes: Sizes) -> int | None:
+        if sizes not in self._own_counts:
+            self._own_counts[sizes] = self._count(AS_IT_IS, WHOLE, sizes)
+        return self._own_counts[sizes]
+
+    def _count(self, option: TokenOption, value: int, sizes: Sizes) -> int | None:
+        """Image tokens of blank pictures; None where the processor refuses them."""
+        blanks = [Image.new("RGB", size) for size in option.sizes(value, sizes)]
+        try:
+            inputs = self._processed(self._layout.text(_PROBE, len(sizes)), blanks, option.keywords(value))
+        except UNUSABLE:
+            return None
+        return int((inputs["input_ids"] == self._placeholder).sum()) or None
+
+    def _tried_geometry(self, rule: VisionOptions, crops: CropRange, size: tuple[int, int]) -> VisionGeometry:
+        """What the processor makes of a blank picture by a rule that may not be its own."""
+        blank, fields = Image.new("RGB", size), rule.config_for(crops)
+        with fields_in_force(self._processor.image_processor, fields) if fields else nullcontext():
+            inputs = self._processed(self._layout.text(_PROBE, 1), [blank], rule.options_for(crops, *size))
+        features = int((inputs["input_ids"] == self._placeholder).sum())
+        return self._counted_geometry(inputs, rule.geometry_for(crops, *size), features, 1)
 
     def _without_appended_eos(self, inputs: dict[str, Any], text: str) -> dict[str, Any]:
         """The inputs of a prompt that its tokenizer does not end."""
@@ -560,7 +660,8 @@ class HFRequests:
         if crops == num_pictures:
             one = VisionGeometry(0, None, (height, width), features // crops)
             return replace(joined([one] * crops), pooled_features=features)
-        has_overview = num_pictures == 1 and expected is not None and expected.has_overview
+        by_rule = self._options is not None and self._options.unit.overview != "never"
+        has_overview = num_pictures == 1 and (by_rule if expected is None else expected.has_overview)
         return VisionGeometry(crops - has_overview, None, None, features, has_overview)
 
     def _validate_processor(self) -> None:
@@ -602,19 +703,24 @@ class HFRequests:
     def _unsupported_reason(self) -> str | None:
         if not self.has_vision:
             return f"{self.name} is a text model: it has no vision tokens"
-        if self._options is None:
-            kind = kind_of(self._processor.image_processor)
-            if kind in known_kinds():
-                return (
-                    f"{self.name} borrows the {kind} of another family without the fields by which the number of "
-                    "vision tokens is set there"
-                )
-            return (
-                f"the number of vision tokens of {self.name} is fixed, or no option of its {kind} is known to set it; "
-                "known are those of "
-                f"{', '.join(known_kinds())}"
+        is_fixed = self._options is None and self._token_options == (None, None)
+        return self._unmoved("moves the number of vision tokens") if is_fixed else None
+
+    def _unmoved(self, what: str) -> str:
+        counts = [f"{self._own_count((size,))} for {size[0]} x {size[1]} pixels" for size in TRIAL_SIZES]
+        return (
+            f"neither an option of the {type(self._processor.image_processor).__name__} of {self.name} nor the size of "
+            f"the picture {what} ({' and '.join(counts)} by itself)"
+        )
+
+
+def _refuse_strips(images: Sequence[Image.Image]) -> None:
+    for width, height in (image.size for image in images):
+        if max(width, height) > LONGEST_ASPECT * min(width, height):
+            raise SampleError(
+                f"its picture of {width} x {height} pixels cannot be used: one side is more than {LONGEST_ASPECT} "
+                "times the other"
             )
-        return None
 
 
 def _tensors(encoded: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers.image_processing_utils import select_best_resolution
 
@@ -23,6 +23,8 @@ Tiling = tuple[int, int]
 
 class VisionOptions(ABC):
     """The options that set the number of vision tokens of one processor; pictures are width x height pixels."""
+
+    drops_padding: ClassVar[bool] = False  #: whether features of padding are dropped and row ends added
 
     @property
     @abstractmethod
@@ -53,6 +55,7 @@ class VisionOptions(ABC):
 class PinpointTiles(VisionOptions):
     """The rule of LLaVA-NeXT: the canvas is chosen from a list that must be the same in the model's config."""
 
+    drops_padding = True
     tile: int  #: side of a tile in pixels
     features_per_crop: int  #: before the rows and columns of padding are dropped and row ends added
     own_canvases: tuple[Tiling, ...] = ()  #: (height, width) in pixels of those that the checkpoint chooses from

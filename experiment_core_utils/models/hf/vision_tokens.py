@@ -1,6 +1,7 @@
 """The options of transformers image processors that set the number of vision tokens, and their values.
 
-A kind of processor is an entry in `_KINDS`, under the name of its class. A `CropRange` counts crops without the
+A rule belongs to every processor that it foretells, as trial pictures show; a family without one has the option that
+`token_options` finds. A `CropRange` counts crops without the
 overview. For a processor that cuts pictures into crops it bounds the crops; for one that takes pictures in
 their own shape it bounds the vision tokens: by its number of tokens where it has one, else by 144 for each crop and for
 the whole picture. The upper bound holds, but for strips of few tokens; where the lower bound cannot be reached, the
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiment_core_utils.knobs.token_units import TokenUnit, tokens_of_crops
-from experiment_core_utils.knobs.vision_tokens import CropRange
+from experiment_core_utils.knobs.vision_tokens import TIERS, CropRange
 from experiment_core_utils.models.hf.tilings import (
     ARIA_SMALL_CROP,
     AspectTiles,
@@ -92,7 +93,7 @@ class PixelBudget(VisionOptions):
         return rows, cols
 
 
-# --- kinds --------------------------------------------------------------------------------------------------------
+# --- rules --------------------------------------------------------------------------------------------------------
 
 
 def _llava_next(processor: Any, config: Any) -> VisionOptions:
@@ -137,38 +138,34 @@ def _own_bounds(images: Any) -> tuple[int, int] | None:
     return (least, most) if least and most else None
 
 
-_KINDS: dict[str, Callable[[Any, Any], VisionOptions]] = {
-    "LlavaNextImageProcessor": _llava_next,
-    "AriaImageProcessor": _aria,
-    "GotOcr2ImageProcessor": _got_ocr2,
-    "SmolVLMImageProcessor": _idefics3,
-    "Idefics3ImageProcessor": _idefics3,
-    "Qwen2VLImageProcessor": _qwen2_vl,
-    "Glm4vImageProcessor": _glm4v,
-    "Glm46VImageProcessor": _glm4v,
-}
+_RULES: tuple[Callable[[Any, Any], VisionOptions], ...] = (_llava_next, _aria, _got_ocr2, _idefics3, _qwen2_vl, _glm4v)
+# (width, height): a photo, which several tiles hold, and a strip narrower than a token.
+_TRIALS = ((TIERS["low"], (640, 480)), (TIERS["medium"], (640, 480)), (TIERS["low"], (300, 5)))
 
 
-def kind_of(image_processor: Any) -> str:
-    """The class's name without the backend that it computes with."""
-    return type(image_processor).__name__.removesuffix("Pil").removesuffix("Fast")
-
-
-def known_kinds() -> tuple[str, ...]:
-    """Names of the classes in the table."""
-    return tuple(sorted(_KINDS))
-
-
-def vision_options_of(processor: Any, config: Any) -> VisionOptions | None:
-    """The options that set the number of vision tokens; None where no such option is known or there is none.
+def vision_options_of(
+    processor: Any, config: Any, tried_geometry: Callable[[VisionOptions, CropRange, tuple[int, int]], VisionGeometry]
+) -> VisionOptions | None:
+    """The rule that foretells what the processor makes of trial pictures; None where there is no such rule.
 
     Args:
         processor: of an image-text-to-text model, with its image processor.
         config: of the model.
+        tried_geometry: the geometry of a picture of a size (width, height) as the processor makes it by a rule within
+            crops; raises what the processor raises.
     """
-    make = _KINDS.get(kind_of(processor.image_processor))
-    try:
-        return None if make is None else make(processor, config)
-    except (AttributeError, LookupError, TypeError):
-        # A family that borrows another's image processor need not have the fields that this one's rule reads.
-        return None
+    for make in _RULES:
+        try:
+            rule = make(processor, config)
+            if all(_foretells(rule, tried_geometry(rule, *trial), *trial) for trial in _TRIALS):
+                return rule
+        except (AttributeError, LookupError, TypeError, ValueError, RuntimeError):
+            # Of another family: it lacks the fields that this rule reads, or refuses the options.
+            continue
+    return None
+
+
+def _foretells(rule: VisionOptions, actual: VisionGeometry, crops: CropRange, size: tuple[int, int]) -> bool:
+    said = rule.geometry_for(crops, *size)
+    is_same = (said.total_crops, said.patches) == (actual.total_crops, actual.patches)
+    return is_same and (rule.drops_padding or said.pooled_features == actual.pooled_features)

@@ -126,10 +126,36 @@ class MolmoeImageProcessor(ImageProcessingMixin):
         return rows, cols
 
     def tiling_for(self, height: int, width: int, crops: CropRange | None = None) -> Tiling:
-        """The (rows, columns) for a picture: the official rule, or the least distorting one inside `crops`."""
+        """The (rows, columns) for a picture: the official rule, or the least distorting one inside `crops`.
+
+        Of a fraction, the one on whose canvas the picture is largest, of all whose features that fraction of the
+        official rule's suffices for; of several, the one with fewest features; at least one crop.
+        """
         if crops is None:
             return select_tiling(height - self.margin_size, width - self.margin_size, self.window_size, self.max_crops)
-        return select_least_distorting_tiling(height, width, self.window_size, self.margin_size, crops)
+        target = self.target_features(height, width, crops)
+        if target is None:
+            return select_least_distorting_tiling(height, width, self.window_size, self.margin_size, crops)
+
+        def size(tiling: Tiling) -> tuple[float, int]:
+            rows, cols = self.canvas_size(tiling)
+            return min(rows / height, cols / width), -self.kept_features(tiling)
+
+        # A crop more gives at least a window's features more.
+        most = max(target // (self.window_size // self.patch_size // self.pooling_size) ** 2, 1)
+        tilings = tilings_within(CropRange(1, most))
+        fitting = [tiling for tiling in tilings if self.kept_features(tiling) <= target]
+        return max(fitting, key=size, default=(1, 1))
+
+    def target_features(self, height: int, width: int, crops: CropRange | None) -> int | None:
+        """The features that a fraction of what the official rule gives a picture asks for; None without a fraction."""
+        if crops is None or crops.fraction is None:
+            return None
+        return max(math.floor(self.kept_features(self.tiling_for(height, width)) * crops.fraction + 0.5), 1)
+
+    def kept_features(self, tiling: Tiling) -> int:
+        """Features of a tiling that enter the decoder, those of the whole picture counted: 144 + (8r + 4)(8c + 4)."""
+        return self.features_per_side**2 + math.prod(self.stitched_features(tiling))
 
     def preprocess(self, image: Image.Image | np.ndarray, crops: CropRange | None = None) -> ProcessedImage:
         """Crops of one picture.

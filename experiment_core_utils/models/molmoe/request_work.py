@@ -1,5 +1,6 @@
 """What requests to a MolmoE model will be at a setting, before any weight is read."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,7 +105,10 @@ class MolmoeWork:
         text_tokens = max(shape.text_tokens for shape in self.shapes)
         crops, image_tokens = 0, 0
         if any(shape.size is not None for shape in self.shapes):
-            allowed = vision_of(setting).bounds or CropRange(1, self._processor.image_processor.max_crops)
+            vision, max_crops = vision_of(setting), self._processor.image_processor.max_crops
+            # A fraction holds of all features, those of the whole picture and of the canvas' margin among them.
+            of_own = CropRange(1, math.ceil((max_crops + 3) * vision.fraction) if vision.fraction else max_crops)
+            allowed = vision.bounds if vision.bounds is not None and vision.bounds.counts_crops else of_own
             crops = allowed.max_crops + 1
             image_tokens = max(
                 image_part_tokens(self._processor, tiling, setting) for tiling in tilings_within(allowed)

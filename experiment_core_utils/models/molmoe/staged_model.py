@@ -148,6 +148,7 @@ class MolmoeStagedModel(HasEnds):
         images = self.processor.image_processor
         width, height = sample.image.size
         rows, columns = images.tiling_for(height, width, crops)
+        target = images.target_features(height, width, crops)
         theoretical = self._geometry((rows, columns), rows * columns)
         places = inputs["image_input_idx"]
         vision_tokens = int((places >= 0).sum())
@@ -155,7 +156,7 @@ class MolmoeStagedModel(HasEnds):
         markers = sum(int((inputs["input_ids"] == marker).sum()) for marker in (ids.start, ids.end, ids.column))
         actual = self._counted_geometry(inputs)
         text_tokens = tokens - vision_tokens - markers
-        shape = RequestShape(theoretical, actual, vision_tokens, markers, text_tokens, preprocess_s)
+        shape = RequestShape(theoretical, actual, vision_tokens, markers, text_tokens, preprocess_s, target)
         return PreparedRequest(inputs, shape, prompt)
 
     def refuse_longer_prompt(self, sample_id: int, tokens: int) -> None:

@@ -267,6 +267,7 @@ def test_without_a_formula_there_are_no_operations() -> None:
     )
     tokens = SimpleNamespace(
         vision_knob_unsupported_reason="it takes no pictures",
+        vision_options={},
         config_for=lambda crops: {},
         tokenizer=None,
         chat_template=None,

@@ -1,8 +1,10 @@
 """Checkpoints of transformers: what their knobs allow before any weight is read, and the model as it was requested."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,10 +77,17 @@ def test_a_dense_model_and_one_with_a_fixed_picture_say_why(folder_of: Written) 
     # 24 pixels in patches of 8 are 9 features of a tile.
     reasons = dict.fromkeys(("top_k", "expert_mass"), "the model is dense")
     dense = KnobLimits(3, None, None, reasons, token_unit=TokenUnit(9))
-    assert find_model(str(folder_of("llava_next"))).limits == dense
+    found = find_model(str(folder_of("llava_next"))).limits
+    assert replace(found, fraction_reasons=(None, None)) == dense
+    assert found.fraction_reasons[0] is None and "adds vision tokens to a picture" in str(found.fraction_reasons[1])
     fixed = find_model(str(folder_of("llava"))).limits
     assert "vision" in fixed.unsupported
-    assert "is fixed, or no option of its CLIPImageProcessor is known" in fixed.unsupported["vision"]
+    # The whole picture is scaled to 24 x 24 pixels.
+    assert re.fullmatch(
+        r"neither an option of the CLIPImageProcessorPil of \S+ nor the size of the picture moves the number of vision "
+        r"tokens \(9 for 640 x 480 pixels and 9 for 300 x 1100 pixels by itself\)",
+        fixed.unsupported["vision"],
+    )
     text = find_model(str(folder_of("llama"))).limits
     assert text.unsupported["vision"].endswith("is a text model: it has no vision tokens")
 

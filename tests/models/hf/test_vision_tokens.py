@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AyaVisionConfig, GotOcr2ImageProcessorPil
+from transformers import AyaVisionConfig, Glm4vImageProcessorPil, GotOcr2ImageProcessorPil
 
 from experiment_core_utils.knobs.vision_tokens import TIERS, CropRange, token_target
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
@@ -223,7 +223,30 @@ def test_fields_are_put_back() -> None:
     assert owner == SimpleNamespace(image_grid_pinpoints=[[1, 2]], other=3)
 
 
+def foretold(rule: VisionOptions, crops: CropRange, size: tuple[int, int]) -> VisionGeometry:
+    return rule.geometry_for(crops, *size)
+
+
 def test_another_familys_image_processor_without_its_fields_has_no_rule() -> None:
     """Aya Vision cuts pictures with the processor of GOT-OCR 2, and its config has no `image_seq_length`."""
     processor = SimpleNamespace(image_processor=GotOcr2ImageProcessorPil())
-    assert vision_options_of(processor, AyaVisionConfig()) is None
+    assert vision_options_of(processor, AyaVisionConfig(), foretold) is None
+
+
+def test_a_rule_is_taken_by_what_it_foretells() -> None:
+    """Both have the fields of both rules; GLM's processor counts each pixel twice, once for each frame."""
+    processor = SimpleNamespace(image_processor=Glm4vImageProcessorPil())
+    qwen, glm = replace(QWEN, own_bounds=(12544, 11760000)), replace(GLM, own_bounds=(12544, 11760000))
+    assert vision_options_of(processor, None, foretold) == qwen
+
+    def made(rule: VisionOptions, crops: CropRange, size: tuple[int, int]) -> VisionGeometry:
+        geometry = rule.geometry_for(crops, *size)
+        return geometry if rule == glm else replace(geometry, patches=4 * geometry.pooled_features + 4)
+
+    assert vision_options_of(processor, None, made) == glm
+
+    def fewer(rule: VisionOptions, crops: CropRange, size: tuple[int, int]) -> VisionGeometry:
+        geometry = rule.geometry_for(crops, *size)
+        return replace(geometry, pooled_features=geometry.pooled_features - 1)
+
+    assert vision_options_of(processor, None, fewer) is None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from experiment_core_utils.knobs.vision_tokens import TIERS, CropRange
+from experiment_core_utils.knobs.vision_tokens import TIERS, CropRange, fraction_target
 from experiment_core_utils.models.molmoe.image_processing_molmoe import (
     PATCH_DROPPED,
     MolmoeImageProcessor,
@@ -118,6 +118,50 @@ def test_official_rule_is_the_least_upscaling_or_else_the_least_downscaling(heig
 )
 def test_least_distorting_tiling(height: int, width: int, tier: str, expected: tuple[int, int]) -> None:
     assert select_least_distorting_tiling(height, width, WINDOW, MARGIN, TIERS[tier]) == expected
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "fraction", "target", "expected"),
+    [
+        # By itself 2 x 3 crops: 144 + 20 * 28 = 704. One crop and the whole are 144 + 12 * 12 = 288, two are 384.
+        (480, 640, 0.5, 352, (1, 1)),
+        # Fewer than one crop's features are not possible.
+        (480, 640, 0.25, 176, (1, 1)),
+        # By itself 3 x 4: 144 + 28 * 36 = 1152. Of at most 576 features 1 x 3 (480) shows the picture largest:
+        # min(336 / 1080, 784 / 1920) = 0.31; 1 x 2 and 2 x 2 are as wide, 560 / 1920 = 0.29.
+        (1080, 1920, 0.5, 576, (1, 3)),
+        # 3 x 3 of 928 by itself; a square is as large on 1 x 2 (384) as on 1 x 1, which has fewer.
+        (600, 600, 0.5, 464, (1, 1)),
+        # 12 x 1 of 144 + 100 * 12 = 1344; 5 x 1 are 144 + 44 * 12 = 672 exactly.
+        (3000, 200, 0.5, 672, (5, 1)),
+        # Twice 704: of 3 x 4 (1152) min(784 / 480, 1008 / 640) = 1.58, of 3 x 5 (144 + 28 * 44 = 1376) 1.63.
+        (480, 640, 2, 1408, (3, 5)),
+    ],
+)
+def test_a_fraction_of_the_official_rules_features(
+    height: int, width: int, fraction: float, target: int, expected: tuple[int, int]
+) -> None:
+    processor, crops = MolmoeImageProcessor(), fraction_target(fraction).crops
+    assert processor.target_features(height, width, crops) == target
+    assert processor.tiling_for(height, width, crops) == expected
+    assert processor.target_features(height, width, None) is None
+
+
+@given(sides, sides, st.sampled_from([0.1, 0.5, 0.9, 1.5]))
+def test_no_tiling_within_a_fraction_shows_the_picture_larger(height: int, width: int, fraction: float) -> None:
+    processor, crops = MolmoeImageProcessor(), fraction_target(fraction).crops
+    target, chosen_tiling = (
+        processor.target_features(height, width, crops) or 0,
+        processor.tiling_for(height, width, crops),
+    )
+
+    def scale(tiling: tuple[int, int]) -> float:
+        rows, cols = processor.canvas_size(tiling)
+        return min(rows / height, cols / width)
+
+    fitting = [tiling for tiling in tilings_within(CropRange(1, 30)) if processor.kept_features(tiling) <= target]
+    assert chosen_tiling in fitting or (fitting, chosen_tiling) == ([], (1, 1))
+    assert all(scale(tiling) <= scale(chosen_tiling) for tiling in fitting)
 
 
 def test_equal_distances_take_the_tiling_with_more_crops() -> None:

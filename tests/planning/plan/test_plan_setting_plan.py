@@ -22,6 +22,9 @@ FIXED_PICTURE = KnobLimits(6, 8, 5, unsupported={"vision": "its pictures are 576
 IGNORES_TOP_K = KnobLimits(6, 8, 2, unsupported={"top_k": "it ignores top-k"})
 PIXELS = KnobLimits(6, 8, 5, token_unit=TokenUnit(None))
 TILES = KnobLimits(6, 8, 5, token_unit=TokenUnit(576))
+ONLY_MORE = KnobLimits(
+    6, None, None, unsupported={"top_k": "the model is dense"}, fraction_reasons=("it has one crop", None)
+)
 SHARES_KEYS = KnobLimits(
     6, None, None, unsupported={"top_k": "the model is dense", "num_active_blocks": "its blocks share keys"}
 )
@@ -39,8 +42,8 @@ def test_by_default_every_knob_has_its_values(tmp_path: Path) -> None:
     """Half of 5 experts is 2; three quarters of 6 blocks are 4.5, so 5, where it is known which, or does not matter."""
     for fewer, flags in (((), ()), ((5,), ("--random_weights",)), ((5,), ("--importance_scores_file", "none"))):
         assert keys(MIXTURE, tmp_path, *flags) == [
-            f"tier-{tier}_topk{top_k}_blocks{blocks}"
-            for tier in ("low", "medium", "high")
+            f"{vision}_topk{top_k}_blocks{blocks}"
+            for vision in ("frac-0.25", "frac-0.5", "own")
             for top_k in (2, 5)
             for blocks in (*fewer, 6)
         ]
@@ -63,6 +66,10 @@ def test_by_default_every_knob_has_its_values(tmp_path: Path) -> None:
          ["tier-low_topk2_blocks6"]),
         (SHARES_KEYS, ("--tier_list", "low", "--num_active_blocks_list", "6"), ["tier-low_blocks6"]),
         (SHARES_KEYS, ("--vision_tokens_list", "720"), ["tokens720_blocks6"]),
+        (ONLY_MORE, ("--num_active_blocks_list", "6"), ["own_blocks6"]),
+        (ONLY_MORE, ("--vision_fraction_list", "2", "1", "0.5", "1.25", "--num_active_blocks_list", "6"),
+         ["frac-2_blocks6", "own_blocks6", "frac-1.25_blocks6"]),
+        (FIXED_PICTURE, ("--vision_fraction_list", "1", "0.5", "--top_k_list", "5"), ["own_topk5_blocks6"]),
     ],
 )  # fmt: skip
 def test_a_knob_that_cannot_be_turned_stays_at_the_models_own(
@@ -79,6 +86,8 @@ def test_a_knob_that_cannot_be_turned_stays_at_the_models_own(
         (MIXTURE, ("--top_k_list", "9", "32"), "--top_k_list 9 is more than the 8 experts of some/model; give 1 to 8"),
         (FIXED_PICTURE, ("--tier_list", "low"),
          "--tier_list and --vision_tokens_list do nothing for some/model: its pictures are 576 tokens; drop them"),
+        (FIXED_PICTURE, ("--vision_fraction_list", "0.5"), "--vision_fraction_list, .* do nothing for some/model"),
+        (ONLY_MORE, ("--vision_fraction_list", "0.5"), "0.5 of the model's own vision tokens: it has one crop"),
         (FIXED_PICTURE, ("--vision_tokens_list", "720"), "do nothing for some/model"),
         (MIXTURE, ("--vision_tokens_list", "100", "99999"), "100 vision tokens are too few.* take 288"),
         (PIXELS, ("--vision_tokens_list", "0"), "0 vision tokens are too few: a picture takes at least 1"),
@@ -98,7 +107,8 @@ def test_what_the_model_cannot_do_is_refused(
 @pytest.mark.parametrize(
     ("limits", "flags", "beside"),
     [
-        (MIXTURE, (), "own_topk5_blocks6"),
+        (MIXTURE, (), None),
+        (MIXTURE, ("--vision_fraction_list", "0.5", "2"), "own_topk5_blocks6"),
         (MIXTURE, ("--tier_list", "high", "--sampling_strategy", "lhs", "--num_configs", "1"), "own_topk5_blocks6"),
         (MIXTURE, ("--tier_list", "own", "low"), None),
         (MIXTURE, ("--tier_list", "own", "--top_k_list", "2"), "own_topk5_blocks6"),
@@ -134,7 +144,7 @@ def test_what_a_strategy_leaves_out_is_named(tmp_path: Path) -> None:
     lhs = parse_config(["--top_k_list", "1", "2", "3", "--sampling_strategy", "lhs", "--num_configs", "2"])
     (vision, top_k) = left_out_by(lhs, source, plan_for(lhs, source))
     by_strategy = "left out by the sampling strategy: "
-    assert vision.startswith(f"{by_strategy}vision targets tier-") and top_k.startswith(f"{by_strategy}top-k ")
+    assert vision.startswith(f"{by_strategy}vision targets ") and top_k.startswith(f"{by_strategy}top-k ")
 
 
 def test_values_that_the_model_cannot_have_are_left_out_and_named(tmp_path: Path) -> None:
