@@ -52,12 +52,6 @@ def grouped_mm(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) ->
     return torch._grouped_mm(rows, weights, offs=ends)
 
 
-def scale_and_add(tensors: list[torch.Tensor], factor: float, added: list[torch.Tensor], weight: float) -> None:
-    """Multiply all tensors by a factor and add others to them, times a weight; in place, in few launches."""
-    torch._foreach_mul_(tensors, factor)
-    torch._foreach_add_(tensors, added, alpha=weight)
-
-
 def decode_kernels_switch(model: "PreTrainedModel") -> Any:
     """What makes the context of `generate()`'s decode steps; None in a model that does not generate."""
     return getattr(model, "_optimize_model_for_decode", None)

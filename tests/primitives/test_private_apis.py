@@ -34,7 +34,7 @@ NAMES: dict[Any, tuple[str, ...]] = {
     OlmoeExperts: ("_apply_gate",),
     StaticLayer(max_cache_len=1): ("cumulative_length",),
     nn.Module(): ("_modules", "_parameters"),
-    torch: ("_grouped_mm", "_foreach_mul_", "_foreach_add_"),
+    torch: ("_grouped_mm",),
     distributed.distributed_c10d: ("_get_default_group", "_get_default_store"),
 }
 if torch.version.cuda is not None:
