@@ -27,37 +27,31 @@ class HeadFraction(Knob[float]):
     neutral = 1.0
 
     def own(self, limits: KnobLimits) -> float:
-        """See `Knob.own`."""
         return 1.0
 
     def requested(self, request: KnobRequest) -> RequestedValues[float]:
-        """See `Knob.requested`."""
         given = request.flags.head_fraction_list
         return RequestedValues(given or (1.0,), is_given=bool(given))
 
     def label(self, value: float) -> str:
-        """See `Knob.label`."""
         return f"head{value}"
 
     def parsed(self, label: str) -> float | None:
-        """See `Knob.parsed`."""
         number = label.removeprefix("head")
         return float(number) if number != label and number.replace(".", "", 1).isdecimal() else None
 
     def level(self, value: float) -> Level:
-        """See `Knob.level`."""
         return value
 
     def of_level(self, level: Level) -> float:
-        """See `Knob.of_level`."""
         return float(level)
 
     def flops(self, flops: Any, value: float) -> Any:
-        """See `Knob.flops`; features that are 0 are multiplied, too."""
+        """Features that are 0 are multiplied, too."""
         return flops
 
     def step_bytes(self, num_bytes: float, value: float) -> float:
-        """See `Knob.step_bytes`; and so are their weights."""
+        """Their weights are read, too."""
         return num_bytes
 
     @contextmanager
@@ -74,7 +68,6 @@ class HeadFraction(Knob[float]):
             handle.remove()
 
     def applied(self, model: Any, value: float) -> AbstractContextManager[object]:
-        """See `Knob.applied`."""
         return self._reading(model.lm_head, max(1, round(value * model.lm_head.in_features)))
 
 

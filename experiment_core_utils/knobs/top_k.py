@@ -69,9 +69,6 @@ class TopK(Knob[int]):
     def label(self, value: int) -> str:
         return f"topk{value}"
 
-    def short(self, value: int) -> str:
-        return f"k{value}"
-
     def parsed(self, label: str) -> int | None:
         return number_after("topk", label)
 

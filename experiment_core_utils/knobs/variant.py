@@ -41,9 +41,6 @@ class Variant(Knob[str]):
     def label(self, value: str) -> str:
         return f"{_LABEL}{value}"
 
-    def short(self, value: str) -> str:
-        return value
-
     def parsed(self, label: str) -> str | None:
         name = label.removeprefix(_LABEL)
         return name if name != label and re.fullmatch(VARIANT_NAME, name) else None

@@ -164,9 +164,8 @@ def test_a_file_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
 
 def broken_in(method: str, folder: Path) -> Path:
     """The file of the knob, in which a method divides by 0."""
-    doc = f'"""See `Knob.{method}`."""\n'
     path = folder / "broken.py"
-    path.write_text(MODULE.read_text().replace(doc, f"{doc}        1 / 0\n"))
+    path.write_text(re.sub(rf"(def {method}\(.*\n)", r"\1        1 / 0\n", MODULE.read_text()))
     return path
 
 
