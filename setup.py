@@ -9,7 +9,7 @@ EMBEDDED_MODEL = "experiment_core_utils.checkpoints.molmoe_tiny"
 
 PACKAGES = find_packages(
     include=["experiment_core_utils*", "experiments*", "knob_profiler*"],
-    exclude=["experiments.benchmarks*", "experiments.reference_model*", "experiments.block_importance.from_checkout*"],
+    exclude=["experiments.benchmarks*", "experiments.block_importance.from_checkout*"],
 )
 
 setup(

@@ -19,7 +19,7 @@ from experiment_core_utils.records.provenance import ASKED_AT, FinalPrompt, Mode
 from experiment_core_utils.tasks.sampling import few_samples_caveats
 
 
-def provenance_of_run(
+def facts_of_run(
     requested: RequestedRun,
     accelerator: Accelerator,
     device: torch.device,
@@ -27,9 +27,10 @@ def provenance_of_run(
     experiment_id: str,
     described: Mapping[str, Any],
     final_prompt: FinalPrompt | None = None,
-    *,
     started: Mapping[str, Any] | None = None,
     unseen: Sequence[Caveat] = (),
+    run_uid: str | None = None,
+    cores: float | None = None,
 ) -> Provenance:
     """Who measured what with what, and the caveats that hold for all settings; a setting adds its own.
 
@@ -39,6 +40,7 @@ def provenance_of_run(
         final_prompt: what the model is given of the first sample.
         started: the facts of the moment at which the run began; None gathers them now.
         unseen: caveats of what is not seen in a server.
+        cores: of the machine that the run may use; None for a run that nothing is said of.
     """
     config, source, task = requested.config, requested.source, requested.task
     origin = gather_provenance(accelerator, device, experiment_id, started)
@@ -46,7 +48,7 @@ def provenance_of_run(
         origin["hardware"]["device"] = f"{ASKED_AT}{source.place}"
     choice = chosen_blocks(config, source)
     num_drawn, is_together = len(requested.drawn), answers_in_batches(described.get("execution_stages"))
-    timed = num_timed(config, num_drawn)
+    timed, num_processes = num_timed(config, num_drawn), config.model.tensor_parallel or processes_here
     caveats = [
         *caveats_of(config.model.random_weights, device, processes_here, task.source),
         *placement_caveats(described.get("device_map")),
@@ -56,10 +58,12 @@ def provenance_of_run(
         *picture_caveats(task, requested.sample_ids, source.takes_pictures),
         *(batching_caveats(num_drawn, timed, described.get("dtype")) if is_together else []),
         *few_samples_caveats(len(requested.settings), num_drawn),
+        *([] if cores is None else crowded_cores_caveats(device, num_processes, cores)),
     ]
     return Provenance.model_validate(
         {
             **origin,
+            "run_uid": run_uid,
             # What a backend does not say is None.
             "model": dict.fromkeys(Model.model_fields)
             | {"name": source.name, "revision": source.revision, **described}
@@ -77,23 +81,3 @@ def provenance_of_run(
             **caveat_fields(caveats),
         }
     )
-
-
-def facts_of_run(
-    requested: RequestedRun,
-    accelerator: Accelerator,
-    device: torch.device,
-    processes_here: int,
-    experiment_id: str,
-    described: Mapping[str, Any],
-    final_prompt: FinalPrompt | None,
-    started: Mapping[str, Any],
-    unseen: Sequence[Caveat],
-    run_uid: str | None,
-    cores: float,
-) -> Provenance:
-    """`provenance_of_run` with the run's identity, and the caveat of the machine's cores."""
-    at = requested, accelerator, device, processes_here, experiment_id, described, final_prompt
-    provenance = provenance_of_run(*at, started=started, unseen=unseen).with_keys(run_uid=run_uid)
-    num_processes = requested.config.model.tensor_parallel or processes_here
-    return provenance.with_caveats(crowded_cores_caveats(device, num_processes, cores))

@@ -124,9 +124,6 @@ class BlockCount(Knob[RunningBlocks]):
     def label(self, value: RunningBlocks) -> str:
         return f"blocks{value.count}"
 
-    def short(self, value: RunningBlocks) -> str:
-        return f"b{value.count}"
-
     def parsed(self, label: str) -> RunningBlocks | None:
         count = number_after("blocks", label)
         return None if count is None else RunningBlocks(count)

@@ -165,10 +165,6 @@ class Knob(ABC, Generic[V]):
         """A sort key of values, the cheapest first."""
         return (float(self.level(value)),)
 
-    def short(self, value: V) -> str:
-        """The value in pictures and narrow tables, such as `k8`."""
-        return self.label(value)
-
     def cell(self, value: V) -> Level:
         """The value in a table under the knob's title."""
         return self.level(value)

@@ -163,7 +163,7 @@ def _name_faults(knob: Knob[Any], path: Path) -> None:
     One in a run at a setting becomes a SettingError, which the setting fails with, any other a ConfigurationError.
     """
     of_setting = ("prove", "shape", "flops", "step_bytes")
-    of_request = ("own", "requested", "fingerprint", "full_grid", "order", "short", "cell", "listed", "request_fields")
+    of_request = ("own", "requested", "fingerprint", "full_grid", "order", "cell", "listed", "request_fields")
     of_names = ("label", "parsed", "level", "of_level", "read", "published_fields")
     for name in (*of_setting, *of_request, *of_names):
         kind = SettingError if name in of_setting else ConfigurationError

@@ -83,9 +83,6 @@ class NamedField(RequestField):
             return (math.inf,)
         return (1.0, *map(float, value.encode())) if isinstance(value, str) else (0.0, float(value))
 
-    def short(self, value: Level) -> str:
-        return f"{self.path[-1]}={value}"
-
     def label(self, value: Level) -> str:
         return f"{self.prefix}{_escaped(_written(value))}"
 

@@ -120,11 +120,6 @@ class Setting:
         return "_".join(self.labels)
 
     @property
-    def short_name(self) -> str:
-        """The name in pictures and narrow tables: `high k8 b16`."""
-        return " ".join(knob_named(name).short(value) for name, value in self.values.items())
-
-    @property
     def order(self) -> tuple[tuple[float, ...], ...]:
         """A sort key: by each knob in turn, the cheapest value first, the absence of a knob before its values."""
         return tuple(self._orders())

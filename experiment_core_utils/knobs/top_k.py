@@ -66,9 +66,6 @@ class TopK(NumberKnob):
         values, left_out = possible(given or distinct((max(own // 2, 1), own)), within)
         return RequestedValues(values, left_out, is_given=bool(given))
 
-    def short(self, value: Level) -> str:
-        return f"k{value}"
-
     def read(self, result: Any) -> int | None:
         return None if result.top_k is None else int(result.top_k)
 

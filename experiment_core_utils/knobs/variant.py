@@ -85,9 +85,6 @@ class Variant(ListedKnob):
         """The names; content counts as that of the model itself does."""
         return tuple(request.flags.variant_paths)
 
-    def short(self, value: Level) -> str:
-        return str(value)
-
     def read_level(self, text: str) -> Level | None:
         return text if re.fullmatch(VARIANT_NAME, text) else None
 

@@ -260,9 +260,6 @@ class VisionTokens(Knob[VisionTarget]):
     def listed(self, value: VisionTarget) -> str:
         return value.label
 
-    def short(self, value: VisionTarget) -> str:
-        return value.value
-
     def parsed(self, label: str) -> VisionTarget | None:
         """A number of tokens has no crops yet."""
         tokens = number_after("tokens", label)

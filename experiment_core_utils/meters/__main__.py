@@ -256,9 +256,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def selftest(given: argparse.Namespace, gpus: Sequence[torch.device], using: Instruments) -> None:
+def selftest(flags: argparse.Namespace, gpus: Sequence[torch.device], using: Instruments) -> None:
     """Raises ConfigurationError, or MeterUnavailable for what `--require` names and is not there."""
-    check_fraction("--error", given.error)
+    check_fraction("--error", flags.error)
     print(f"{platform.node()}: {platform.platform()}, torch {torch.__version__}, {len(gpus)} GPUs in use", flush=True)
     for device in gpus:
         print(f"{gpu_uuid(device)}  {torch.cuda.get_device_name(device)}")
@@ -266,12 +266,12 @@ def selftest(given: argparse.Namespace, gpus: Sequence[torch.device], using: Ins
     for device in gpus:
         cost_s = median_cost_s(partial(synchronize, device), HostClock(), 100)
         print(f"{gpu_uuid(device)}  synchronize takes {cost_s * 1e6:.1f} us where nothing is left to do")
-    for line in selftest_lines(using, loads, WindowGoal(given.error)):
+    for line in selftest_lines(using, loads, WindowGoal(flags.error)):
         print(line, flush=True)
     for line in missing_lines({**using.missing, **_always_missing(using)}):
         print(line)
     components = {each.component for each in using.origins}
-    for required in given.require:
+    for required in flags.require:
         if required not in components:
             raise MeterUnavailable(f"--require {required}: its energy is not measured here, see above")
 
@@ -298,9 +298,9 @@ def _always_missing(using: Instruments) -> Mapping[str, str]:
     return missing
 
 
-def watch(given: argparse.Namespace, using: Instruments) -> None:
+def watch(flags: argparse.Namespace, using: Instruments) -> None:
     """Print readings until the time is over or the user stops it."""
-    for name, value in (("--interval", given.interval), ("--seconds", given.seconds)):
+    for name, value in (("--interval", flags.interval), ("--seconds", flags.seconds)):
         if value is not None and not 0 < value <= MOST_SECONDS:
             raise ConfigurationError(
                 f"{name} {value:g} is not possible; give seconds greater than 0 and at most {MOST_SECONDS}, such as 1"
@@ -312,7 +312,7 @@ def watch(given: argparse.Namespace, using: Instruments) -> None:
         return
     is_live = sys.stdout.isatty()
     try:
-        for line in watch_lines(using, given.interval, given.seconds):
+        for line in watch_lines(using, flags.interval, flags.seconds):
             print(f"\r{line}" if is_live else line, end="" if is_live else "\n", flush=True)
     except KeyboardInterrupt:
         pass
@@ -323,13 +323,13 @@ def watch(given: argparse.Namespace, using: Instruments) -> None:
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Exit code: 0 done, 1 what was required is not there, 2 the request cannot be met."""
-    given = build_parser().parse_args(argv)
+    flags = build_parser().parse_args(argv)
     gpus = visible_gpus()
     using = find_instruments(uuids_of(gpus), HostClock())
-    if given.command == "selftest":
-        selftest(given, gpus, using)
+    if flags.command == "selftest":
+        selftest(flags, gpus, using)
     else:
-        watch(given, using)
+        watch(flags, using)
 
 
 if __name__ == "__main__":

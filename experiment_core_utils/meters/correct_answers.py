@@ -47,7 +47,7 @@ def with_correct_answers(
         return None
     known: dict[str, Any] = {}
     if energy.summary is not None:
-        whole = next(each for each in energy.stages[END_TO_END] if each.is_from_source_of(energy.summary))
+        whole = next(figure for figure in energy.stages[END_TO_END] if figure.is_from_source_of(energy.summary))
         gross = energy.summary.end_to_end_j
         assert gross is not None
         known["summary"] = _with_correct_answers(
@@ -71,9 +71,9 @@ def _half_width_of(figure: StageFigure) -> float | None:
 def _passes_with_correct_answers(
     passes: PassesEnergy, gross: float, accuracy: AccuracyPart, answered: Sequence[AnsweredRequest]
 ) -> PassesEnergy:
-    whole = next(each for each in passes.figures if each.is_from_source_of(passes))
-    measured = [(each.joules, each.picture) for each in answered if each.joules is not None]
-    scored = [(each.score, each.picture) for each in answered if each.score is not None]
+    whole = next(figure for figure in passes.figures if figure.is_from_source_of(passes))
+    measured = [(request.joules, request.picture) for request in answered if request.joules is not None]
+    scored = [(request.score, request.picture) for request in answered if request.score is not None]
     pictures = [picture for _, picture in measured]
     spread, of_passes = describe([joules for joules, _ in measured], pictures), _half_width_of(whole)
     if spread is None or spread.ci_low is None or spread.ci_high is None:

@@ -54,7 +54,7 @@ def energy_of(
             name: [_figure(figure) for figure in figures]
             for name, figures in (stages.figures.items() if stages else ())
         },
-        closures=[_closure(each) for each in stages.closures] if stages else [],
+        closures=[_closure(closure) for closure in stages.closures] if stages else [],
         error_goal=stages.error_goal if stages else None,
         source_ratios=dict(stages.source_ratios) if stages else {},
         idle=[_idle(before, after) for before, after in stages.idle] if stages else [],
@@ -68,16 +68,16 @@ def passes_energy(passes: Sequence[EnergyPass], end: EnergyPassesEnd | None) -> 
 
     Of passes that an earlier run measured by other sources, those by the sources of the last one count.
     """
-    origins = [each.origin for each in passes[-1].windows]
+    origins = [window.origin for window in passes[-1].windows]
     alike = [each for each in passes if [window.origin for window in each.windows] == origins]
     readings = [each.idle for each in alike] + ([] if end is None else [end.idle])
     idle = list(zip(*(each for each in readings if [one.origin for one in each] == origins), strict=True))
-    figures, ratio = act_figures([_per_request(each) for each in alike], idle)
+    figures, ratio = act_figures([_per_request(one_pass) for one_pass in alike], idle)
     tokens = mean_of([each.output_tokens / len(each.sample_ids) for each in alike])
     known: dict[str, Any] = {
         "sample_ids": list(alike[0].sample_ids),
         "output_tokens_per_request": tokens,
-        "figures": [_figure(each) for each in figures],
+        "figures": [_figure(figure) for figure in figures],
     }
     if end is not None:
         known |= {name: getattr(end, name) for name in ("num_settings", "ended_by", "error_goal", "limit_s")}
@@ -172,8 +172,8 @@ def summary_of(stages: StageEnergies) -> EnergySummary | None:
     if whole is None or whole.gross_j is None:
         return None
     own = [(name, each) for name, figures in stages.figures.items() for each in figures if each.origin == whole.origin]
-    joules = {name: each.gross_j.mean for name, each in own if each.gross_j is not None}
-    closure = next((each for each in stages.closures if each.origin == whole.origin), None)
+    joules = {name: figure.gross_j.mean for name, figure in own if figure.gross_j is not None}
+    closure = next((closure for closure in stages.closures if closure.origin == whole.origin), None)
     decode_j = joules.get("decode")
     return EnergySummary.of(
         **asdict(whole.origin),
@@ -193,8 +193,8 @@ def summary_of(stages: StageEnergies) -> EnergySummary | None:
 
 def _chosen(figures: Sequence[EnergyFigure]) -> EnergyFigure | None:
     for component, basis in PREFERRED_SOURCES:
-        found = [each for each in figures if (each.origin.component, each.origin.basis) == (component, basis)]
-        measured = [each for each in found if each.gross_j is not None]
-        if measured and len(measured) == len(found):
-            return next((each for each in measured if each.origin.device == ALL_DEVICES), measured[0])
+        alike = [one for one in figures if (one.origin.component, one.origin.basis) == (component, basis)]
+        measured = [figure for figure in alike if figure.gross_j is not None]
+        if measured and len(measured) == len(alike):
+            return next((figure for figure in measured if figure.origin.device == ALL_DEVICES), measured[0])
     return None

@@ -45,13 +45,6 @@ def default_store() -> Any:
     return distributed.distributed_c10d._get_default_store()
 
 
-def grouped_mm(rows: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Rows [S, in], sorted by group, times their group's weights [G, in, out]; `ends` [G] int32 are the groups' last
-    places plus 1.
-    """
-    return torch._grouped_mm(rows, weights, offs=ends)
-
-
 def decode_kernels_switch(model: "PreTrainedModel") -> Any:
     """What makes the context of `generate()`'s decode steps; None in a model that does not generate."""
     return getattr(model, "_optimize_model_for_decode", None)

@@ -79,10 +79,10 @@ def untrained_outcomes(
     return [*(replay(policy, validation, budgets_s) for policy in policies), best_static(validation, budgets_s)]
 
 
-def trained_by_split(given: Sequence[str]) -> dict[int, list[Path]]:
+def trained_by_split(pairs: Sequence[str]) -> dict[int, list[Path]]:
     """The checkpoints of `--learned` by the seed of their split; raises ConfigurationError for another form."""
     trained: dict[int, list[Path]] = {}
-    for text in given:
+    for text in pairs:
         seed, given_with, path = text.partition("=")
         if not seed.isdigit() or not given_with:
             raise ConfigurationError(f"--learned {text} is not SEED=CHECKPOINT; give such as 0=results/c/checkpoint.pt")
@@ -105,17 +105,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--changing_speed", action="store_true",
                         help=f"streams of {STREAM_REQUESTS} requests on a machine whose speed changes: the table with "
                              "feedback against the table alone")  # fmt: skip
-    given = parser.parse_args(argv)
-    grid = load_grid(given.results).complete()
-    trained = trained_by_split(given.learned)
-    splits: list[int] = given.splits or sorted(trained) or list(range(40))
+    flags = parser.parse_args(argv)
+    grid = load_grid(flags.results).complete()
+    trained = trained_by_split(flags.learned)
+    splits: list[int] = flags.splits or sorted(trained) or list(range(40))
     if trained and set(splits) != set(trained):
         raise ConfigurationError(
             f"--learned has controllers of the splits {sorted(trained)}; give each of --splits one"
         )
-    if given.changing_speed:
+    if flags.changing_speed:
         _print_speeds(grid, splits)
-    elif given.stream:
+    elif flags.stream:
         _print_streams(grid, splits)
     else:
         _print_policies(grid, splits, trained)

@@ -66,20 +66,20 @@ def build_parser() -> argparse.ArgumentParser:
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the results as JSON. Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
-    given, rest = build_parser().parse_known_args(argv)
-    print(json.dumps(measured(given, rest), indent=1))
+    flags, rest = build_parser().parse_known_args(argv)
+    print(json.dumps(measured(flags, rest), indent=1))
 
 
-def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
+def measured(flags: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     """Medians and 95th percentiles in ms, over every sample at every budget in every round.
 
     Raises:
         ConfigurationError: flags, model or task do not allow it.
     """
-    loaded = load_model(rest, given.checkpoint) if given.shape is None else shaped_model(given.shape, rest)
-    check_within("--rounds", given.rounds, 1, MOST_TIMES)
-    networks = loaded.networks(published_space(loaded.source.limits), 0, given.checkpoint)
-    requests = _requests_within(loaded, networks.space.knobs.tiers, given.budgets_ms)
+    loaded = load_model(rest, flags.checkpoint) if flags.shape is None else shaped_model(flags.shape, rest)
+    check_within("--rounds", flags.rounds, 1, MOST_TIMES)
+    networks = loaded.networks(published_space(loaded.source.limits), 0, flags.checkpoint)
+    requests = _requests_within(loaded, networks.space.knobs.tiers, flags.budgets_ms)
     if not requests:
         raise ConfigurationError("no sample and no budget leave nothing to measure; give some of both")
     logits = ActionLogits.for_model(loaded.model, networks)
@@ -95,7 +95,7 @@ def measured(given: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
         **_execution(loaded.model),
         "capture_s": capture_s,
         "num_parameters": sum(each.numel() for each in networks.parameters()),
-        **_summary(*_run_each_way(loaded.model, ways, [*warm_ups, *requests * given.rounds])),
+        **_summary(*_run_each_way(loaded.model, ways, [*warm_ups, *requests * flags.rounds])),
     }
 
 

@@ -20,7 +20,6 @@ from experiment_core_utils.requests.drawing import open_task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 
 T = TypeVar("T")
-Name = TypeVar("Name", str, int)
 
 
 def parsed(
@@ -63,14 +62,6 @@ def timed(device: torch.device, act: Callable[[], T]) -> tuple[float, T]:
     returned = act()
     synchronize(device)
     return time.perf_counter() - started, returned
-
-
-def best_of_rounds(
-    device: torch.device, ways: Mapping[Name, Callable[[], T]], rounds: int
-) -> dict[Name, tuple[float, T]]:
-    """The least seconds of each way over the rounds, in which they take turns, and what it then returned."""
-    turns = [{name: timed(device, way) for name, way in ways.items()} for _ in tqdm(range(rounds), leave=False)]
-    return {name: min((each[name] for each in turns), key=lambda one: one[0]) for name in ways}
 
 
 def paired_ratios(one: Callable[[], float], other: Callable[[], float], pairs: int) -> list[float]:

@@ -22,21 +22,21 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="the file that the cells are written to")
     parser.add_argument("--from_json", type=Path, help="a file of --json: its table, nothing is simulated")
     parser.add_argument("--page", type=Path, help="the page in which the table is replaced")
-    given = parser.parse_args()
-    if given.from_json is not None:
-        cells = read_cells(given.from_json)
+    flags = parser.parse_args()
+    if flags.from_json is not None:
+        cells = read_cells(flags.from_json)
     else:
-        cells = cells_of(given.repetitions, given.seed, given.processes, is_small=given.small)
-    if given.json is not None:
-        save_cells(cells, given.json)
+        cells = cells_of(flags.repetitions, flags.seed, flags.processes, is_small=flags.small)
+    if flags.json is not None:
+        save_cells(cells, flags.json)
     for line in table_lines(cells):
         print(line)
-    if given.page is not None:
-        write_page(cells, given.page)
-    beyond = [each for each in cells if each.is_beyond]
-    for each in beyond:
-        where = f"{each.table}, {each.world}, {each.num_samples} samples"
-        print(f"beyond chance: {where}, {each.column}: {each.percent:.1f} %")
+    if flags.page is not None:
+        write_page(cells, flags.page)
+    beyond = [cell for cell in cells if cell.is_beyond]
+    for cell in beyond:
+        where = f"{cell.table}, {cell.world}, {cell.num_samples} samples"
+        print(f"beyond chance: {where}, {cell.column}: {cell.percent:.1f} %")
     return int(bool(beyond))
 
 

@@ -287,8 +287,7 @@ def samples_of(job: Job) -> Scorers:
 def pictures_of(job: Job) -> Scorers:
     """Pictures drawn by the seed, with all questions of the families about them."""
     # A checkout has these alone.
-    from experiments.block_importance.from_checkout.picture_scorers import PackedPictureScorer
-    from experiments.reference_model.evaluation import is_picture_model
+    from experiments.block_importance.from_checkout.picture_scorers import PackedPictureScorer, is_picture_model
 
     model = job.model
     tasks = [task for task in job.tasks if isinstance(task, GeneratedTask)]

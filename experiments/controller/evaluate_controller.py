@@ -108,48 +108,48 @@ def build_parser() -> argparse.ArgumentParser:
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate the policies. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
-    given, rest = build_parser().parse_known_args(argv)
-    _check(given, rest)
-    done = replayed(given) if given.mode == "replay" else measured_live(given, rest)
+    parsed, rest = build_parser().parse_known_args(argv)
+    _check(parsed, rest)
+    done = replayed(parsed) if parsed.mode == "replay" else measured_live(parsed, rest)
     shown = [*invalid_lines(done.voided_by), *(f"caveat: {caveat.sentence}" for caveat in done.caveats)]
     findings = [*shown, *evaluation_findings(done.evaluation)]
-    print("\n".join(finding_lines(findings, table_lines(done.evaluation), done.written, given.verbose)))
+    print("\n".join(finding_lines(findings, table_lines(done.evaluation), done.written, parsed.verbose)))
 
 
-def _check(given: argparse.Namespace, rest: Sequence[str]) -> None:
-    if given.mode == "replay" and rest:
+def _check(parsed: argparse.Namespace, rest: Sequence[str]) -> None:
+    if parsed.mode == "replay" and rest:
         raise ConfigurationError(f"unknown flag {rest[0]}; flags of the profiler go with --mode live only")
-    if given.calibration_share is not None:
-        _check_fraction(given)
-    check_within("--evaluation_seed", given.evaluation_seed, 0, LARGEST_SEED)
-    check_policy_flags(given)
-    if given.mode == "live":
-        _check_live(given, rest)
-    elif given.changing_load is not None:
+    if parsed.calibration_share is not None:
+        _check_fraction(parsed)
+    check_within("--evaluation_seed", parsed.evaluation_seed, 0, LARGEST_SEED)
+    check_policy_flags(parsed)
+    if parsed.mode == "live":
+        _check_live(parsed, rest)
+    elif parsed.changing_load is not None:
         raise ConfigurationError(
-            f"--changing_load {given.changing_load:g} slows a running model; drop it, or give --mode live"
+            f"--changing_load {parsed.changing_load:g} slows a running model; drop it, or give --mode live"
         )
 
 
-def _check_fraction(given: argparse.Namespace) -> None:
-    own_flag = f"--calibration_share {given.calibration_share:g}"
-    check_fraction("--calibration_share", given.calibration_share)
-    for flag, has in (("--mode live", given.mode == "live"), ("--calibration", given.calibration is not None),
-                      ("--lookup", given.lookup is not None)):  # fmt: skip
+def _check_fraction(parsed: argparse.Namespace) -> None:
+    own_flag = f"--calibration_share {parsed.calibration_share:g}"
+    check_fraction("--calibration_share", parsed.calibration_share)
+    for flag, has in (("--mode live", parsed.mode == "live"), ("--calibration", parsed.calibration is not None),
+                      ("--lookup", parsed.lookup is not None)):  # fmt: skip
         if has:
             raise ConfigurationError(
                 f"{own_flag} splits the grid of a replay, and {flag} leaves nothing to split; drop one"
             )
 
 
-def _check_live(given: argparse.Namespace, rest: Sequence[str]) -> None:
-    if given.states is not None:
+def _check_live(parsed: argparse.Namespace, rest: Sequence[str]) -> None:
+    if parsed.states is not None:
         raise ConfigurationError(
-            f"--states {given.states} is for a replay: with --mode live two_stage sees the states of the running "
+            f"--states {parsed.states} is for a replay: with --mode live two_stage sees the states of the running "
             "model; drop one of the two"
         )
-    if given.changing_load is not None:
-        check_above("--changing_load", given.changing_load, 0.0)
+    if parsed.changing_load is not None:
+        check_above("--changing_load", parsed.changing_load, 0.0)
     parser = OneLineParser(add_help=False)
     parser.add_argument("--dataset_name", nargs="+", action="extend", default=[])
     tasks = parser.parse_known_args(rest)[0].dataset_name
@@ -160,15 +160,15 @@ def _check_live(given: argparse.Namespace, rest: Sequence[str]) -> None:
         )
 
 
-def parts_of(given: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
+def parts_of(parsed: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
     """The calibration samples, and those that are evaluated in a replay."""
-    grid = load_grid(given.results)
-    if given.calibration is not None:
-        return load_grid(given.calibration), grid
-    if given.lookup is not None:
-        return _parts_of_lookup(grid, load(given.lookup))
-    fraction = CALIBRATION_FRACTION if given.calibration_share is None else given.calibration_share
-    return split_by_picture(grid, fraction, given.evaluation_seed)
+    grid = load_grid(parsed.results)
+    if parsed.calibration is not None:
+        return load_grid(parsed.calibration), grid
+    if parsed.lookup is not None:
+        return _parts_of_lookup(grid, load(parsed.lookup))
+    fraction = CALIBRATION_FRACTION if parsed.calibration_share is None else parsed.calibration_share
+    return split_by_picture(grid, fraction, parsed.evaluation_seed)
 
 
 def _parts_of_lookup(grid: MeasuredGrid, lookup: Lookup) -> tuple[MeasuredGrid, MeasuredGrid]:
@@ -178,15 +178,15 @@ def _parts_of_lookup(grid: MeasuredGrid, lookup: Lookup) -> tuple[MeasuredGrid, 
     return (grid.take(mask), grid.take(~mask)) if mask.any() and not mask.all() else (grid, grid)
 
 
-def budgets_of(given: argparse.Namespace, calibration: MeasuredGrid) -> tuple[float, ...]:
+def budgets_of(parsed: argparse.Namespace, calibration: MeasuredGrid) -> tuple[float, ...]:
     """Budgets in seconds, ascending."""
-    if given.budget_shares is not None:
-        return shares_of_reference(calibration, given.budget_shares)
-    if given.budgets_ms is None:
-        return spread_budgets(calibration.complete(), given.num_budgets)
-    for budget_ms in given.budgets_ms:
+    if parsed.budget_shares is not None:
+        return shares_of_reference(calibration, parsed.budget_shares)
+    if parsed.budgets_ms is None:
+        return spread_budgets(calibration.complete(), parsed.num_budgets)
+    for budget_ms in parsed.budgets_ms:
         check_budget(budget_ms / 1000)
-    return tuple(sorted({budget_ms / 1000 for budget_ms in given.budgets_ms}))
+    return tuple(sorted({budget_ms / 1000 for budget_ms in parsed.budgets_ms}))
 
 
 @dataclass(frozen=True)
@@ -199,29 +199,29 @@ class Evaluated:
     written: list[Path]
 
 
-def replayed(given: argparse.Namespace) -> Evaluated:
+def replayed(parsed: argparse.Namespace) -> Evaluated:
     """Replay everything from the grid, and write it.
 
     Raises:
         ConfigurationError, ResultsError: flags or files do not allow it.
     """
-    calibration, evaluated = parts_of(given)
-    grid, seed = evaluated.complete(), given.evaluation_seed
+    calibration, evaluated = parts_of(parsed)
+    grid, seed = evaluated.complete(), parsed.evaluation_seed
     learned: list[Policy] = []
     num_without_states = 0
     notes = [ControllerCaveat.of("overhead_apart")]
-    if given.learned is not None:
+    if parsed.learned is not None:
         # torch takes seconds to import; the other policies do not need it.
         from experiments.controller.policies.learned import learned_replay
 
-        found = learned_replay(given.learned, given.states, calibration, grid)
+        found = learned_replay(parsed.learned, parsed.states, calibration, grid)
         grid, learned, notes = found.grid, [found.policy], [*notes, *found.caveats]
         num_without_states = found.num_without_states
-    lookup = lookup_of(given, calibration)
-    seconds = budgets_of(given, calibration)
-    further = further_policies(given, calibration, lookup, seconds)
+    lookup = lookup_of(parsed, calibration)
+    seconds = budgets_of(parsed, calibration)
+    further = further_policies(parsed, calibration, lookup, seconds)
     policies: list[Policy] = [
-        *policies_of(given, grid, lookup, seed), *further, *learned, PerSampleOracle(grid)
+        *policies_of(parsed, grid, lookup, seed), *further, *learned, PerSampleOracle(grid)
     ]  # fmt: skip
     outcomes = [best_static(grid, seconds), *(replay(policy, grid, seconds) for policy in policies)]
     could, can = possible(grid, seconds), meetable(grid, seconds)
@@ -229,16 +229,16 @@ def replayed(given: argparse.Namespace) -> Evaluated:
     budgets = [Budget(s, can[at], float(could[at].mean()), _share(s, whole_s)) for at, s in enumerate(seconds)]
     names = (lookup.name, *[CHOSEN_TABLE] * (CHOSEN_TABLE in [each.name for each in further]), BEST_STATIC)
     evaluation = evaluate("replay", outcomes, requests_in(grid), budgets, could, names)
-    caveats = [*reference_caveats(given, calibration), *caveats_of(grid, lookup), *notes]
-    written = write(given, evaluation, grid, grid.caption, {
-        **shared_content(given, grid, lookup, calibration), "num_dropped": len(evaluated) - len(grid),
+    caveats = [*reference_caveats(parsed, calibration), *caveats_of(grid, lookup), *notes]
+    written = write(parsed, evaluation, grid, grid.caption, {
+        **shared_content(parsed, grid, lookup, calibration), "num_dropped": len(evaluated) - len(grid),
         "num_without_states": num_without_states, **caveat_fields(caveats),
     }, further)  # fmt: skip
-    said = [*reference_caveats(given, calibration), *_seen(lookup, grid.keys)]
+    said = [*reference_caveats(parsed, calibration), *_seen(lookup, grid.keys)]
     return Evaluated(evaluation, said, voiding(grid, calibration, lookup), written)
 
 
-def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluated:
+def measured_live(parsed: argparse.Namespace, flags: Sequence[str]) -> Evaluated:
     """Measure live and write; the grid is used for the lookup and the static settings of the figure only.
 
     Raises:
@@ -256,19 +256,19 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluated:
     from experiments.controller.running.live import run_live
     from experiments.controller.training.run import load_networks
 
-    if given.learned is not None:
+    if parsed.learned is not None:
         # Read for use after the model's warm-up; a file that is not a checkpoint is refused before anything slow.
-        load_networks(given.learned)
-    whole, seed = load_grid(given.results), given.evaluation_seed
+        load_networks(parsed.learned)
+    whole, seed = load_grid(parsed.results), parsed.evaluation_seed
     grid = whole.with_all_knobs()
-    calibration = grid if given.calibration is None else load_grid(given.calibration).with_all_knobs()
-    lookup = lookup_of(given, calibration)
-    seconds = budgets_of(given, calibration)
-    further = further_policies(given, calibration, lookup, seconds)
-    policies = [*policies_of(given, grid, lookup, seed), FeedbackPolicy(lookup, lookup.typical_s), *further]
-    job = open_live(flags, policies, grid, given.learned)
-    controllers = controllers_of(job, given.learned)
-    with changing_load(given.changing_load):
+    calibration = grid if parsed.calibration is None else load_grid(parsed.calibration).with_all_knobs()
+    lookup = lookup_of(parsed, calibration)
+    seconds = budgets_of(parsed, calibration)
+    further = further_policies(parsed, calibration, lookup, seconds)
+    policies = [*policies_of(parsed, grid, lookup, seed), FeedbackPolicy(lookup, lookup.typical_s), *further]
+    job = open_live(flags, policies, grid, parsed.learned)
+    controllers = controllers_of(job, parsed.learned)
+    with changing_load(parsed.changing_load):
         outcomes = run_live(controllers, job.model, job.metric, job.measured, seconds, seed)
     can = meetable(grid.complete(), seconds)
     whole_s = calibration.reference_mean_s
@@ -276,18 +276,18 @@ def measured_live(given: argparse.Namespace, flags: Sequence[str]) -> Evaluated:
     evaluation = evaluate("live", outcomes, job.evaluated, budgets, None, (lookup.name,))
     keys = [(request.features.task, request.features.sample_id) for request in job.measured]
     dots = grid.complete()
-    notes = reference_caveats(given, calibration)
+    notes = reference_caveats(parsed, calibration)
     notes += [each for each in whole.unchosen if each not in notes]
-    written = write(given, evaluation, dots, f"{job.caption}\nstatic settings: {dots.caption}", {
-        **shared_content(given, grid, lookup, calibration),
+    written = write(parsed, evaluation, dots, f"{job.caption}\nstatic settings: {dots.caption}", {
+        **shared_content(parsed, grid, lookup, calibration),
         "source": job.source,
         "metrics": {job.task.name: job.metric.name},
-        "changing_load_s": given.changing_load,
+        "changing_load_s": parsed.changing_load,
         "num_dropped": len(job.failed),
         "accuracy_grouped": grouped_accuracy(job, seconds),
         **caveat_fields([
             *notes, *_few(len(keys)), *_seen(lookup, keys),
-            *task_caveats(grid, job.task.name, job.task.split), *live_caveats(job, given.learned),
+            *task_caveats(grid, job.task.name, job.task.split), *live_caveats(job, parsed.learned),
         ]),
     }, further)  # fmt: skip
     return Evaluated(evaluation, [*notes, *_seen(lookup, keys)], voiding(grid, calibration, lookup), written)
@@ -297,12 +297,12 @@ def _share(budget_s: float, whole_s: float | None) -> float | None:
     return None if whole_s is None else budget_s / whole_s
 
 
-def reference_caveats(given: argparse.Namespace, calibration: MeasuredGrid) -> list[ControllerCaveat]:
+def reference_caveats(parsed: argparse.Namespace, calibration: MeasuredGrid) -> list[ControllerCaveat]:
     """That the fractions of --budget_shares are not of the model as it is, and what --learned cannot choose."""
     caveats = []
-    if calibration.reference is None and given.budget_shares is not None:
+    if calibration.reference is None and parsed.budget_shares is not None:
         caveats.append(ControllerCaveat.of("reference_not_measured", setting=calibration.largest.key))
-    return caveats if given.learned is None else [*caveats, *calibration.unchosen]
+    return caveats if parsed.learned is None else [*caveats, *calibration.unchosen]
 
 
 def voiding(*based_on: MeasuredGrid | Lookup) -> list[str]:
@@ -311,7 +311,7 @@ def voiding(*based_on: MeasuredGrid | Lookup) -> list[str]:
 
 
 def shared_content(
-    given: argparse.Namespace, grid: MeasuredGrid, lookup: Lookup, calibration: MeasuredGrid
+    parsed: argparse.Namespace, grid: MeasuredGrid, lookup: Lookup, calibration: MeasuredGrid
 ) -> dict[str, Any]:
     """The fields that both modes write about their inputs."""
     return {
@@ -326,8 +326,8 @@ def shared_content(
             "latency_mean_ms": milliseconds(calibration.reference_mean_s),
         },
         "lookup": asdict(lookup.options),
-        "margin": margin_of(given),
-        "evaluation_seed": given.evaluation_seed,
+        "margin": margin_of(parsed),
+        "evaluation_seed": parsed.evaluation_seed,
         "voided_by": voiding(grid, calibration, lookup),
     }
 
@@ -349,7 +349,7 @@ def _seen(lookup: Lookup, keys: Sequence[tuple[str, int]]) -> list[ControllerCav
 
 
 def write(
-    given: argparse.Namespace,
+    parsed: argparse.Namespace,
     evaluation: Evaluation,
     grid: MeasuredGrid,
     caption: str,
@@ -361,8 +361,9 @@ def write(
     Of the further policies only the chosen table is drawn, so that lines can be distinguished.
     """
     left_out = [each.name for each in further if each.name != CHOSEN_TABLE]
-    first = given.results[0]
-    folder = given.output_dir or (first.parent if first.is_file() else first) / "analysis" / f"controller_{given.mode}"
+    first = parsed.results[0]
+    source = first.parent if first.is_file() else first
+    folder = parsed.output_dir or source / "analysis" / f"controller_{parsed.mode}"
     latency_s, accuracy = grid.total_s.mean(axis=1), grid.shares.mean(axis=1)
     statics = [
         {

@@ -8,7 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from operator import ne
 from pathlib import Path
@@ -188,10 +188,6 @@ class Lookup:
     def name(self) -> str:
         """See `Policy.name`."""
         return self.options.name
-
-    def by(self, method: Aggregation) -> "Lookup":
-        """The same table by another method."""
-        return replace(self, options=replace(self.options, aggregation_method=method))
 
     @cached_property
     def keys(self) -> frozenset[tuple[str, int]]:
@@ -513,11 +509,11 @@ def add_lookup_flags(parser: argparse._ActionsContainer, named: str = "") -> Non
              "(default: one table of all)")  # fmt: skip
 
 
-def built_by_flags(given: argparse.Namespace, grid: MeasuredGrid) -> Lookup:
+def built_by_flags(flags: argparse.Namespace, grid: MeasuredGrid) -> Lookup:
     """The lookup of a grid that the flags of `add_lookup_flags` describe; see `build`."""
-    if given.confidence is not None and given.max_late is None:
-        raise ConfigurationError(f"--confidence {given.confidence:g} is of --max_late FRACTION; give one, or drop it")
-    named = {name: value for name in LOOKUP_FLAGS if (value := getattr(given, name)) is not None}
+    if flags.confidence is not None and flags.max_late is None:
+        raise ConfigurationError(f"--confidence {flags.confidence:g} is of --max_late FRACTION; give one, or drop it")
+    named = {name: value for name in LOOKUP_FLAGS if (value := getattr(flags, name)) is not None}
     return build(grid, **named)
 
 
@@ -549,26 +545,26 @@ def build_parser() -> argparse.ArgumentParser:
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Build a lookup or predict from one. Exit code: 0 done, 1 the files do not allow it, 2 a flag is wrong."""
-    given = build_parser().parse_args(argv)
-    if given.command == "build":
-        check_writable(given.output)
-        lookup = built_by_flags(given, load_grid(given.results))
-        save(lookup, given.output)
+    flags = build_parser().parse_args(argv)
+    if flags.command == "build":
+        check_writable(flags.output)
+        lookup = built_by_flags(flags, load_grid(flags.results))
+        save(lookup, flags.output)
         reference = "the reference was not measured"
         if lookup.reference_ms is not None:
             reference = f"the reference, the model as it is, takes {lookup.reference_ms:.1f} ms"
-        built = f"{given.output}: {counted(len(lookup.entries), 'setting')}, {lookup.name}; {reference}"
+        built = f"{flags.output}: {counted(len(lookup.entries), 'setting')}, {lookup.name}; {reference}"
         print("\n".join([*invalid_lines(lookup.voided_by), built]))
         return
-    lookup = load(given.file)
-    if (given.prompt is None) == (lookup.options.neighbourhood is not None):
+    lookup = load(flags.file)
+    if (flags.prompt is None) == (lookup.options.neighbourhood is not None):
         raise ConfigurationError(
-            f"--prompt TEXT goes with a table built with --neighbourhood, and {given.file} is of {lookup.name}"
+            f"--prompt TEXT goes with a table built with --neighbourhood, and {flags.file} is of {lookup.name}"
         )
     lines = invalid_lines(lookup.voided_by)
-    for budget_ms in given.budget_ms:
-        lines += [] if lookup.voided_by else _prices(lookup, budget_ms, given.file).lines
-        lines.append(_choice_line(lookup, budget_ms, given.prompt))
+    for budget_ms in flags.budget_ms:
+        lines += [] if lookup.voided_by else _prices(lookup, budget_ms, flags.file).lines
+        lines.append(_choice_line(lookup, budget_ms, flags.prompt))
     print("\n".join(lines))
 
 

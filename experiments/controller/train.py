@@ -87,50 +87,50 @@ def build_parser() -> argparse.ArgumentParser:
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> None:
     """Train a controller. Exit code: 0 done, 1 files do not allow it, 2 a flag is wrong."""
-    given, rest = build_parser().parse_known_args(argv)
-    train(given, rest)
+    flags, rest = build_parser().parse_known_args(argv)
+    train(flags, rest)
 
 
-def plan_of(given: argparse.Namespace) -> TrainingPlan:
+def plan_of(flags: argparse.Namespace) -> TrainingPlan:
     """The plan of the training; raises ConfigurationError for values that are not possible."""
     for name in ("checkpoint_every", "warm_start_steps"):
-        check_within(f"--{name}", getattr(given, name), 1, MOST_TIMES)
+        check_within(f"--{name}", getattr(flags, name), 1, MOST_TIMES)
     for name in ("split_seed", "training_seed"):
-        check_within(f"--{name}", getattr(given, name), 0, LARGEST_SEED)
-    check_fraction("--calibration_share", given.calibration_share)
-    is_warm = given.init_from is None if given.warm_start is None else given.warm_start != "none"
-    start = CAREFUL if is_warm or given.init_from is not None else UpdateRecipe()
-    recipe = replace(start, **{name: value for name in UPDATE_FLAGS if (value := getattr(given, name)) is not None})
-    reward = RewardRecipe(given.latency_weight, given.over_budget_penalty)
-    return TrainingPlan(recipe, reward, given.updates, given.training_seed, given.warm_start_steps * is_warm)
+        check_within(f"--{name}", getattr(flags, name), 0, LARGEST_SEED)
+    check_fraction("--calibration_share", flags.calibration_share)
+    is_warm = flags.init_from is None if flags.warm_start is None else flags.warm_start != "none"
+    start = CAREFUL if is_warm or flags.init_from is not None else UpdateRecipe()
+    recipe = replace(start, **{name: value for name in UPDATE_FLAGS if (value := getattr(flags, name)) is not None})
+    reward = RewardRecipe(flags.latency_weight, flags.over_budget_penalty)
+    return TrainingPlan(recipe, reward, flags.updates, flags.training_seed, flags.warm_start_steps * is_warm)
 
 
-def train(given: argparse.Namespace, rest: Sequence[str]) -> None:
+def train(flags: argparse.Namespace, rest: Sequence[str]) -> None:
     """Train and write all results.
 
     Raises:
         ResultsRefused: another training is at work in the folder.
     """
-    plan, folder = plan_of(given), given.controller_dir
+    plan, folder = plan_of(flags), flags.controller_dir
     checkpoint = folder / CHECKPOINT
-    if checkpoint.exists() and not given.resume:
+    if checkpoint.exists() and not flags.resume:
         raise ConfigurationError(f"{checkpoint} already exists; add --resume to resume from it, or give another folder")
-    if given.resume and not checkpoint.exists():
+    if flags.resume and not checkpoint.exists():
         raise ConfigurationError(
             f"there is no {checkpoint} to resume from; drop --resume to start a new training, or give its folder"
         )
     started = time.perf_counter()
-    writer = summary_writer() if given.tensorboard else None
+    writer = summary_writer() if flags.tensorboard else None
     with only_run_in(folder / PARTS_FOLDER) as lock:
-        job = open_job(given, rest, plan)
+        job = open_job(flags, rest, plan)
         if not checkpoint.exists():
             job.run_warm_start(plan)
-        run = TrainingRun(job.networks, job.environment, plan, start_of(given.init_from))
+        run = TrainingRun(job.networks, job.environment, plan, start_of(flags.init_from))
         if checkpoint.exists():
             run.resume(checkpoint)
         opened_s, done = time.perf_counter() - started, len(run.rows)
         curves = None if writer is None else TensorboardCurves(writer, folder, run.rows)
-        run_updates(run, given.checkpoint_every, folder, job.caption, curves, lock)
+        run_updates(run, flags.checkpoint_every, folder, job.caption, curves, lock)
         trained_s = time.perf_counter() - started - opened_s
         write_summary(job, run, folder, {"opened_s": opened_s, "trained_s": trained_s, "updates": len(run.rows) - done})
 

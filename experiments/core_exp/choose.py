@@ -36,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_flags(parser, QuestionConfig, "the question")
     parser.add_argument("--json", action="store_true", help="print the prices as JSON")
     add_knob_module(parser)
-    given: argparse.Namespace = parser.parse_args(argv)
-    asked = {name: value for name, value in vars(given).items() if name in QuestionConfig.model_fields}
+    flags: argparse.Namespace = parser.parse_args(argv)
+    asked = {name: value for name, value in vars(flags).items() if name in QuestionConfig.model_fields}
     question = validated_as(QuestionConfig, asked, lambda location: f"--{location[0]}")
-    study = load_study(given.results)
+    study = load_study(flags.results)
     void = invalid_tasks(study.grids, [setting for sweep in study.sweeps for setting in sweep.settings])
     found = [answered(grid, question, void.get(grid.task)) for grid in study.grids]
-    if given.json:
+    if flags.json:
         print(json.dumps([asdict(each) for each in found], indent=1))
         return 0
     for each in found:

@@ -35,24 +35,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="the --output_dir of a profiling run")
     add_output_flags(parser, "RESULTS_DIR/analysis")
-    given: argparse.Namespace = parser.parse_args(argv)
+    flags: argparse.Namespace = parser.parse_args(argv)
     steps = Steps()
-    sweep = load_sweep(given.results_dir)
+    sweep = load_sweep(flags.results_dir)
     count = len(sweep.settings)
     steps.say(count, f"{counted(count, 'setting')} read; shares and lines are computed")
     found = analyse_stages(sweep, samples_frame(sweep))
     if found is None:
         raise ResultsError(
-            f"{given.results_dir} has no stages with times: all samples were answered in batches, or by a server; "
+            f"{flags.results_dir} has no stages with times: all samples were answered in batches, or by a server; "
             "measure some here"
         )
     steps.say(count, "figures are drawn")
     caption = caption_of([sweep.provenance], count, len(found.generations))
     charts = stage_charts(found, sweep.provenance.peak_flops_per_s)
     files = AnalysisFiles(contents_of(sweep, found), tables_of(found), charts, caption)
-    written = files.write(given.output_dir or given.results_dir / "analysis")
+    written = files.write(flags.output_dir or flags.results_dir / "analysis")
     findings = [*invalid_lines(voiding_caveats(sweep.settings).values()), *stage_findings(found)]
-    print("\n".join(finding_lines(findings, (), written, given.verbose)))
+    print("\n".join(finding_lines(findings, (), written, flags.verbose)))
 
 
 if __name__ == "__main__":

@@ -48,28 +48,28 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help=f"number of paired resamples for the intervals (default: {NUM_DRAWS})")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of the resamples (default: 0)")
     parser.add_argument("--strict", action="store_true", help="exit code 4 where the run is INVALID")
-    given: argparse.Namespace = parser.parse_args(argv)
+    flags: argparse.Namespace = parser.parse_args(argv)
     # All draws are held in memory at the same time.
-    check_within("--num_draws", given.num_draws, 100, 100_000)
-    check_within("--seed", given.seed, 0, LARGEST_SEED)
+    check_within("--num_draws", flags.num_draws, 100, 100_000)
+    check_within("--seed", flags.seed, 0, LARGEST_SEED)
     steps = Steps()
-    study = load_study(given.results)
+    study = load_study(flags.results)
     count = sum(len(grid.points) for grid in study.grids)
     steps.say(count, f"{counted(count, 'setting')} read; fronts, couplings and effects are computed")
-    found = analyse_knobs(study.grids, study_costs(given.percentile), given.num_draws, given.seed)
+    found = analyse_knobs(study.grids, study_costs(flags.percentile), flags.num_draws, flags.seed)
     steps.say(count, "figures are drawn")
     caveats = caveats_of(found.tasks, study.random_weights)
-    drawn = {"num_draws": given.num_draws, "seed": given.seed}
+    drawn = {"num_draws": flags.num_draws, "seed": flags.seed}
     contents = contents_of(study.source, drawn, found.tasks, found.differences, caveats)
     settings = [setting for sweep in study.sweeps for setting in sweep.settings]
     concluded = [conclude(task, settings) for task in found.tasks]
     charts = knob_study_charts(found.tasks, why_invalid(concluded))
     files = AnalysisFiles(contents, tables_of(found.tasks), charts, study.caption)
-    first = given.results[0]
-    written = files.write(given.output_dir or (first.parent if first.is_file() else first) / "analysis")
+    first = flags.results[0]
+    written = files.write(flags.output_dir or (first.parent if first.is_file() else first) / "analysis")
     shown = [f"caveat: {caveat.sentence}" for caveat in caveats]
-    print("\n".join(finding_lines(lines_of(concluded), shown, written, given.verbose)))
-    return EXIT_CODE_INVALID if given.strict and any(each.voided_by for each in concluded) else 0
+    print("\n".join(finding_lines(lines_of(concluded), shown, written, flags.verbose)))
+    return EXIT_CODE_INVALID if flags.strict and any(each.voided_by for each in concluded) else 0
 
 
 if __name__ == "__main__":

@@ -54,24 +54,24 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="run of the same model on another device, for the error of recalibration",
     )
     parser.add_argument("--level", type=float, default=LEVEL, metavar="FRACTION", help="level of prediction intervals")
-    given: argparse.Namespace = parser.parse_args(argv)
+    flags: argparse.Namespace = parser.parse_args(argv)
     steps = Steps()
-    sweep, *further = (load_sweep(folder) for folder in dict.fromkeys(map(Path.resolve, given.results_dirs)))
-    target = None if given.target_dir is None else load_sweep(given.target_dir)
+    sweep, *further = (load_sweep(folder) for folder in dict.fromkeys(map(Path.resolve, flags.results_dirs)))
+    target = None if flags.target_dir is None else load_sweep(flags.target_dir)
     if target is not None:
         refuse_other_model(sweep, target)
     count = sum(len(run.settings) for run in (sweep, *further))
     steps.say(count, f"{counted(count, 'setting')} read; the estimator is fitted, and validated on settings left out")
-    found = analyse_latency(sweep, samples_frame(sweep), given.level, further)
+    found = analyse_latency(sweep, samples_frame(sweep), flags.level, further)
     studies = recalibration_studies(sweep, found, target)
     steps.say(count, "files and pictures are written")
     caption = caption_of([run.provenance for run in (sweep, *further)], count, len(found.samples))
     files = AnalysisFiles(contents_of(sweep, found, studies), tables_of(found), latency_charts(found, studies), caption)
-    written = files.write(given.output_dir or given.results_dirs[0] / "analysis")
+    written = files.write(flags.output_dir or flags.results_dirs[0] / "analysis")
     runs = [sweep, *further, *([] if target is None else [target])]
     voided_by = dict.fromkeys(sentence for run in runs for sentence in voiding_caveats(run.settings).values())
     findings = [*invalid_lines(voided_by), *latency_findings(found)]
-    print("\n".join(finding_lines(findings, [*detail_lines(found, studies)], written, given.verbose)))
+    print("\n".join(finding_lines(findings, [*detail_lines(found, studies)], written, flags.verbose)))
 
 
 if __name__ == "__main__":

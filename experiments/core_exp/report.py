@@ -56,21 +56,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the report. Exit code: 0 written, 1 the results are broken or cannot be written, 2 a flag is wrong, 130
     watching was stopped.
     """
-    given = build_parser().parse_args(argv)
-    output = given.output or (given.output_dir or given.results_dirs[0]) / "report.html"
-    if given.watch and len(given.results_dirs) > 1:
+    flags = build_parser().parse_args(argv)
+    output = flags.output or (flags.output_dir or flags.results_dirs[0]) / "report.html"
+    if flags.watch and len(flags.results_dirs) > 1:
         raise ConfigurationError("--watch is for one RESULTS_DIR; give one, or leave --watch")
-    if given.budget_ms is not None and not given.budget_ms > 0:
-        raise ConfigurationError(f"--budget_ms is {given.budget_ms:g}; give a time above 0 ms")
+    if flags.budget_ms is not None and not flags.budget_ms > 0:
+        raise ConfigurationError(f"--budget_ms is {flags.budget_ms:g}; give a time above 0 ms")
     check_writable(output)
-    if given.watch:
-        print(f"watching {given.results_dirs[0]}: {output} (Ctrl-C ends this)", flush=True)
+    if flags.watch:
+        print(f"watching {flags.results_dirs[0]}: {output} (Ctrl-C ends this)", flush=True)
         try:
-            watch(given.results_dirs[0], output)
+            watch(flags.results_dirs[0], output)
         except KeyboardInterrupt:
             print(f"no longer watching; the page stays as it is: {output}", file=sys.stderr)
             return 130
-    write_report(given.results_dirs, output, given.budget_ms)
+    write_report(flags.results_dirs, output, flags.budget_ms)
     print(output)
     return 0
 

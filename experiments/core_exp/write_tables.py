@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--format", choices=get_args(TableFormat), default="csv", help="csv, or also Parquet (default: csv)"
     )
     add_knob_module(parser)
-    given = parser.parse_args(argv)
-    for path in write_tables(given.results_dir, given.format):
+    flags = parser.parse_args(argv)
+    for path in write_tables(flags.results_dir, flags.format):
         print(path)
 
 

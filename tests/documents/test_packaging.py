@@ -71,7 +71,7 @@ def test_what_is_run_from_a_checkout_is_in_no_wheel(monkeypatch: pytest.MonkeyPa
     script = ast.parse(Path("setup.py").read_text(encoding="utf-8"))
     (call,) = [each.value for each in script.body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call)]
     packages = find_packages(**{each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg})
-    left_out = "benchmarks", "reference_model", "block_importance.from_checkout"
+    left_out = "benchmarks", "block_importance.from_checkout"
     assert "experiments.block_importance" in packages
     assert [name for name in packages for each in left_out if name.startswith(f"experiments.{each}")] == []
     kept = [path for name in packages for path in Path(name.replace(".", "/")).glob("*.py")]

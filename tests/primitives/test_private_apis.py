@@ -34,7 +34,6 @@ NAMES: dict[Any, tuple[str, ...]] = {
     OlmoeExperts: ("_apply_gate",),
     StaticLayer(max_cache_len=1): ("cumulative_length",),
     nn.Module(): ("_modules", "_parameters"),
-    torch: ("_grouped_mm",),
     distributed.distributed_c10d: ("_get_default_group", "_get_default_store"),
 }
 if torch.version.cuda is not None:

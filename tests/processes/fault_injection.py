@@ -1,15 +1,27 @@
-"""A run of each command with a failure at one of the places where it opens or changes a file, and the run after it."""
+"""A run of each command with a failure at one of the places where it opens or changes a file, and the run after it.
 
+python -m tests.processes.fault_injection --seed 1 --fraction 0.05
+
+Commands on two samples: profile, the same resumed, text and report. Good is an error of one line, no half-written
+file, and the results of an undisturbed run when the same command runs again. Exit code: 1 where any place is bad.
+"""
+
+import gc
 import json
 import random
 import re
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from experiment_core_utils.config.command import run_command
+from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.primitives.files import TRACKERS
 from tests.conftest import save_tiny, tiny_config
 from tests.processes.faults import FAULTS, READ
@@ -309,3 +321,23 @@ def inject(
     bad = sum(each.wrong is not None for each in outcomes)
     say(f"{len(outcomes) - bad} of {len(outcomes)} are good")
     return bad
+
+
+def main() -> int:
+    parser = OneLineParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fraction", type=float, default=0.05, help="of all places and faults")
+    parser.add_argument("--part", choices=("profile", "resume", "text", "report"), help="one command alone")
+    given = parser.parse_args()
+    # The tests' own start switches it off.
+    gc.enable()
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        model = smallest_model(folder)
+        with RunServer(model) as server:
+            say = partial(print, flush=True)
+            return 1 if inject(folder, server, model, given.seed, given.fraction, say, given.part) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -2,7 +2,7 @@
 
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import load_requested
-from experiment_core_utils.facts.run_facts import provenance_of_run
+from experiment_core_utils.facts.run_facts import facts_of_run
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.interface import Runnable
 from experiment_core_utils.planning.plan import RequestedRun
@@ -26,4 +26,4 @@ def run_alone(
         model = load_requested(config, requested.source, requested.settings, device, None, shown=False)
     bench = bench_of(model, requested, context, accelerator, 1, requested.settings)
     at = requested, accelerator, model.device, 1, experiment_id, model.describe()
-    return ProfilingRun(requested, context, bench, lambda: provenance_of_run(*at), energy=energy)
+    return ProfilingRun(requested, context, bench, lambda: facts_of_run(*at), energy=energy)

@@ -74,12 +74,6 @@ def test_copies_are_files_of_the_site(config: MkDocsConfig) -> None:
     assert copy.content_string == (REPOSITORY / "experiment_core_utils" / "pipeline.py").read_text(encoding="utf-8")
 
 
-def test_tables_of_records_are_made_anew(config: MkDocsConfig) -> None:
-    old = "<!-- from Precision -->\n\nan old table\n\n<!-- end -->"
-    new = on_page_markdown(old, page_of(config, "results_schema.md"), config, Files([]))
-    assert "an old table" not in new and "| key | meaning | null when |" in new
-
-
 def test_the_site_asks_no_server(config: MkDocsConfig) -> None:
     assert config.theme["font"] is False
     assert not [each for each in (*config.extra_css, *map(str, config.extra_javascript)) if "//" in each]

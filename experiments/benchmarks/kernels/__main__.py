@@ -60,27 +60,27 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="JSON file of everything; the table is beside it as .md")
     # What the harness itself gives to its processes.
     parser.add_argument("--process", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
-    given = parser.parse_args(argv)
-    for name, value in REQUESTS[given.shape].items():
-        setattr(given, name, value if getattr(given, name) is None else getattr(given, name))
-    for name in (*REQUESTS[given.shape], "pairs", "repeats"):
-        check_within(f"--{name}", getattr(given, name), 1, MOST_TIMES)
-    config_of(given.model, given.shape)
-    if given.stage == "vision" and given.model.partition(":")[0] != MOLMOE:
-        raise ConfigurationError(f"--stage vision: {given.model} takes no pictures; give --model {MOLMOE}")
-    if len(set(given.variant)) < len(given.variant):
+    flags = parser.parse_args(argv)
+    for name, value in REQUESTS[flags.shape].items():
+        setattr(flags, name, value if getattr(flags, name) is None else getattr(flags, name))
+    for name in (*REQUESTS[flags.shape], "pairs", "repeats"):
+        check_within(f"--{name}", getattr(flags, name), 1, MOST_TIMES)
+    config_of(flags.model, flags.shape)
+    if flags.stage == "vision" and flags.model.partition(":")[0] != MOLMOE:
+        raise ConfigurationError(f"--stage vision: {flags.model} takes no pictures; give --model {MOLMOE}")
+    if len(set(flags.variant)) < len(flags.variant):
         raise ConfigurationError("--variant has a name twice; give each once")
-    return given
+    return flags
 
 
-def measured_in_turn(given: argparse.Namespace, argv: Sequence[str]) -> list[Measured]:
+def measured_in_turn(flags: argparse.Namespace, argv: Sequence[str]) -> list[Measured]:
     """What each process found, pair by pair, after one that makes the yardstick.
 
     Raises:
         ConfigurationError: a process failed; the message is its last line.
     """
     found = []
-    runs = [YARDSTICK, *(variant for order in orders(given.variant, given.pairs) for variant in order)]
+    runs = [YARDSTICK, *(variant for order in orders(flags.variant, flags.pairs) for variant in order)]
     with tempfile.TemporaryDirectory() as folder:
         for name in tqdm(runs, desc="processes", leave=False):
             command = [sys.executable, "-m", "experiments.benchmarks.kernels", *argv, "--process", name, folder]
@@ -96,27 +96,27 @@ def measured_in_turn(given: argparse.Namespace, argv: Sequence[str]) -> list[Mea
 @reporting_errors
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table and save it; returns the exit code."""
-    given = arguments(argv)
-    if given.process:
-        name, folder = given.process
-        if (found := answer(given, name, Path(folder))) is not None:
+    flags = arguments(argv)
+    if flags.process:
+        name, folder = flags.process
+        if (found := answer(flags, name, Path(folder))) is not None:
             write_json_atomically(asdict(found), Path(folder, "found.json"))
         return 0
-    refuse_other_devices(given.variant, choose_device(given.device).type, given.model.partition(":")[0])
-    measured = measured_in_turn(given, sys.argv[1:] if argv is None else argv)
-    request = f"{given.crops} crops" if given.stage == "vision" else f"{given.prompt_tokens} prompt tokens"
-    title = f"{given.stage} of {given.model} ({given.shape}), {request}"
-    table = markdown(title, measured, given.variant)
+    refuse_other_devices(flags.variant, choose_device(flags.device).type, flags.model.partition(":")[0])
+    measured = measured_in_turn(flags, sys.argv[1:] if argv is None else argv)
+    request = f"{flags.crops} crops" if flags.stage == "vision" else f"{flags.prompt_tokens} prompt tokens"
+    title = f"{flags.stage} of {flags.model} ({flags.shape}), {request}"
+    table = markdown(title, measured, flags.variant)
     print(table)
-    if given.output is not None:
-        asked = {name: value for name, value in vars(given).items() if name not in ("output", "process")}
+    if flags.output is not None:
+        asked = {name: value for name, value in vars(flags).items() if name not in ("output", "process")}
         content = {
-            "asked": {**asked, "source": SOURCES[given.model.partition(":")[0]]},
+            "asked": {**asked, "source": SOURCES[flags.model.partition(":")[0]]},
             "processes": [{**asdict(each), "times_limit": each.times_limit} for each in measured],
-            "rows": rows(measured, given.variant),
+            "rows": rows(measured, flags.variant),
         }
-        write_json_atomically(content, given.output)
-        write_text_atomically(table + "\n", given.output.with_suffix(".md"))
+        write_json_atomically(content, flags.output)
+        write_text_atomically(table + "\n", flags.output.with_suffix(".md"))
     return int(any(each.seconds is None for each in measured))
 
 

@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--top_k_list", type=int, nargs="+", default=[8, 4, 1], help="of decode steps")
     parser.add_argument("--block_counts", type=int, nargs="+", default=[16, 12], help="of whole decode steps")
     parser.add_argument("--batch_sizes", type=int, nargs="+", default=[], help="requests of whole decode steps")
-    given = parser.parse_args()
+    flags = parser.parse_args()
     if not torch.cuda.is_available():
         raise ConfigurationError("kernels are measured on a GPU, and torch sees none; run this where one is")
     from experiments.benchmarks.kernels.stage_parts import decode_parts, decoder_parts, print_steps, vision_parts
@@ -63,18 +63,18 @@ def main() -> None:
     device, decoder = model.modules.device, model.fused_decoder()
     rates, blocks = attained_rates(device, torch.bfloat16), len(decoder.blocks)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {rates}")
-    if "decode" in given.stage:
+    if "decode" in flags.stage:
         kv_cache = filled_kv_cache(decoder, 1)
-        for top_k in given.top_k_list:
+        for top_k in flags.top_k_list:
             parts = decode_parts(decoder, top_k, kv_cache)
             print_parts(f"decode, top-k {top_k}:", parts, blocks, rates, lambda run: microseconds(run, kv_cache) * 1e-6)
-        for batch in given.batch_sizes:
-            for active in given.block_counts:
-                for top_k in given.top_k_list:
+        for batch in flags.batch_sizes:
+            for active in flags.block_counts:
+                for top_k in flags.top_k_list:
                     print_steps(decoder, top_k, active, batch, rates)
-    if "prefill" in given.stage:
+    if "prefill" in flags.stage:
         print_parts("prefill:", decoder_parts(decoder), blocks, rates, lambda run: device_seconds(run, device))
-    if "vision" in given.stage:
+    if "vision" in flags.stage:
         tower = model.fused_vision()
         rows = vision_parts(tower, CROPS)
         print_parts(f"{CROPS} crops:", rows, len(tower.blocks), rates, lambda run: device_seconds(run, device))

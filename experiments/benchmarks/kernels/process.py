@@ -70,50 +70,50 @@ def logits_along(
     return torch.cat(found)
 
 
-def stage_seconds(staged: StagedModel, inputs: Mapping[str, Any], given: argparse.Namespace) -> float:
+def stage_seconds(staged: StagedModel, inputs: Mapping[str, Any], flags: argparse.Namespace) -> float:
     """The median seconds of the stage over the repeats; of decode, of the median step of each."""
     found = []
-    for _ in range(WARM_UPS + given.repeats):
-        marks, tokens = new_marks(staged.device), given.decode_steps + 1 if given.stage == "decode" else 1
+    for _ in range(WARM_UPS + flags.repeats):
+        marks, tokens = new_marks(staged.device), flags.decode_steps + 1 if flags.stage == "decode" else 1
         run = staged_run(staged.generate_timed(inputs, tokens, marks), marks.seconds(), True)
         spans: dict[str, Any] = {"vision": [run.vision_s], "prefill": [run.prefill_s], "decode": run.inter_token_s}
-        found.append(statistics.median(spans[given.stage]))
+        found.append(statistics.median(spans[flags.stage]))
     return statistics.median(found[WARM_UPS:])
 
 
-def answer(given: argparse.Namespace, variant: str, folder: Path) -> Measured | None:
+def answer(flags: argparse.Namespace, variant: str, folder: Path) -> Measured | None:
     """What a variant measures; the yardstick's process, the modules in float32 on the same weights, measures nothing.
 
     Args:
-        given: the flags of the harness.
+        flags: of the harness.
         folder: that has the yardstick's logits.
     """
-    set_cpu_threads(given.num_threads, 1)
-    device = choose_device(given.device)
-    dtype, config = choose_dtype(given.precision, device), config_of(given.model, given.shape)
-    crops, file = given.crops if given.stage == "vision" else 0, folder / "logits.pt"
+    set_cpu_threads(flags.num_threads, 1)
+    device = choose_device(flags.device)
+    dtype, config = choose_dtype(flags.precision, device), config_of(flags.model, flags.shape)
+    crops, file = flags.crops if flags.stage == "vision" else 0, folder / "logits.pt"
     model = random_weights(config, device, dtype)
-    inputs = random_request(config, given.prompt_tokens, crops, device, dtype)
+    inputs = random_request(config, flags.prompt_tokens, crops, device, dtype)
     if not crops:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    name, room = "modules" if variant == YARDSTICK else variant, given.prompt_tokens + given.decode_steps + 1
-    staged, way = staged_variant(name, model, given.stage, room)
+    name, room = "modules" if variant == YARDSTICK else variant, flags.prompt_tokens + flags.decode_steps + 1
+    staged, way = staged_variant(name, model, flags.stage, room)
     setting = own_setting(staged)
-    setting = setting if given.top_k is None else setting.replaced(top_k=given.top_k)
+    setting = setting if flags.top_k is None else setting.replaced(top_k=flags.top_k)
     staged.apply(setting)
     if variant == YARDSTICK:
         torch.backends.cudnn.allow_tf32 = False
         with modules_in(model, torch.float32):
-            exact = logits_along(staged, inputs, given.decode_steps)
-        own = divergences(exact, logits_along(staged, inputs, given.decode_steps, exact.argmax(dim=-1)))
-        torch.save({"exact": exact, "bound": bound_of(own) if given.kl_bound is None else given.kl_bound}, file)
+            exact = logits_along(staged, inputs, flags.decode_steps)
+        own = divergences(exact, logits_along(staged, inputs, flags.decode_steps, exact.argmax(dim=-1)))
+        torch.save({"exact": exact, "bound": bound_of(own) if flags.kl_bound is None else flags.kl_bound}, file)
         return None
-    staged.warm_up(inputs, given.decode_steps + 1)
+    staged.warm_up(inputs, flags.decode_steps + 1)
     exact, bound = torch.load(file).values()
-    found = divergences(exact, logits_along(staged, inputs, given.decode_steps, exact.argmax(dim=-1)))
+    found = divergences(exact, logits_along(staged, inputs, flags.decode_steps, exact.argmax(dim=-1)))
     rates, kl_mean = attained_rates(device, dtype), statistics.mean(found)
-    shape = Shape(crops, given.prompt_tokens, tuple(top_k or 1 for top_k in staged.expected_experts(setting)))
-    work = work_of(config, shape, dtype.itemsize)[given.stage]
+    shape = Shape(crops, flags.prompt_tokens, tuple(top_k or 1 for top_k in staged.expected_experts(setting)))
+    work = work_of(config, shape, dtype.itemsize)[flags.stage]
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     precision = str(dtype).removeprefix("torch.")
     versions = f"{precision}, torch {torch.__version__}, Triton {package_version('triton') or 'not installed'}"
@@ -128,5 +128,5 @@ def answer(given: argparse.Namespace, variant: str, folder: Path) -> Measured | 
         flops_per_s=rates.flops_per_s,
         bytes_s=work.bytes / rates.bytes_per_s,
         products_s=work.flops / rates.flops_per_s,
-        seconds=stage_seconds(staged, inputs, given) if kl_mean <= bound else None,
+        seconds=stage_seconds(staged, inputs, flags) if kl_mean <= bound else None,
     )

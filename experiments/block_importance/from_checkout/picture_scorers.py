@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, VisionTarget, vision_of
 from experiment_core_utils.models.common.describe import dtype_name
 from experiment_core_utils.models.hf.adapter import TransformersModel
-from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.interface import Runnable, StagedModel
 from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.primitives.finite_logits import failure_named, refuse_not_finite
 from experiment_core_utils.primitives.texts import counted
@@ -28,10 +28,9 @@ from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, s
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.block_importance.answers import DrawnTask
+from experiments.block_importance.from_checkout.packing import make_slot, slot_mask, slot_positions
 from experiments.block_importance.importance import Blocks, Measured, TaskValues, watched_blocks
 from experiments.block_importance.proxies import of_all_samples
-from experiments.reference_model.evaluation import placed, samples_of
-from experiments.reference_model.packing import make_slot, slot_mask, slot_positions
 
 
 def gradient_importances(model: StagedModel, drawn: Sequence[DrawnTask], setting: Setting) -> dict[int, Measured]:
@@ -113,6 +112,29 @@ def _answer_loss(model: StagedModel, inputs: Mapping[str, Any], features: Any, t
             logits = model.decode_step(expected[None], state)
             refuse_not_finite(logits.detach())
     return loss
+
+
+class PictureModel(StagedModel, Protocol):
+    """A `StagedModel` whose modules can be called with several questions after one picture: a MolmoE."""
+
+    model: Any  #: the modules
+    processor: Any  #: (text, picture, range of crops) -> ids, crops, masks and places
+
+
+def is_picture_model(model: Runnable) -> TypeGuard[PictureModel]:
+    """Whether a model is a `PictureModel`: its processor is at hand, and it is asked as a MolmoE."""
+    return hasattr(model, "processor") and model.prompt_family == "molmo"
+
+
+def samples_of(task: GeneratedTask, picture: int) -> list[Sample]:
+    """Every question of a family about a picture."""
+    first = picture * task.questions_per_image
+    return [task[index] for index in range(first, first + task.questions_per_image)]
+
+
+def placed(tensor: torch.Tensor, model: Any) -> torch.Tensor:
+    """An input on the model's device, in its precision where it is a number with a fraction."""
+    return tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)
 
 
 @dataclass(eq=False)

@@ -36,54 +36,54 @@ def add_policy_flags(parser: argparse._ActionsContainer) -> None:
                         help="recorded states of --learned, in a replay (default: states.pt beside it)")  # fmt: skip
 
 
-def check_policy_flags(given: argparse.Namespace) -> None:
+def check_policy_flags(flags: argparse.Namespace) -> None:
     """Raises ConfigurationError for a flag that has no effect beside another one."""
     for name in LOOKUP_FLAGS:
-        if given.lookup is not None and getattr(given, name) is not None:
-            raise ConfigurationError(f"--{name} is of a lookup that is built here; drop it, or --lookup {given.lookup}")
-    if given.margin is not None and given.estimator is None:
+        if flags.lookup is not None and getattr(flags, name) is not None:
+            raise ConfigurationError(f"--{name} is of a lookup that is built here; drop it, or --lookup {flags.lookup}")
+    if flags.margin is not None and flags.estimator is None:
         raise ConfigurationError(
-            f"--margin {given.margin:g} is of the guardrail, which needs --estimator FILE; give one, or drop it"
+            f"--margin {flags.margin:g} is of the guardrail, which needs --estimator FILE; give one, or drop it"
         )
-    if given.states is not None and given.learned is None:
-        raise ConfigurationError(f"--states {given.states} is for --learned CHECKPOINT; give one, or drop it")
+    if flags.states is not None and flags.learned is None:
+        raise ConfigurationError(f"--states {flags.states} is for --learned CHECKPOINT; give one, or drop it")
 
 
-def lookup_of(given: argparse.Namespace, calibration: MeasuredGrid) -> Lookup:
+def lookup_of(flags: argparse.Namespace, calibration: MeasuredGrid) -> Lookup:
     """The lookup in the file, else one of the calibration samples."""
-    return built_by_flags(given, calibration) if given.lookup is None else load(given.lookup)
+    return built_by_flags(flags, calibration) if flags.lookup is None else load(flags.lookup)
 
 
-def margin_of(given: argparse.Namespace) -> float | None:
+def margin_of(flags: argparse.Namespace) -> float | None:
     """The margin of the guardrail; None without an estimator, which leaves it out."""
-    if given.estimator is None:
+    if flags.estimator is None:
         return None
-    return DEFAULT_MARGIN if given.margin is None else float(given.margin)
+    return DEFAULT_MARGIN if flags.margin is None else float(flags.margin)
 
 
-def policies_of(given: argparse.Namespace, grid: MeasuredGrid, lookup: Lookup, seed: int) -> list[Policy]:
+def policies_of(flags: argparse.Namespace, grid: MeasuredGrid, lookup: Lookup, seed: int) -> list[Policy]:
     """The policies: static settings, random, lookup, and the lookup with a guardrail where there is an estimator.
 
     Raises:
         ConfigurationError: a static setting that is not among the grid's.
     """
     by_key = {choice.key: choice for choice in grid.choices}
-    keys = given.static if given.static is not None else [choice.key for choice in grid.landmarks]
+    keys = flags.static if flags.static is not None else [choice.key for choice in grid.landmarks]
     unknown = [key for key in keys if key not in by_key]
     if unknown:
         raise ConfigurationError(f"--static {unknown[0]} is not measured; choose among {', '.join(by_key)}")
     policies: list[Policy] = [StaticPolicy(by_key[key]) for key in dict.fromkeys(keys)]
     policies += [RandomPolicy(grid.choices, seed), lookup]
-    margin = margin_of(given)
+    margin = margin_of(flags)
     if margin is not None:
-        policies.append(GuardedLookup(lookup, LatencyEstimator.load(given.estimator), margin))
+        policies.append(GuardedLookup(lookup, LatencyEstimator.load(flags.estimator), margin))
     return policies
 
 
 def further_policies(
-    given: argparse.Namespace, calibration: MeasuredGrid, lookup: Lookup, budgets_s: Sequence[float]
+    flags: argparse.Namespace, calibration: MeasuredGrid, lookup: Lookup, budgets_s: Sequence[float]
 ) -> list[Policy]:
     """The baselines of --baselines, made of the calibration samples; without the lookup that is there anyway."""
-    if not given.baselines:
+    if not flags.baselines:
         return []
     return [each for each in baselines(calibration, budgets_s) if each.name != lookup.name]

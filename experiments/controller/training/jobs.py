@@ -62,21 +62,21 @@ class TrainingJob:
         return warm_start(self.networks, self.environment, plan.reward, steps, recipe.learning_rate, generator)
 
 
-def open_job(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
+def open_job(flags: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan) -> TrainingJob:
     """The replay that the flags request, with its networks.
 
     Raises:
         ConfigurationError, ResultsError: flags, files or model do not allow it.
     """
-    whole = load_grid(given.grid)
+    whole = load_grid(flags.grid)
     grid = whole.with_all_knobs()
-    train_part, held_part = split_by_picture(grid, given.calibration_share, given.split_seed)
-    path = given.states or given.controller_dir / STATES.usual_name
+    train_part, held_part = split_by_picture(grid, flags.calibration_share, flags.split_seed)
+    path = flags.states or flags.controller_dir / STATES.usual_name
     if path.exists():
         parse_config(rest)
-        states, networks = _recorded(given, plan, grid, path)
+        states, networks = _recorded(flags, plan, grid, path)
     else:
-        states, networks = _record(given, rest, plan, grid, train_part)
+        states, networks = _record(flags, rest, plan, grid, train_part)
         states.save(path)
     left_out = without_states(states, grid.keys)
     said = [f"caveat: {found.sentence}" for found in [*whole.unchosen, *missing_caveats(left_out, len(grid))]]
@@ -90,14 +90,14 @@ def open_job(given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan)
 
 
 def _recorded(
-    given: argparse.Namespace, plan: TrainingPlan, grid: MeasuredGrid, path: Path
+    flags: argparse.Namespace, plan: TrainingPlan, grid: MeasuredGrid, path: Path
 ) -> tuple[RecordedStates, TwoStageNetworks]:
     """The states of an existing file, and networks with their budget token."""
     states = load_states(path)
-    if len(states.budgets_s) != given.num_budgets:
+    if len(states.budgets_s) != flags.num_budgets:
         raise ConfigurationError(
             f"{path} contains states for {counted(len(states.budgets_s), 'budget')}, and --num_budgets is "
-            f"{given.num_budgets}; give --num_budgets {len(states.budgets_s)}, or another file of --states"
+            f"{flags.num_budgets}; give --num_budgets {len(states.budgets_s)}, or another file of --states"
         )
     refuse_other_source(grid, states.splits, states.model["name"], path)
     knobs = states.space.knobs
@@ -107,12 +107,12 @@ def _recorded(
             f"{path} contains states for other knobs than the grid's ({differing}); delete it, so that they are "
             "recorded again, or give another file as --states"
         )
-    if given.init_from is None:
+    if flags.init_from is None:
         networks = TwoStageNetworks(states.space, states.prompts.shape[1], 1.0, plan.seed)
         networks.budget.load_state_dict(dict(states.budget))
         return states, networks
-    refuse_other_weights(given.init_from, path, states.model)
-    return states, _started(given.init_from, path, states)
+    refuse_other_weights(flags.init_from, path, states.model)
+    return states, _started(flags.init_from, path, states)
 
 
 def _started(init_from: Path, path: Path, states: RecordedStates) -> TwoStageNetworks:
@@ -128,7 +128,7 @@ def _started(init_from: Path, path: Path, states: RecordedStates) -> TwoStageNet
 
 
 def _record(
-    given: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan, grid: MeasuredGrid, train_part: MeasuredGrid
+    flags: argparse.Namespace, rest: Sequence[str], plan: TrainingPlan, grid: MeasuredGrid, train_part: MeasuredGrid
 ) -> tuple[RecordedStates, TwoStageNetworks]:
     """Record the states; everything that can be refused is refused before weights are read."""
     config = parse_config(rest)
@@ -137,18 +137,18 @@ def _record(
     assert limits.default_top_k is not None and limits.num_total_blocks is not None
     knobs = grid_space(train_part, limits.num_total_blocks, limits.default_top_k)
     refuse_other_model(grid, source.name, "the states", "give the grid's as --model_path")
-    if given.init_from is not None:
-        differing = knob_differences(load_networks(given.init_from).space.knobs, knobs)
+    if flags.init_from is not None:
+        differing = knob_differences(load_networks(flags.init_from).space.knobs, knobs)
         if differing:
             raise ConfigurationError(
-                f"{given.init_from} chooses among other knobs than the grid has ({differing}); give a checkpoint of "
+                f"{flags.init_from} chooses among other knobs than the grid has ({differing}); give a checkpoint of "
                 "such a grid, or drop --init_from"
             )
     tasks = open_tasks(config.task, grid.tasks)
     refuse_other_source(grid, {name: task.split for name, task in tasks.items()}, source.name)
     sample_keys = [(tasks[name], at) for name, at in grid.keys]
-    loaded = load_model(rest, given.init_from)
-    networks = loaded.networks(knobs, plan.seed, given.init_from)
-    budgets_s = spread_budgets(train_part.complete(), given.num_budgets)
+    loaded = load_model(rest, flags.init_from)
+    networks = loaded.networks(knobs, plan.seed, flags.init_from)
+    budgets_s = spread_budgets(train_part.complete(), flags.num_budgets)
     progress = sample_lines("recording states", len(sample_keys))
     return record_states(loaded.model, sample_keys, networks, budgets_s, loaded.described, progress), networks

@@ -1,6 +1,6 @@
 """The positions and the mask of packed questions, by hand."""
 
-from experiments.reference_model.packing import slot_mask, slot_positions
+from experiments.block_importance.from_checkout.packing import slot_mask, slot_positions
 
 
 def test_positions_count_on_from_the_prefix_in_each_slot() -> None:
