@@ -90,13 +90,13 @@ def only_model_in(path: str) -> str:
 
 
 def _is_model(folder: Path) -> bool:
-    """Whether a folder has a config, in transformers' layout or in the one of the original training code.
+    """Whether a folder has a config.
 
     Beside GGUF files and without other weights, a config is a copy of what they contain.
     """
     if any(folder.glob("*.gguf")) and not any(any(folder.glob(kind)) for kind in ("*.safetensors", "*.bin")):
         return False
-    return any((folder / name).exists() for name in ("config.json", "config.yaml"))
+    return (folder / "config.json").exists()
 
 
 # Models that were taken, and the folders that were given for them.

@@ -1,18 +1,10 @@
 """Models with random weights for benchmarks: MolmoE-1B's shape, and whatever config is given."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    CLIPVisionConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import CLIPVisionConfig, PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.engines.cuda_graphs import GraphCapturer
@@ -73,20 +65,6 @@ def staged_model(
     model.generation_config.eos_token_id = None
     found.eos_token_ids = frozenset()
     return found
-
-
-def random_model(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A random model made on the device, in evaluation mode; the same one each time on a device.
-
-    Args:
-        config: of a model that takes pictures, or of a text model.
-    """
-    takes_pictures = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    auto_class: Any = AutoModelForImageTextToText if takes_pictures else AutoModelForCausalLM
-    torch.manual_seed(0)
-    with device:
-        model: PreTrainedModel = auto_class.from_config(copy.deepcopy(config), dtype=dtype)
-    return model.eval()
 
 
 def random_request(config: Any, tokens: int, crops: int, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:

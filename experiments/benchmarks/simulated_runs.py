@@ -35,24 +35,12 @@ WORLDS = (
 )
 
 
-@dataclass(frozen=True)
-class Knobs:
-    """The grid of settings, and the truth of its times."""
-
-    levels: dict[str, list[str | int]]
-
-    @classmethod
-    def of(cls, num_settings: int) -> "Knobs":
-        """3 x 2 x 2, or 3 x 4 x 5 settings."""
-        top_ks, blocks = {12: (2, 2), 60: (4, 5)}[num_settings]
-        rows = list(product(TIERS, range(top_ks), range(blocks)))
-        return cls({name: [row[at] for row in rows] for at, name in enumerate(("vision", "top_k", "blocks"))})
-
-    @property
-    def log_times(self) -> np.ndarray:
-        """[S]."""
-        tiers, blocks = self.levels["vision"], self.levels["blocks"]
-        return np.array([TIERS[str(tier)] + STEP * int(block) for tier, block in zip(tiers, blocks, strict=True)])
+# The grid of twelve settings, and the truth of their times [12].
+_ROWS = list(product(TIERS, range(2), range(2)))
+LEVELS: dict[str, list[str | int]] = {
+    name: [row[at] for row in _ROWS] for at, name in enumerate(("vision", "top_k", "blocks"))
+}
+LOG_TIMES = np.array([TIERS[tier] + STEP * block for tier, _, block in _ROWS])
 
 
 def speed(world: World, seconds: float, generator: np.random.Generator) -> np.ndarray:
@@ -77,21 +65,20 @@ def speed(world: World, seconds: float, generator: np.random.Generator) -> np.nd
     return slow
 
 
-def measured(world: World, knobs: Knobs, num_samples: int, generator: np.random.Generator) -> np.ndarray:
-    """Logarithms of times [S, N], mean over the runs, measured in rounds."""
-    truth = knobs.log_times
-    size, number = len(truth), np.arange(num_samples) // world.per_picture
+def measured(world: World, num_samples: int, generator: np.random.Generator) -> np.ndarray:
+    """Logarithms of times [12, N], mean over the runs, measured in rounds."""
+    size, number = len(LOG_TIMES), np.arange(num_samples) // world.per_picture
     pictures = number.max() + 1
-    tiers = np.unique(np.array(knobs.levels["vision"]), return_inverse=True)[1]
-    own = truth[:, None] + np.log(0.055) + generator.normal(0, 0.2, pictures)[number]
-    own = own + generator.normal(0, 0.15, (3, pictures))[tiers][:, number]
-    own = own + generator.normal(0, 0.02, (size, pictures))[:, number]
+    tiers = np.unique(np.array(LEVELS["vision"]), return_inverse=True)[1]
+    log_times = LOG_TIMES[:, None] + np.log(0.055) + generator.normal(0, 0.2, pictures)[number]
+    log_times = log_times + generator.normal(0, 0.15, (3, pictures))[tiers][:, number]
+    log_times = log_times + generator.normal(0, 0.02, (size, pictures))[:, number]
     noise = generator.normal(0, world.noise, (NUM_RUNS, size, num_samples))
     if world.heavy:
         noise = world.noise * generator.standard_t(3, noise.shape)
     if world.slow is not None:
         noise += np.log(world.slow[1]) * (generator.random(noise.shape) < world.slow[0])
-    times = own + noise
+    times = log_times + noise
     slow = speed(world, float(np.exp(times).sum()) * 1.5, generator)
     # Drawn for an order that is no more, so that the published table can be made again.
     generator.permutation(size)

@@ -1,7 +1,6 @@
 """How often each word that is printed is wrong, of every quantity in every world.
 
-python -m experiments.benchmarks.verdict_level [--repetitions 200] [--processes 16] [--json FILE] [--page PAGE]
-python -m experiments.benchmarks.verdict_level --from_json FILE --page PAGE
+python -m experiments.benchmarks.verdict_level [--repetitions 200] [--processes 16] [--page PAGE]
 """
 
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiments.benchmarks.verdict_words import cells_of, read_cells, save_cells, table_lines, write_page
+from experiments.benchmarks.verdict_words import cells_of, table_lines, write_page
 
 
 def main() -> int:
@@ -19,16 +18,9 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="the cases that showed faults, few samples")
     parser.add_argument("--repetitions", type=int, default=200, help="runs of each case (default: 200)")
     parser.add_argument("--processes", type=int, default=1, help="processes that share the runs")
-    parser.add_argument("--json", type=Path, help="the file that the cells are written to")
-    parser.add_argument("--from_json", type=Path, help="a file of --json: its table, nothing is simulated")
     parser.add_argument("--page", type=Path, help="the page in which the table is replaced")
     flags = parser.parse_args()
-    if flags.from_json is not None:
-        cells = read_cells(flags.from_json)
-    else:
-        cells = cells_of(flags.repetitions, flags.seed, flags.processes, is_small=flags.small)
-    if flags.json is not None:
-        save_cells(cells, flags.json)
+    cells = cells_of(flags.repetitions, flags.seed, flags.processes, is_small=flags.small)
     for line in table_lines(cells):
         print(line)
     if flags.page is not None:

@@ -5,7 +5,6 @@ is wrong is counted by run: a run is wrong in a word where any of its settings h
 wrong in at most 5 % of runs, `likely` (and surer) in 20 %, and the intervals of a family hold together in 95 %.
 """
 
-import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +20,6 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import target_of_value
 from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN, ScoreContrasts, Word
-from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.replication import COUNTED, IN_ROUNDS, Replication, across_runs, in_passes
 from experiments.analyses.knobs.analysis import analyse_knobs
 from experiments.analyses.knobs.conclusion import conclude
@@ -31,7 +29,7 @@ from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, C
 from experiments.analyses.knobs.records import present
 from experiments.analyses.two_runs import WORDS as SIDES
 from experiments.analyses.two_runs import verdict_of
-from experiments.benchmarks.simulated_runs import WORLDS, Knobs, World, measured
+from experiments.benchmarks.simulated_runs import LEVELS, LOG_TIMES, WORLDS, World, measured
 from experiments.fitting.run_ratios import BETWEEN_RUNS, log_ratio
 
 Found = dict[str, bool]  # column -> whether the run is wrong in it, or an interval holds, or a setting is found
@@ -206,18 +204,17 @@ def score_words(contrasts: ScoreContrasts, truth: Truth) -> Found:
 
 def _time_case(world: World, num_samples: int, kind: str, generator: np.random.Generator) -> Found:
     """Twelve settings, six pairs of which take equally long; all lose the margin beside the reference."""
-    knobs = Knobs.of(12)
     pictures = np.arange(num_samples) // world.per_picture
-    times, replication = measured(world, knobs, num_samples, generator), IN_ROUNDS
+    times, replication = measured(world, num_samples, generator), IN_ROUNDS
     if kind == "two days":
         days = np.arange(len(times)) % 2
         times = times + generator.normal(0, BETWEEN_RUNS, 2)[days][:, None]
         replication = across_runs(IN_ROUNDS, BETWEEN_RUNS**2, days.tolist())
     losses = [ACCURACY_MARGIN] * (len(times) - 1)
-    truth = Truth(knobs.log_times, RIGHT - np.array([*losses, 0.0]), len(times) - 1)
+    truth = Truth(LOG_TIMES, RIGHT - np.array([*losses, 0.0]), len(times) - 1)
     scores = answers(len(times), pictures, losses, 0.06, generator)
     still = {"top-k": "time"}
-    return concluded(grid_of(knobs.levels, scores, times, pictures, replication), truth, still)
+    return concluded(grid_of(LEVELS, scores, times, pictures, replication), truth, still)
 
 
 EIGHT = {
@@ -454,16 +451,6 @@ def table_lines(cells: Sequence[Cell]) -> Iterator[str]:
                      for each in columns]  # fmt: skip
             yield f"| {world} | {n} | {' | '.join(texts)} |"
         yield ""
-
-
-def save_cells(cells: Sequence[Cell], path: Path) -> None:
-    """Write the cells, of which the page is made."""
-    write_json_atomically({"schema_version": 1, "cells": [vars(each) for each in cells]}, path)
-
-
-def read_cells(path: Path) -> list[Cell]:
-    """The cells that `save_cells` wrote."""
-    return [Cell(**each) for each in json.loads(path.read_text(encoding="utf-8"))["cells"]]
 
 
 BEGIN, END = "<!-- from experiments.benchmarks.verdict_level -->", "<!-- end -->"

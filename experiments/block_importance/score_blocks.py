@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -309,7 +310,9 @@ def pictures_of(job: Job) -> Scorers:
         task.name: {"scored": scored * task.questions_per_image, "held_out": held_out * task.questions_per_image}
         for task in tasks
     }
-    scored_ids, held_out_ids = ({task.name: questions_about(task, part) for task in tasks} for part in parts)
+    scored_ids, held_out_ids = (
+        {task.name: tuple(chain.from_iterable(map(task.about, part))) for task in tasks} for part in parts
+    )
     drawn = tuple(draw_task(model, task, scored_ids[task.name], 0) for task in tasks)
     if job.own.check:
         others = [draw_task(model, task, held_out_ids[task.name], 0) for task in tasks]
@@ -326,12 +329,6 @@ def refuse_seen(job: Job, scorers: Scorers, choice: BlockChoice) -> None:
                 f"{len(seen)} of the held-out samples of {task.name} {task.split} made the scores in {job.own.output}, "
                 "and accuracy would be too good; give another --split, or the --num_samples and --seed of the scores"
             )
-
-
-def questions_about(task: GeneratedTask, pictures: Sequence[int]) -> tuple[int, ...]:
-    """Ids of all samples of the task about these pictures."""
-    each = task.questions_per_image
-    return tuple(picture * each + place for picture in pictures for place in range(each))
 
 
 def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate | None]:

@@ -1,4 +1,4 @@
-"""Measure a full grid and write it as one small table, which E2, the controller and the replay of the search read.
+"""Measure a full grid and write it as one small table, which E2 and the controller read.
 
 torchrun --nproc-per-node=8 experiments/core_exp/collect_table.py table.json --device cpu --num_threads 2
 

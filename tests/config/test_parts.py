@@ -36,7 +36,7 @@ def test_the_only_model_in_a_folder_is_taken_and_named(tmp_path: Path, caplog: p
 
 
 def test_several_models_in_a_folder_are_listed(tmp_path: Path) -> None:
-    for name, file in (("b", "config.json"), ("a", "config.yaml"), ("c", "weights.bin")):
+    for name, file in (("b", "config.json"), ("a", "config.json"), ("c", "weights.bin")):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text("{}")
     said = rf"{tmp_path} contains 2 models; give one of {tmp_path / 'a'}, {tmp_path / 'b'}$"

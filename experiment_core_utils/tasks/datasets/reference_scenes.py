@@ -66,39 +66,13 @@ _CAP_HEIGHT_PER_SIZE = 0.729  # of all DejaVu faces
 _SHARE_DESCENDER = 0.28  # of the cap height: the tail of Q
 MIN_TEXT_HEIGHT_PX = 6
 DEFAULT_H_REL = (0.008, 0.03)
-_SIDE_RANGE_PX = (400, 1400)
+_NUMBER_OF_ITEMS = (3, 7)
+_SIDE_RANGE_PX = (400, 1400)  # with an aspect ratio from 1:3 to 3:1
 _MAX_ASPECT = 3.0
 _SHAPE_PER_TEXT = (1.5, 3.5)
 _SHAPE_FLOOR = 0.03  # of the canvas' geometric mean side
 _LAYOUT_ATTEMPTS = 12
 _PLACE_ATTEMPTS = 60
-
-
-@dataclass(frozen=True)
-class SceneOptions:
-    """What a scene may look like."""
-
-    #: min_items, max_items: the number of items is uniform in this closed range
-    min_items: int = 3
-    max_items: int = 7
-    #: (width, height) in pixels; None draws sides of 400 to 1400 px with an aspect ratio from 1:3 to 3:1
-    canvas: tuple[int, int] | None = None
-    #: range of the relative text height, log-uniform for each item; never below 6 px absolute
-    h_rel: tuple[float, float] = DEFAULT_H_REL
-    #: False never uses a label reserved for validation; True draws about half of the labels from the reserved ones
-    validation_labels: bool = False
-    codes: range | None = None  #: which of `item_codes` the labels are; None draws labels of all sorts
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_items <= self.max_items <= len(KINDS) * len(COLOURS):
-            raise ConfigurationError(
-                f"scene items from {self.min_items} to {self.max_items}: need 1 <= min <= max <= "
-                f"{len(KINDS) * len(COLOURS)}"
-            )
-        if not 0.0 < self.h_rel[0] <= self.h_rel[1] <= 0.2:
-            raise ConfigurationError(f"scene h_rel {self.h_rel}: need 0 < min <= max <= 0.2")
-        if self.canvas is not None and min(self.canvas) < 100:
-            raise ConfigurationError(f"scene canvas {self.canvas}: both sides must be at least 100 px")
 
 
 @dataclass(frozen=True)
@@ -163,36 +137,37 @@ class ScenePlan(SceneContent):
     background: Background
 
 
-@dataclass(frozen=True)
-class Scene(SceneContent):
-    """A painted scene with its RGB picture."""
-
-    image: Image.Image = field(repr=False, compare=False)
-
-
-def draw_scene(rng_or_seed: random.Random | int, options: SceneOptions | None = None) -> Scene:
-    """Plan and paint one scene; equal seeds and options give equal scenes, pixel for pixel."""
-    plan = plan_scene(rng_or_seed, options)
-    return Scene(plan.width, plan.height, plan.items, render_plan(plan))
-
-
-def plan_scene(rng_or_seed: random.Random | int, options: SceneOptions | None = None) -> ScenePlan:
+def plan_scene(
+    rng_or_seed: random.Random | int,
+    h_rel: tuple[float, float] = DEFAULT_H_REL,
+    *,
+    validation_labels: bool = False,
+    codes: range | None = None,
+) -> ScenePlan:
     """Decide canvas, background, items and their places.
 
     Items do not overlap and keep a margin to each other and to the border. Where they do not fit, the layout is
-    tried again with smaller shapes, and then with fewer items down to `options.min_items`.
+    tried again with smaller shapes, and then with fewer items.
 
-    Raises:
-        ConfigurationError: not even the smallest number of items fits.
+    Args:
+        h_rel: range of the relative text height, log-uniform for each item; never below 6 px absolute.
+        validation_labels: draws about half of the labels from those reserved for validation; else none of them.
+        codes: which of `item_codes` the labels are; None draws labels of all sorts.
     """
     rng = rng_or_seed if isinstance(rng_or_seed, random.Random) else random.Random(rng_or_seed)
-    options = options or SceneOptions()
-    width, height = options.canvas or _draw_canvas(rng)
+    width, height = _draw_canvas(rng)
     background = _draw_background(rng)
-    count = rng.randint(options.min_items, options.max_items)
-    drafts = _draw_drafts(rng, options, count, math.sqrt(width * height), background)
-    boxes = _place(rng, width, height, drafts, options.min_items)
-    items = tuple(_finish(draft, box, width, height) for draft, box in boxes)
+    count = rng.randint(*_NUMBER_OF_ITEMS)
+    labels = (
+        _draw_labels(rng, count, validation_labels)
+        if codes is None
+        else [item_codes()[index] for index in rng.sample(codes, count)]
+    )
+    drafts = [
+        _draw_draft(rng, kind, colour, label, h_rel, math.sqrt(width * height), background)
+        for (kind, colour), label in zip(_draw_pairs(rng, count), labels, strict=True)
+    ]
+    items = tuple(_finish(draft, box, width, height) for draft, box in _place(rng, width, height, drafts))
     return ScenePlan(width, height, items, background)
 
 
@@ -272,29 +247,12 @@ def _draw_background(rng: random.Random) -> Background:
     return Background((red, green, blue), texture, rng.randint(5, 16), rng.getrandbits(32))
 
 
-def _draw_drafts(
-    rng: random.Random, options: SceneOptions, count: int, mean_side: float, background: Background
-) -> list[_Draft]:
-    labels = (
-        _draw_labels(rng, count, options.validation_labels)
-        if options.codes is None
-        else [item_codes()[index] for index in rng.sample(options.codes, count)]
-    )
-    return [
-        _draw_draft(rng, kind, colour, label, options.h_rel, mean_side, background)
-        for (kind, colour), label in zip(_draw_pairs(rng, count), labels, strict=True)
-    ]
-
-
 def _draw_pairs(rng: random.Random, count: int) -> list[tuple[str, str]]:
     """`count` different (kind, colour) pairs from a drawn part of the kinds and colours, so that both often repeat."""
     kinds = rng.sample(KINDS, rng.randint(2, len(KINDS)))
-    smallest = min(len(COLOURS), max(2, math.ceil(count / len(kinds))))
+    smallest = max(2, math.ceil(count / len(kinds)))
     colours = rng.sample(tuple(COLOURS), rng.randint(smallest, len(COLOURS)))
-    pairs = [(kind, colour) for kind in kinds for colour in colours]
-    if len(pairs) < count:
-        pairs = [(kind, colour) for kind in KINDS for colour in COLOURS]
-    return rng.sample(pairs, count)
+    return rng.sample([(kind, colour) for kind in kinds for colour in colours], count)
 
 
 def _draw_labels(rng: random.Random, count: int, validation: bool) -> list[str]:
@@ -389,22 +347,17 @@ def _sprite_layout(label: str, text_height: int, diameter: int, style: ItemStyle
     )
 
 
-def _place(
-    rng: random.Random, width: int, height: int, drafts: Sequence[_Draft], min_items: int
-) -> list[tuple[_Draft, Box]]:
+def _place(rng: random.Random, width: int, height: int, drafts: Sequence[_Draft]) -> list[tuple[_Draft, Box]]:
     mean_side = math.sqrt(width * height)
     floor = max(8, round(_SHAPE_FLOOR * mean_side))
     kept = list(drafts)
-    while len(kept) >= min_items:
+    while True:
         for attempt in range(_LAYOUT_ATTEMPTS):
             sized = [draft.shrunk(0.9**attempt, floor) for draft in kept]
             boxes = _try_layout(rng, width, height, sized, max(6, round(0.012 * mean_side)))
             if boxes is not None:
                 return list(zip(sized, boxes, strict=True))
         kept.pop()
-    raise ConfigurationError(
-        f"{min_items} scene items do not fit on a canvas of {width}x{height}: ask for fewer items or smaller h_rel"
-    )
 
 
 def _try_layout(rng: random.Random, width: int, height: int, drafts: Sequence[_Draft], margin: int) -> list[Box] | None:

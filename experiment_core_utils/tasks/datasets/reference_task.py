@@ -1,11 +1,9 @@
 """The base class of the tasks on generated scenes: reproducible samples that need no download.
 
-All families but `reference_knowledge` ask about the same pictures: image i of a split and seed is one scene, whoever
-asks. Sample n of a family depends on nothing but the family, split, seed and n, so that every sample can be made again
-alone.
+All families but `reference_knowledge` ask about the same pictures: image i of a split is one scene, whoever asks.
+Sample n of a family depends on nothing but the family, split and n, so that every sample can be made again alone.
 """
 
-import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
+
+from PIL import Image
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.datasets.files.data_file import CHOICE_STYLE, OPEN_STYLE
@@ -22,9 +22,7 @@ from experiment_core_utils.tasks.datasets.reference_scenes import (
     DEFAULT_H_REL,
     KINDS,
     Item,
-    Scene,
     SceneContent,
-    SceneOptions,
     ScenePlan,
     plan_scene,
     render_plan,
@@ -33,14 +31,9 @@ from experiment_core_utils.tasks.interface import Sample
 
 Split = Literal["train", "validation", "control"]
 LETTERS_OF_OPTIONS = "ABCDEFGH"
-_SEEDS_PER_SPLIT = 1 << 48
-_IMAGES_PER_SEED = 1 << 32
-_SPLIT_BASE: MappingProxyType[Split, int] = MappingProxyType(
-    {"train": 0, "validation": _SEEDS_PER_SPLIT, "control": 2 * _SEEDS_PER_SPLIT}
-)
-_DEFAULT_LENGTH: MappingProxyType[Split, int] = MappingProxyType(
-    {"train": 100_000, "validation": 2_000, "control": 2_000}
-)
+# The seed of a split's first scene; those of two splits never meet.
+_FIRST_SEED: MappingProxyType[Split, int] = MappingProxyType({"train": 0, "validation": 1 << 48, "control": 2 << 48})
+_LENGTH: MappingProxyType[Split, int] = MappingProxyType({"train": 100_000, "validation": 2_000, "control": 2_000})
 
 
 @dataclass(frozen=True)
@@ -176,34 +169,20 @@ def draw_by_type(
     return chosen
 
 
-def scene_seed(split: Split, seed: int, image_index: int) -> int:
-    """The seed of one scene; those of two splits never meet.
-
-    Train takes [0, 2^48), validation the next 2^48, control those after; within each, `seed` picks a block of 2^32
-    images.
-    """
-    if not 0 <= image_index < _IMAGES_PER_SEED:
-        raise ConfigurationError(f"image index {image_index} is outside 0 to {_IMAGES_PER_SEED - 1}")
-    if not 0 <= seed < _SEEDS_PER_SPLIT // _IMAGES_PER_SEED:
-        raise ConfigurationError(f"seed {seed} is outside 0 to {_SEEDS_PER_SPLIT // _IMAGES_PER_SEED - 1}")
-    return _SPLIT_BASE[split] + seed * _IMAGES_PER_SEED + image_index
-
-
 @lru_cache(maxsize=4096)
 def _planned(
-    split: Split, seed: int, image_index: int, h_rel: tuple[float, float], codes: range | None
+    split: Split, image_index: int, h_rel: tuple[float, float], codes: range | None
 ) -> tuple[ScenePlan, tuple[Any, ...]]:
     """A plan, and the state of its generator after it, from which `reference_vqa` continues to draw questions."""
-    rng = random.Random(scene_seed(split, seed, image_index))
-    plan = plan_scene(rng, SceneOptions(h_rel=h_rel, validation_labels=split == "validation", codes=codes))
+    rng = random.Random(_FIRST_SEED[split] + image_index)
+    plan = plan_scene(rng, h_rel, validation_labels=split == "validation", codes=codes)
     return plan, rng.getstate()
 
 
 @lru_cache(maxsize=4)
-def _painted(split: Split, seed: int, image_index: int, h_rel: tuple[float, float], codes: range | None) -> Scene:
+def _painted(split: Split, image_index: int, h_rel: tuple[float, float], codes: range | None) -> Image.Image:
     """A picture; the last few are kept, for neighbouring samples share them."""
-    plan, _ = _planned(split, seed, image_index, h_rel, codes)
-    return Scene(plan.width, plan.height, plan.items, render_plan(plan))
+    return render_plan(_planned(split, image_index, h_rel, codes)[0])
 
 
 class GeneratedTask:
@@ -211,13 +190,10 @@ class GeneratedTask:
 
     Args:
         split: one of the family's `splits`; they share no scene, and some labels do not occur in train.
-        num_samples: length of the split; None gives 100,000 for train and 2,000 for the others.
-        seed: another seed gives other scenes of the same kind.
-        h_rel: range of the relative text height, see `SceneOptions`; None gives the family's own.
         prompt_template: in place of the reference model's; its fields are {question}, {style} and {options}.
 
     Raises:
-        ConfigurationError: another split, numbers that are not possible, or a template that cannot be filled.
+        ConfigurationError: another split, or a template that cannot be filled.
     """
 
     name: str
@@ -228,33 +204,21 @@ class GeneratedTask:
     type_weights: Mapping[str, float]  #: by which types of question are drawn; those without questions leave theirs
     even_answers = False  #: whether the answers of a type are drawn evenly; see `draw_by_type`
     splits: tuple[Split, ...] = ("train", "validation")
-    h_rel: tuple[float, float] = DEFAULT_H_REL
+    h_rel: tuple[float, float] = DEFAULT_H_REL  #: range of the relative text height
     required_fields: tuple[str, ...] = ("question",)  #: of a prompt template
     is_generated = True
     pictures: str = ""  #: prefix of the pictures' names; families with the same one ask about the same pictures
 
-    def __init__(
-        self,
-        split: str = "validation",
-        num_samples: int | None = None,
-        seed: int = 0,
-        h_rel: tuple[float, float] | None = None,
-        prompt_template: str | None = None,
-    ) -> None:
+    def __init__(self, split: str = "validation", prompt_template: str | None = None) -> None:
         if split not in self.splits:
             raise ConfigurationError(f"{self.name} has no split {split!r}: choose one of {', '.join(self.splits)}")
-        if num_samples is not None and num_samples < 1:
-            raise ConfigurationError(f"{num_samples} samples of {self.name} were requested; request at least 1")
         if prompt_template is not None:
             check_template(prompt_template, self.required_fields)
         self.prompt_template = prompt_template
         self._split: Split = split
         self.split: str = split
-        self.seed = seed
-        self._h_rel = SceneOptions(h_rel=self.h_rel if h_rel is None else h_rel).h_rel
-        self._length = _DEFAULT_LENGTH[self._split] if num_samples is None else num_samples
-        self.source: Mapping[str, str] = {"read_from": "generated scenes", "seed": str(seed), "h_rel": str(self._h_rel)}
-        scene_seed(self._split, seed, math.ceil(self._length / self.questions_per_image) - 1)
+        self._length = _LENGTH[self._split]
+        self.source: Mapping[str, str] = {"read_from": "generated scenes", "seed": "0", "h_rel": str(self.h_rel)}
 
     @staticmethod
     def make_questions(scene: SceneContent, rng: random.Random) -> list[QuestionAnswer]:
@@ -286,14 +250,14 @@ class GeneratedTask:
 
     def __getitem__(self, index: int) -> Sample:
         pair, image_index = self._requested(index)
-        scene = self.scene(image_index)
-        rng = random.Random(f"{self.name}:answers:{self.split}:{self.seed}:{index}")
+        scene, _ = self._plan(image_index)
+        rng = random.Random(f"{self.name}:answers:{self.split}:0:{index}")
         return Sample(
             sample_id=index,
-            image_id=f"{self.pictures}{self.split}-{self.seed}-{image_index:06d}",
+            image_id=f"{self.pictures}{self.split}-0-{image_index:06d}",
             question=pair.question,
             answers=self.references(pair, rng),
-            image=scene.image,
+            image=_painted(self._split, image_index, self.h_rel, self.codes(self._split)),
             question_type=pair.question_type,
             metadata={
                 **pair.metadata,
@@ -306,6 +270,11 @@ class GeneratedTask:
             options=pair.options,
             answer_index=pair.answer_index,
         )
+
+    def about(self, image_index: int) -> range:
+        """The samples of one picture."""
+        first = image_index * self.questions_per_image
+        return range(first, first + self.questions_per_image)
 
     def question_type(self, index: int) -> str:
         """The type of the question at `index`, from the scene's plan alone."""
@@ -333,18 +302,17 @@ class GeneratedTask:
         image_index, place = divmod(index, self.questions_per_image)
         return self.questions_of(image_index)[place], image_index
 
-    def scene(self, image_index: int) -> Scene:
-        """A picture of this split and what it shows."""
-        return _painted(self._split, self.seed, image_index, self._h_rel, self.codes(self._split))
+    def _plan(self, image_index: int) -> tuple[ScenePlan, tuple[Any, ...]]:
+        return _planned(self._split, image_index, self.h_rel, self.codes(self._split))
 
     def questions_of(self, image_index: int) -> list[QuestionAnswer]:
         """The questions of one picture, always as many as `questions_per_image`: a small scene repeats its own."""
-        plan, state = _planned(self._split, self.seed, image_index, self._h_rel, self.codes(self._split))
+        plan, state = self._plan(image_index)
         drawn = self.draw_questions(plan, self._question_rng(state, image_index), self.questions_per_image)
         return (drawn * self.questions_per_image)[: self.questions_per_image]
 
     def _question_rng(self, state: tuple[Any, ...], image_index: int) -> random.Random:
-        return random.Random(f"{self.name}:questions:{self.split}:{self.seed}:{image_index}")
+        return random.Random(f"{self.name}:questions:{self.split}:0:{image_index}")
 
 
 def same_pictures(tasks: Sequence[GeneratedTask]) -> list[list[GeneratedTask]]:

@@ -18,7 +18,6 @@ from experiment_core_utils.tasks.datasets.reference_task import (
     QuestionAnswer,
     absent_names,
     counts_of_each,
-    reading_order,
     scene_question,
     with_article,
 )
@@ -71,11 +70,6 @@ def make_questions(scene: SceneContent, rng: random.Random) -> list[QuestionAnsw
     ]
     rng.shuffle(questions)
     return questions
-
-
-def describe(scene: SceneContent) -> str:
-    """Every item in reading order, as in "red circle K7Q, blue star 42"; used for training only."""
-    return ", ".join(f"{item.name} {item.label}" for item in reading_order(scene.items))
 
 
 def _reading_questions(scene: SceneContent) -> list[QuestionAnswer]:
@@ -212,7 +206,7 @@ def _mistaken(answer: str, question_type: str, rng: random.Random) -> str:
 def chance_levels() -> Mapping[str, float]:
     """For each question type, how often the most frequent answer is right: what a model without eyes can reach.
 
-    Measured on exactly the questions of the validation split at its default seed and length, from the plans of its
+    Measured on exactly the questions of the validation split of its length, from the plans of its
     scenes (no pixels are painted). So it is the score of the best constant answer there, a little above 1/8 for
     colour, 1/6 for shape and 1/2 for yes_no; the answers to reading hardly ever repeat.
     """

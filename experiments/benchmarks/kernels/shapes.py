@@ -7,10 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, OlmoeConfig, PreTrainedConfig, PreTrainedModel, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    LlamaConfig,
+    OlmoeConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+)
 
+from experiment_core_utils.models.hf.loader import random_model
+from experiment_core_utils.models.molmoe import MolmoeConfig
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiments.benchmarks.molmoe_1b import random_model, shape_config, tiny_config
+from experiments.benchmarks.molmoe_1b import shape_config, tiny_config
 
 MOLMOE = "molmoe_1b"
 # The repository of each shape.
@@ -84,7 +94,8 @@ def random_weights(config: PreTrainedConfig, device: torch.device, dtype: torch.
     """A random model, the same one in each process on a device; norms and biases are random, too, so that nothing is
     multiplied by one or added as zero.
     """
-    model = random_model(config, device, dtype)
+    auto_class = AutoModelForImageTextToText if isinstance(config, MolmoeConfig) else AutoModelForCausalLM
+    model: PreTrainedModel = random_model("the shape", auto_class, config, device, dtype=dtype).eval()
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() == 1:

@@ -8,7 +8,7 @@ Network Pruning", CVPR 2019, there for the parameters of a filter).
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import product
+from itertools import product, takewhile
 from typing import Any, Protocol, TypeGuard
 
 import torch
@@ -28,7 +28,6 @@ from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask, s
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 from experiments.block_importance.answers import DrawnTask
-from experiments.block_importance.from_checkout.packing import make_slot, slot_mask, slot_positions
 from experiments.block_importance.importance import Blocks, Measured, TaskValues, watched_blocks
 from experiments.block_importance.proxies import of_all_samples
 
@@ -126,17 +125,6 @@ def is_picture_model(model: Runnable) -> TypeGuard[PictureModel]:
     return hasattr(model, "processor") and model.prompt_family == "molmo"
 
 
-def samples_of(task: GeneratedTask, picture: int) -> list[Sample]:
-    """Every question of a family about a picture."""
-    first = picture * task.questions_per_image
-    return [task[index] for index in range(first, first + task.questions_per_image)]
-
-
-def placed(tensor: torch.Tensor, model: Any) -> torch.Tensor:
-    """An input on the model's device, in its precision where it is a number with a fraction."""
-    return tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)
-
-
 @dataclass(eq=False)
 class PackedPictureScorer:
     """A `BlockSetScorer` of the embedded model: the mean log-likelihood of an expected answer's tokens.
@@ -182,52 +170,64 @@ class PackedPictureScorer:
 
 
 class _Pack:
-    """A picture with its questions and expected answers, embedded."""
+    """A picture with its questions and expected answers, embedded side by side.
+
+    A picture is costly and a question is cheap, so that all use one picture: each sees the picture and itself, at the
+    positions that it has alone.
+    """
 
     def __init__(self, scorer: PackedPictureScorer, tasks: Sequence[GeneratedTask], picture: int) -> None:
         self._model = model = scorer.model
-        processor = scorer.processor
-        samples = [(task, sample) for task in tasks for sample in samples_of(task, picture)]
+        tokenizer = scorer.processor.tokenizer
+        samples = [(task, task[index]) for task in tasks for index in task.about(picture)]
         #: task and picture of each question
         self.samples = [(task.name, sample.image_id) for task, sample in samples]
-        inputs = processor("", samples[0][1].image, scorer.crops)
-        prefix = inputs["input_ids"].shape[1]
-        ids, widths = inputs["input_ids"][0].tolist(), []
+        inputs = scorer.processor("", samples[0][1].image, scorer.crops)
+        ids = inputs["input_ids"][0].tolist()
+        prefix = len(ids)
         self._answers: list[tuple[int, torch.Tensor]] = []
-        for task, sample in samples:
-            slot = make_slot(processor.tokenizer, task.prompt(sample), str(sample.metadata["answer"]))
-            row = [*slot.prompt, *slot.answer[:-1]]
-            self._answers.append((len(ids) + len(slot.prompt) - 1, torch.tensor(slot.answer)))
+        owners, positions = [0] * prefix, [*range(prefix)]  # of each token: the question that it is of, from 1 on
+        for number, (task, sample) in enumerate(samples, 1):
+            prompt, answer = (
+                tokenizer(text, add_special_tokens=False)["input_ids"]
+                for text in (task.prompt(sample), f" {sample.metadata['answer']}")
+            )
+            self._answers.append((len(ids) + len(prompt) - 1, torch.tensor([*answer, tokenizer.eos_token_id])))
+            row = [*prompt, *answer]
             ids += row
-            widths.append(len(row))
+            owners += [number] * len(row)
+            positions += range(prefix, prefix + len(row))
         features = model.encode_image(
-            *(placed(inputs[name], model) for name in ("pixel_values", "image_masks", "image_input_idx"))
+            *(
+                inputs[name].to(model.device, model.dtype if inputs[name].is_floating_point() else None)
+                for name in ("pixel_values", "image_masks", "image_input_idx")
+            )
         )
-        device = model.device
-        self._states = model.model.embed(torch.tensor([ids], device=device), features)
-        positions = slot_positions(prefix, widths, len(ids)).to(device)[None]
-        self._rotary = model.model.language_model.rotary_emb(self._states, positions)
-        is_seen, dtype = slot_mask(prefix, widths, len(ids), device), self._states.dtype
+        owner_ids, position_ids = torch.tensor([owners, positions], device=model.device)
+        self._states = model.model.embed(torch.tensor([ids], device=model.device), features)
+        self._rotary = model.model.language_model.rotary_emb(self._states, position_ids[None])
+        is_seen = ((owner_ids[:, None] == owner_ids) | (owner_ids == 0)).tril()[None, None]
+        dtype = self._states.dtype
         self._mask = torch.zeros_like(is_seen, dtype=dtype).masked_fill(~is_seen, torch.finfo(dtype).min)
 
     def likelihoods(self, sets: Sequence[Blocks]) -> dict[Blocks, list[float]]:
         """The value of each sample, for each set."""
-        found = {}
-        done: list[int] = []
+        likelihoods = {}
+        computed: list[int] = []
         states = [self._states]
         for blocks in sorted(sets):
-            shared = next((at for at, pair in enumerate(zip(done, blocks, strict=False)) if pair[0] != pair[1]), None)
-            kept = min(len(done), len(blocks)) if shared is None else shared
-            del done[kept:], states[kept + 1 :]
-            for block in blocks[kept:]:
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(computed, blocks, strict=False))
+            num_shared = sum(1 for _ in same)
+            del computed[num_shared:], states[num_shared + 1 :]
+            for block in blocks[num_shared:]:
                 states.append(
                     self._model.all_blocks[block](
                         states[-1], attention_mask=self._mask, position_embeddings=self._rotary
                     )
                 )
-                done.append(block)
-            found[blocks] = self._of_answers(states[-1][0])
-        return found
+                computed.append(block)
+            likelihoods[blocks] = self._of_answers(states[-1][0])
+        return likelihoods
 
     def _of_answers(self, states: torch.Tensor) -> list[float]:
         """Mean log-likelihood of each answer's tokens, from states [L, H] after the last block."""

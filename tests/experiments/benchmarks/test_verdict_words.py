@@ -18,8 +18,6 @@ from experiments.benchmarks.verdict_words import (
     cells_of,
     cost_words,
     grid_of,
-    read_cells,
-    save_cells,
     table_lines,
     write_page,
 )
@@ -99,12 +97,11 @@ def test_cells_that_chance_explains_and_others() -> None:
     assert not cell("found as no", 0).is_beyond
 
 
-def test_the_page_is_made_from_the_file(tmp_path: Path) -> None:
+def test_the_page_is_made_from_the_cells(tmp_path: Path) -> None:
     cells = [Cell("time", "steady", n, "front no: wrong", 200, number) for n, number in ((16, 3), (52, 90))]
-    save_cells(cells, tmp_path / "cells.json")
     page = tmp_path / "page.md"
     page.write_text(f"# Words\n\n{BEGIN}\nold\n{END}\n\nThe end.\n")
-    write_page(read_cells(tmp_path / "cells.json"), page)
+    write_page(cells, page)
     text = page.read_text()
     assert "old" not in text and text.startswith("# Words") and text.endswith(f"{END}\n\nThe end.\n")
     assert "| steady | 16 | 1.5 |\n| steady | 52 | **45.0** |" in text

@@ -17,7 +17,7 @@ families = pytest.mark.parametrize("family", REFERENCE_TASKS, ids=lambda family:
 
 @families
 def test_a_sample_depends_on_its_index_alone(family: type[GeneratedTask]) -> None:
-    first, again, other_seed = family("validation"), family("validation", num_samples=9), family(seed=1)
+    first, again = family("validation"), family("validation")
     forwards = [first[index] for index in range(9)]
     backwards = [again[index] for index in reversed(range(9))]
     for one, other in zip(forwards, reversed(backwards), strict=True):
@@ -26,7 +26,6 @@ def test_a_sample_depends_on_its_index_alone(family: type[GeneratedTask]) -> Non
             other.question, other.answers, other.options, other.metadata
         )  # fmt: skip
         assert one.image.tobytes() == other.image.tobytes()
-    assert [other_seed[index].answers for index in range(9)] != [sample.answers for sample in forwards]
 
 
 @pytest.mark.parametrize("family", SHARED, ids=lambda family: family.name)
@@ -75,8 +74,6 @@ def test_expected_answers_score_best_and_registry_agrees(family: type[GeneratedT
 def test_splits_and_lengths_are_validated(family: type[GeneratedTask]) -> None:
     with pytest.raises(ConfigurationError, match="has no split 'test': choose one of train, validation"):
         family("test")
-    with pytest.raises(ConfigurationError, match="0 samples of .* were requested; request at least 1"):
-        family(num_samples=0)
     train, validation = family("train"), family("validation")
     assert (len(train), len(validation)) == (100_000, 2_000)
     assert train[0].image_id == f"{family.pictures}train-0-000000"
