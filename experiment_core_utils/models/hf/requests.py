@@ -457,7 +457,7 @@ class HFRequests:
         """What closes a thought of the model; None where its tokenizer and its template have no marks of thinking, or
         its tokens do not show them.
         """
-        added = getattr(self._tokenizer, "get_added_vocab", dict)()
+        added: dict[str, int] = getattr(self._tokenizer, "get_added_vocab", dict)()
         pair = thinking_pair([*marks_in_text(self._layout.template or ""), *marks_in(added)])
         if pair is None:
             return None
