@@ -495,8 +495,8 @@ class HFRequests:
         """What closes a thought of the model; None where its tokenizer and its template have no marks of thinking, or
         its tokens do not show them.
         """
-        marks = [*marks_in_text(self._layout.template or ""), *marks_in(self._tokenizer.get_added_vocab())]
-        pair = thinking_pair(marks)
+        added: dict[str, int] = getattr(self._tokenizer, "get_added_vocab", dict)()
+        pair = thinking_pair([*marks_in_text(self._layout.template or ""), *marks_in(added)])
         if pair is None:
             return None
         opening, closing = pair
@@ -509,8 +509,8 @@ class HFRequests:
         """What the chat template adds to a prompt where it is told that the model is not to think; () where it has no
         such place, or writes something else there.
         """
-        plain = self._layout.text(_PROBE, num_pictures=0)
-        with suppress(TemplateError, TypeError, ValueError):
+        with suppress(TemplateError, TypeError, ValueError, SampleError):
+            plain = self._layout.text(_PROBE, num_pictures=0)
             text = replace(self._layout, variables={"enable_thinking": False}).text(_PROBE, num_pictures=0)
             more = self._ids_of(text.removeprefix(plain))
             if text.startswith(plain) and not self.opens_thinking and self._ids_of(text) == self._ids_of(plain) + more:

@@ -76,6 +76,7 @@ def test_a_mixture_tells_all_its_limits_without_a_weight(folder_of: Written, tmp
 def test_a_dense_model_and_one_with_a_fixed_picture_say_why(folder_of: Written) -> None:
     # 24 pixels in patches of 8 are 9 features of a tile.
     reasons = dict.fromkeys(("top_k", "expert_mass"), "the model is dense")
+    reasons["thinking_budget"] = "its tokenizer and its chat template have no marks of thinking"
     dense = KnobLimits(3, None, None, reasons, token_unit=TokenUnit(9))
     found = find_model(str(folder_of("llava_next"))).limits
     assert replace(found, fraction_reasons=(None, None)) == dense
