@@ -237,7 +237,7 @@ def load_requested(
 
     def load(loading: Loading) -> Any:
         of_loading, asked = requested(loading)
-        name = source.name if len(loadings) == 1 else f"{source.name} ({loading_name(loading)})"
+        name = source.name if len(loadings) == 1 else f"{of_loading.name} ({loading_name(loading)})"
         work = f"connecting to {source.name} at {source.place}"
         with announced(work if source.is_served else f"loading {name} on {device}", shown=shown):
             return of_loading.load(asked, device, is_profiled=is_profiled)

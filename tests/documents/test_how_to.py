@@ -74,6 +74,8 @@ def program_of(line: str) -> tuple[str, list[str]] | None:
         return DRIVER, words[words.index("scripts/slurm_sweep.sh") + 1 :]
     if "-m" in words:
         words = words[words.index("-m") + 1 :]
+        if "." in words[0]:
+            return words[0], words[1:]
     if words[0] in ("knobprof", "knob_profiler"):
         found: object = COMMANDS
         rest = words[1:]

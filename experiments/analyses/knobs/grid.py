@@ -18,7 +18,6 @@ from experiment_core_utils.primitives.replication import (
     UNKNOWN,
     Replication,
     across_runs,
-    in_loads,
     in_passes,
 )
 from experiment_core_utils.primitives.statistics import fraction_of, mean_of
@@ -29,7 +28,7 @@ from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.tasks.answers import scored_text
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.knobs.controls import controls_of
-from experiments.analyses.knobs.run_variance import is_in_loads, is_in_rounds, means_of_loads, stated_run_deviation
+from experiments.analyses.knobs.run_variance import is_in_rounds, over_loads, stated_run_deviation
 from experiments.analyses.recorded_table import RecordedTable, named_picture, read_table
 from experiments.analyses.stages.records import source_fields
 from experiments.analyses.sweeps import StoredSetting, Sweep, load_sweeps
@@ -218,17 +217,13 @@ def mean_log_time(sample: SampleResult) -> float | None:
 
 
 def _times_of(settings: Sequence[StoredSetting], rows: Sequence[SamplesById]) -> Replication:
-    """The levels at which times were repeated: rounds or loads, and runs; not known of settings that did not take
-    turns.
-
-    Args:
-        rows: samples of each setting, by id.
-    """
+    """The levels at which times were repeated, rounds, loads or runs; not known of settings that did not take turns."""
     if any(each.result.open_loop is not None for each in settings):
         return OPEN_LOOP
-    if all(is_in_loads(each.result) for each in settings) and len({each.run for each in settings}) == 1:
-        return in_loads(means_of_loads(rows))
-    in_turn = all(_shared_rounds([each.result for each in own]) for own in _by_run(settings).values())
+    runs = _by_run(settings).values()
+    if len(runs) == 1 and (found := over_loads([each.result for each in settings], rows)) is not None:
+        return found
+    in_turn = all(_shared_rounds([each.result for each in own]) for own in runs)
     return _with_runs(IN_ROUNDS if in_turn else UNKNOWN, settings)
 
 
@@ -240,23 +235,21 @@ def _energies_of(settings: Sequence[StoredSetting]) -> Replication:
 
 
 def _with_runs(within: Replication, settings: Sequence[StoredSetting]) -> Replication:
-    variance = stated_run_deviation([each.result for each in settings]) ** 2
-    return across_runs(within, variance, [each.run for each in settings])
+    deviation = stated_run_deviation([each.result for each in settings])
+    return across_runs(within, deviation**2, [each.run for each in settings])
 
 
 def _by_run(settings: Sequence[StoredSetting]) -> dict[object, list[StoredSetting]]:
-    found: dict[object, list[StoredSetting]] = {}
-    for each in settings:
-        found.setdefault(each.run, []).append(each)
-    return found
+    keys = dict.fromkeys(each.run for each in settings)
+    return {run: [each for each in settings if each.run == run] for run in keys}
 
 
 def _shared_rounds(results: Sequence[SettingResult]) -> bool:
     """Whether these settings of one run took turns; of those that were measured alone there is only one."""
-    orders = [result.setting_order for result in results]
+    orders = [None if each.setting_order is None else each.setting_order.how for each in results]
     samples = [sample for each in results for sample in each.per_sample_results]
     alone = {run.place_in_round is None for sample in samples for run in sample.runs}
-    return all(order is not None and is_in_rounds(order.how) for order in orders) and len(alone) < 2
+    return all(map(is_in_rounds, orders)) and len(alone) < 2
 
 
 def picture_of(sample: SampleResult) -> str:

@@ -1,10 +1,10 @@
 """How much a run's speed varies, of settings that were measured in several runs, and whether settings took turns."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
+from experiment_core_utils.primitives.replication import Replication, in_loads
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import SettingResult
 from experiments.fitting.run_ratios import BESIDE_LOAD, BETWEEN_RUNS, ON_A_CPU
@@ -28,18 +28,16 @@ def is_in_rounds(how: str | None) -> bool:
     return how == "rounds"
 
 
-def is_in_loads(result: SettingResult) -> bool:
-    """Whether each run of its samples is of another load of the model."""
-    return result.setting_order is not None and result.setting_order.how == "loads"
+def over_loads(results: Sequence[SettingResult], rows: Sequence[Mapping[int, SampleResult]]) -> Replication | None:
+    """The levels at which times of a run were repeated whose runs of a sample are each of another load of the model;
+    None where they are not. Of samples, those count that all settings timed.
 
-
-def means_of_loads(rows: Sequence[Mapping[int, SampleResult]]) -> list[list[float]]:
-    """Of each setting the mean over samples of the natural logarithm of `T_total` in the run of each load; samples that
-    all settings timed count.
+    Args:
+        rows: samples of each setting, by id.
     """
+    if {None if each.setting_order is None else each.setting_order.how for each in results} != {"loads"}:
+        return None
     timed = set.intersection(*({key for key, sample in row.items() if sample.runs} for row in rows))
     loads = min((len(row[key].runs) for row in rows for key in timed), default=0)
-    return [
-        [float(np.mean([math.log(row[key].runs[load].T_total) for key in timed])) for load in range(loads)]
-        for row in rows
-    ]
+    logarithms = [[[math.log(row[key].runs[load].T_total) for key in timed] for load in range(loads)] for row in rows]
+    return in_loads([[statistics.fmean(load) for load in each] for each in logarithms])
