@@ -53,7 +53,7 @@ def test_a_model_that_cannot_turn_it_keeps_its_own() -> None:
 def test_labels_and_levels_are_read_back() -> None:
     assert (TOP_K.label(8), TOP_K.parsed("topk8"), TOP_K.of_level(8)) == ("topk8", 8, 8)
     assert [TOP_K.parsed(label) for label in ("topk", "topkmany", "blocks8", "8")] == [None] * 4
-    with pytest.raises(ConfigurationError, match="'8' is not a number of experts per token; give a whole number"):
+    with pytest.raises(ConfigurationError, match="'8' is not a value of top_k; give a whole number above 0"):
         TOP_K.of_level("8")
 
 

@@ -25,13 +25,13 @@ from tests.models.tiny_checkpoints import write_checkpoint
 
 # A name -> the family, the knobs that are turned, and how many settings these are.
 KINDS = {
-    # The reference beside nine of the grid.
-    "dense": ("smolvlm", ["--num_active_blocks_list", "1", "2", "3"], 10),
+    # Three fractions of the vision tokens, the reference among them, at three numbers of blocks.
+    "dense": ("smolvlm", ["--num_active_blocks_list", "1", "2", "3"], 9),
     "text": ("llama", ["--num_active_blocks_list", "1", "2", "3"], 3),
     "one setting": ("llama", [], 1),
 }
 # The full grid of the models: of three blocks, three quarters are all.
-COLLECTED = {"dense": ["tier-low_blocks3", "tier-medium_blocks3", "tier-high_blocks3", "own_blocks3"]}
+COLLECTED = {"dense": ["frac-0.25_blocks3", "frac-0.5_blocks3", "own_blocks3"]}
 NO_EXTRAS = ["--num_samples", "8", "--max_new_tokens", "4", "--num_runs_per_sample", "1", "--num_warmup_runs", "0",
              "--max_repeats", "0", "--num_threads", "1"]  # fmt: skip
 # What the how-to pages do not name, or only within a sentence.

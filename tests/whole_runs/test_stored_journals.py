@@ -43,6 +43,7 @@ CHANGED = {
     r"(aggregate_stats|energy\.passes)\..*_ci95_(low|high)(_typical)?": "intervals of positive quantities are positive",
     r"energy\.passes\.j_per_request_by_pass": "new: energies are tested over passes",
     r"memory\.num_passes": "new: peaks of memory are the highest of passes",
+    r"vision_fraction": "new: the vision knob takes fractions of the model's own tokens",
     r"digest": "new: edited files are known by it",
     r"drift": "gone: readings of a control setting, of which there were none any more",
 }

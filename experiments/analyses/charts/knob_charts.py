@@ -23,7 +23,20 @@ from experiments.analyses.charts.chart import (
     flop_unit,
     thinned,
 )
-from experiments.analyses.charts.style import BLUE, GREEN, INK, ORANGE, PURPLE, QUIET, SKY, VERMILION, YELLOW
+from experiments.analyses.charts.style import (
+    BLUE,
+    GREEN,
+    INDIGO,
+    INK,
+    OLIVE,
+    ORANGE,
+    PURPLE,
+    QUIET,
+    SKY,
+    VERMILION,
+    WINE,
+    YELLOW,
+)
 from experiments.analyses.knobs.coupling import FixedValue
 from experiments.analyses.knobs.effects import Effects, LevelMean, Term, is_beyond_noise
 from experiments.analyses.knobs.fronts import FrontPoint, Status, on_front
@@ -33,7 +46,9 @@ from experiments.analyses.knobs.records import FrontAnalysis, TaskAnalysis, pres
 from experiments.analyses.limits import MOST_DRAWN, MOST_SETTINGS
 
 # Of knobs in the order of `all_knobs`, from the first again where there are more; PURPLE is the sweep's.
-KNOB_COLOURS = (BLUE, SKY, ORANGE, YELLOW, GREEN, VERMILION)
+# Of the three knobs that most runs turn, which no other has, and of the others in turn.
+KNOB_COLOURS = {"vision": BLUE, "top_k": ORANGE, "num_active_blocks": GREEN}
+FURTHER_COLOURS = (SKY, YELLOW, VERMILION, WINE, OLIVE, INDIGO)
 VALUE_COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE)
 FAINT = "#C4C4C4"
 # Of the fronts of several sweeps; apart from those of STATUS_MARKS.
@@ -85,9 +100,11 @@ def _knob_charts(analysis: TaskAnalysis, with_accuracy: bool) -> list[Chart]:
 
 def knob_colour(name: str) -> str:
     """The colour of one of `knob_names`."""
+    if name == SWEEP or name in KNOB_COLOURS:
+        return KNOB_COLOURS.get(name, PURPLE)
     # A placebo is in no picture, and takes no knob's colour away.
-    drawn = [each for each in knob_names() if each != PLACEBO.name]
-    return PURPLE if name == SWEEP else KNOB_COLOURS[drawn.index(name) % len(KNOB_COLOURS)]
+    further = [knob for knob in knob_names() if knob not in KNOB_COLOURS and knob != PLACEBO.name]
+    return FURTHER_COLOURS[further.index(name) % len(FURTHER_COLOURS)]
 
 
 def short_name(point: KnobPoint) -> str:

@@ -11,6 +11,8 @@ from experiments.analyses.sweeps import SweepProvenance
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, BLACK = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000",
 )  # fmt: skip
+# More that stay apart from these: P. Tol, "Colour schemes" (2021), the muted ones.
+WINE, OLIVE, INDIGO = "#882255", "#999933", "#332288"
 INK, QUIET, GRID, LIGHT_GREY = "#222222", "#666666", "#E3E3E3", "#BBBBBB"
 STAGE_COLOURS = {"vision": BLUE, "prefill": ORANGE, "decode": GREEN}
 

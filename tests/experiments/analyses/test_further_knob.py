@@ -17,7 +17,7 @@ from experiment_core_utils.records.setting_result import published_names
 from experiment_core_utils.saved_results.terminal import closing_table
 from experiment_core_utils.tables.frames import settings_frame as all_columns
 from experiments.analyses.charts.knob_charts import knob_colour
-from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, PURPLE, SKY
+from experiments.analyses.charts.style import BLUE, GREEN, INDIGO, ORANGE, PURPLE
 from experiments.analyses.knobs.grid import grids_of, knobs_of
 from experiments.analyses.latency.estimator import caveats_of
 from experiments.analyses.latency.features import timed_samples
@@ -120,7 +120,7 @@ def test_e2_turns_it_in_a_colour_of_its_own(folder: Path) -> None:
     (share,) = [each["share"] for each in task["effects"]["latency_mean"]["terms"] if each["knobs"] == ["heat"]]
     assert share == pytest.approx(1.0)
     names = ("vision", "top_k", "num_active_blocks", "heat", "sweep")
-    assert [knob_colour(name) for name in names] == [BLUE, ORANGE, GREEN, SKY, PURPLE]
+    assert [knob_colour(name) for name in names] == [BLUE, ORANGE, GREEN, INDIGO, PURPLE]
 
 
 def test_e3_says_that_it_has_no_term_for_it(folder: Path) -> None:

@@ -8,6 +8,7 @@ from experiment_core_utils.knobs.loading import LoadingKnob
 from experiment_core_utils.knobs.placebo import Placebo
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.request_knobs import ServerKnob
+from experiment_core_utils.knobs.thinking_budget import ThinkingBudget
 from experiment_core_utils.knobs.variant import Variant
 from experiment_core_utils.models.molmoe.knobs import adapters_of
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
@@ -20,8 +21,9 @@ def test_there_is_one_for_every_knob_and_each_turns_its_own() -> None:
     """4 blocks, 4 experts a token of 8; the first block keeps its number."""
     model = MolmoeForConditionalGeneration(tiny_config())
     adapters = adapters_of(model, PlacedTokens())
-    # All but those of a request to a server or of another load, and the placebo, which acts on nothing.
-    others = ServerKnob | Variant | Placebo | LoadingKnob | AnswerLimit
+    # All but those of a request to a server or of another load, the placebo, which acts on nothing, and thinking, whose
+    # marks it lacks.
+    others = ServerKnob | Variant | Placebo | LoadingKnob | AnswerLimit | ThinkingBudget
     in_process = {knob.name for knob in all_knobs() if not isinstance(knob, others)}
     assert set(adapters) == in_process and len(in_process) == 5
     assert not any(adapter.unsupported_reason for adapter in adapters.values())

@@ -26,6 +26,7 @@ REQUESTS = cast(
         name="tiny",
         has_vision=False,
         vision_knob_unsupported_reason="it takes no pictures",
+        thinking=None,
         config_for=lambda crops: {} if crops is None else {"rows": crops.max_crops},
     ),
 )
@@ -41,16 +42,17 @@ def test_there_is_one_for_every_knob_which_says_why_it_cannot_be_turned() -> Non
     # All but those of a request to a server, and the placebo, which acts on nothing.
     others = ServerKnob | Variant | Placebo | LoadingKnob | AnswerLimit
     in_process = {knob.name for knob in all_knobs() if not isinstance(knob, others)}
-    assert set(of_experts) == in_process and len(in_process) == 5
-    no_pictures = {
+    assert set(of_experts) == in_process and len(in_process) == 6
+    neither = {
         "vision": "it takes no pictures",
         "visual_token_keep": "tiny is a text model: it has no image tokens",
+        "thinking_budget": "its tokenizer and its chat template have no marks of thinking",
     }
     reasons = {name: each.unsupported_reason for name, each in of_experts.items()}
-    assert reasons == {**no_pictures, "top_k": None, "expert_mass": None, "num_active_blocks": None}
+    assert reasons == {**neither, "top_k": None, "expert_mass": None, "num_active_blocks": None}
     dense = {name: each.unsupported_reason for name, each in adapters("llama")[1].items()}
     assert dense == {
-        **no_pictures,
+        **neither,
         "top_k": "the model is dense",
         "expert_mass": "the model is dense",
         "num_active_blocks": None,
