@@ -1,13 +1,14 @@
 """The greedy choice of diverse image tokens as one kernel. Importing this module needs Triton."""
 
-from contextlib import nullcontext
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 
 
-@triton.jit
+# A picture's number of features must not decide by its divisors which kernel runs: that would be built amid a measurement.
+@triton.jit(do_not_specialize=["features", "kept"])
 def most_diverse_kernel(distances, chosen, features, kept, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Choose features one after the other in one program, which keeps each one's distance to its nearest chosen one.
 
@@ -27,11 +28,22 @@ def most_diverse_kernel(distances, chosen, features, kept, BLOCK: tl.constexpr):
 
 def choose_most_diverse(distances: torch.Tensor, chosen: torch.Tensor) -> None:
     """Fill `chosen` [K] int64, whose first place is given, from distances [N, N] float32 with minus infinity on the
-    diagonal.
+    diagonal. The first call on a device builds the kernels for every N up to 65,536.
     """
+    if distances.is_cuda:
+        _build_all(distances.device)
+    _launch(distances, chosen)
+
+
+@cache
+def _build_all(device: torch.device) -> None:
+    for block in (1024, 4096, 16384, 65536):
+        _launch(torch.empty(1, 1, device=device), torch.zeros(1, dtype=torch.long, device=device), block)
+
+
+def _launch(distances: torch.Tensor, chosen: torch.Tensor, block: int = 1024) -> None:
     features = distances.shape[0]
-    block = triton.next_power_of_2(features)
-    # A thread keeps up to 16 distances, of the largest pictures more.
-    warps = min(max(block // 512, 1), 32)
-    with torch.cuda.device(distances.device) if distances.is_cuda else nullcontext():
-        most_diverse_kernel[(1,)](distances, chosen, features, len(chosen), BLOCK=block, num_warps=warps)
+    while block < features:
+        block *= 4
+    with torch.cuda.device_of(distances):
+        most_diverse_kernel[(1,)](distances, chosen, features, len(chosen), BLOCK=block, num_warps=16)
