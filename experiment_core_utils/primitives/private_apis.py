@@ -125,8 +125,10 @@ def takes_dynamic_cache(model: "PreTrainedModel") -> bool:
 
 
 def set_cached_tokens(layer: Any, tokens: int) -> None:
-    """Put a layer of a static cache so far, on its device."""
-    layer.cumulative_length.fill_(tokens)
+    """Put a layer of a static cache so far, on its device; one that counts no tokens stays as it is."""
+    for name in ("cumulative_length", "indexer_cumulative_length"):
+        if (length := getattr(layer, name, None)) is not None:
+            length.fill_(tokens)
 
 
 def flattened(tree: Any) -> tuple[list[Any], Any]:

@@ -7,7 +7,7 @@ contain all of it. Where Inductor compiles its functions, it does so for the mod
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from transformers import PreTrainedModel, StaticCache
-from transformers.cache_utils import Cache, StaticLayer
+from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLayer
 
 from experiment_core_utils.engines.cpu.build import private_folder
 from experiment_core_utils.engines.cuda_graphs import GraphCapturer
@@ -24,7 +24,7 @@ from experiment_core_utils.engines.engine_proof import RouterTrace
 from experiment_core_utils.models.hf.generate import GenerationState
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import out_of_memory_named
-from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, described
+from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, SettingError, described
 from experiment_core_utils.primitives.finite_logits import checked_tokens
 from experiment_core_utils.primitives.private_apis import set_cached_tokens
 from experiment_core_utils.primitives.progress import announced
@@ -113,13 +113,35 @@ class _Step:
 
 
 def cache_unsupported_reason(model: PreTrainedModel) -> str | None:
-    """The reason why keys and values of this family cannot be in fixed memory with lengths on the device."""
-    kinds = sorted({type(layer).__name__ for layer in _empty_cache(model, 1).layers if type(layer) is not StaticLayer})
-    return f"its cache has layers that count on the host ({', '.join(kinds)})" if kinds else None
+    """The reason why what requests of this family remember cannot be in fixed memory."""
+    kinds = {type(layer) for layer in _empty_cache(model, 1).layers}
+    others = sorted(kind.__name__ for kind in kinds if not getattr(kind, "is_compileable", False))
+    return f"its cache has layers that count on the host ({', '.join(others)})" if others else None
 
 
 def _empty_cache(model: PreTrainedModel, max_seq_len: int) -> Any:
-    return StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=max_seq_len)
+    """A cache in which layers with a window keep all positions; what is out of the window is in the mask alone.
+
+    The vendor's ring buffers count on the host whether they are full.
+    """
+    cache = StaticCache(config=model.config.get_text_config(decoder=True), max_cache_len=max_seq_len)
+    cache.layers = [_without_ring(layer, max_seq_len) for layer in cache.layers]
+    return cache
+
+
+def _without_ring(layer: Any, max_seq_len: int) -> Any:
+    if not isinstance(layer, StaticSlidingWindowLayer):
+        return layer
+    if type(layer) is StaticSlidingWindowLayer:
+        whole: Any = StaticLayer(max_cache_len=max_seq_len)
+    else:
+        # Only versions with such a layer have its counterpart.
+        from transformers.cache_utils import LinearAttentionAndStaticFullAttentionLayer
+
+        whole = LinearAttentionAndStaticFullAttentionLayer(max_seq_len, number_of_states=layer.number_of_states)
+    # By it the vendor's masks find a layer with a window.
+    whole.is_sliding = True
+    return whole
 
 
 def _last_logits(
@@ -161,7 +183,9 @@ class FixedCacheDecode:
         self._cache = _empty_cache(model, max_seq_len)
         self._step: _Step | None = None
         self._replay: Any = None
-        self._length = 0
+        self._length = self._prompt_length = 0
+        #: recurrent states, and what they were after the prompt
+        self._at_prompt: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._trace = RouterTrace(num_experts)
         work = partial(_last_logits, self._model, self._cache)
         self._inductor = InductorFunction(work, "the decode step") if is_compiled else None
@@ -184,8 +208,12 @@ class FixedCacheDecode:
 
     @property
     def cached(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values of each block, each [KV, tokens so far, D]."""
-        return [(layer.keys[0, :, : self._length], layer.values[0, :, : self._length]) for layer in self._cache.layers]
+        """Keys and values of each block that attends to all tokens, each [KV, tokens so far, D]."""
+        return [
+            (layer.keys[0, :, : self._length], layer.values[0, :, : self._length])
+            for layer in self._cache.layers
+            if isinstance(layer, StaticLayer) and not layer.is_sliding
+        ]
 
     def begin(self, state: GenerationState, logits: torch.Tensor) -> None:
         """Take over a request after its prefill; at the first one the step is captured.
@@ -194,7 +222,7 @@ class FixedCacheDecode:
             logits: [1, V] of the prompt's last position.
         """
         ids, kwargs = state.steps[-1]
-        self._take(state.cache)
+        self._take(state.cache, ids.shape[-1])
         token = logits.argmax(dim=-1, keepdim=True)
         prepared = self._model.prepare_inputs_for_generation(
             torch.cat([ids, token], dim=-1), next_sequence_length=1, **kwargs
@@ -204,7 +232,7 @@ class FixedCacheDecode:
             own = None if positions is None else positions.clone()
             self._step = _Step(token.clone(), token.clone(), own, torch.zeros_like(logits))
             self._replay = self._graph_capturer.capture(self._run)
-            self._set_length(self._length)
+            self._take(state.cache, ids.shape[-1])
         self._step.token.copy_(token)
         self._step.checked.copy_(checked_tokens(token, logits))
         if self._step.positions is not None:
@@ -239,29 +267,39 @@ class FixedCacheDecode:
         return self._step.checked
 
     def rewind(self, steps: int) -> None:
-        """Forget the last so many tokens of the cache; the caller must put the last token."""
+        """Forget the last so many tokens of the cache; the caller must put the last token.
+
+        Raises:
+            SettingError: a recurrence, which is known at the prompt's end only, would have to be elsewhere.
+        """
         assert self._step is not None
+        if steps and self._at_prompt:
+            if self._length - steps != self._prompt_length:
+                raise SettingError("a recurrent state can be taken back to the prompt's end only; repeat all its steps")
+            for state, kept in self._at_prompt:
+                state.copy_(kept)
         self._set_length(self._length - steps)
         if self._step.positions is not None:
             self._step.positions.sub_(steps)
 
-    def _take(self, grown: Cache) -> None:
-        """Copy a growing cache's keys and values; positions after them are never read."""
-        tokens = grown.get_seq_length()
+    def _take(self, grown: Cache, prompt_tokens: int) -> None:
+        """Copy what a growing cache remembers; positions after its keys and values are never read."""
+        # Recurrent layers do not count tokens.
+        attends = any(isinstance(layer, StaticLayer) for layer in self._cache.layers)
+        tokens = int(grown.get_seq_length()) if attends else prompt_tokens
         if tokens >= self.max_seq_len:
             raise ConfigurationError(f"the cache has {self.max_seq_len} slots and the prompt {tokens} tokens")
         # A cache may have more layers than there are blocks that ran.
-        filled = [layer for layer in grown.layers if layer.is_initialized]
+        filled = [layer for layer in grown.layers if _is_filled(layer)]
         if len(filled) != len(self._cache.layers):
             raise ConfigurationError(
                 f"the prefill filled {len(filled)} layers of its cache, and the cache of fixed size has "
                 f"{len(self._cache.layers)}"
             )
-        for fixed, own in zip(self._cache.layers, filled, strict=True):
-            if not fixed.is_initialized:
-                fixed.lazy_initialization(own.keys, own.values)
-            fixed.keys[:, :, :tokens].copy_(own.keys)
-            fixed.values[:, :, :tokens].copy_(own.values)
+        states = [
+            pair for fixed, own in zip(self._cache.layers, filled, strict=True) for pair in _taken(fixed, own, tokens)
+        ]
+        self._at_prompt, self._prompt_length = states, tokens
         self._set_length(tokens)
 
     def _set_length(self, tokens: int) -> None:
@@ -280,3 +318,35 @@ class FixedCacheDecode:
         step.checked.copy_(checked_tokens(step.token, step.logits))
         if step.positions is not None:
             step.positions.add_(1)
+
+
+def _is_filled(layer: Any) -> bool:
+    recurrent = [*getattr(layer, "is_conv_states_initialized", {}).values()]
+    recurrent += getattr(layer, "is_recurrent_states_initialized", {}).values()
+    return bool(getattr(layer, "is_initialized", False)) or any(recurrent)
+
+
+def _taken(fixed: Any, own: Any, tokens: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Copies what a layer of a growing cache remembers of `tokens`; gives recurrent states and what was copied."""
+    if isinstance(fixed, StaticLayer) and own.is_initialized:
+        if not fixed.is_initialized:
+            fixed.lazy_initialization(own.keys, own.values)
+        # A layer with a window has the last tokens only.
+        rows = slice(tokens - own.keys.shape[-2], tokens)
+        fixed.keys[:, :, rows].copy_(own.keys)
+        fixed.values[:, :, rows].copy_(own.values)
+    if (index := getattr(own, "indexer_keys", None)) is not None:
+        if not fixed.is_indexer_initialized:
+            fixed.lazy_initialization_indexer(index)
+        fixed.indexer_keys[:, :tokens].copy_(index)
+    for place in getattr(own, "conv_states", {}):
+        convolved, recurrent = own.conv_states[place], own.recurrent_states[place]
+        if convolved is not None and not fixed.is_conv_states_initialized[place]:
+            fixed.lazy_initialization(conv_states=convolved, state_idx=place)
+        if recurrent is not None and not fixed.is_recurrent_states_initialized[place]:
+            fixed.lazy_initialization(recurrent_states=recurrent, state_idx=place)
+        fixed.has_previous_state[place] = True
+        for state, source in ((fixed.conv_states[place], convolved), (fixed.recurrent_states[place], recurrent)):
+            if source is not None:
+                state.copy_(source)
+                yield state, source.clone()
