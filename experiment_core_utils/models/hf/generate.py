@@ -178,6 +178,12 @@ def _vision_marked(model: PreTrainedModel, stages: _StageMarks) -> Iterator[None
 _CACHE_NAMES = ("past_key_values", "cache_params")
 
 
+def cache_argument(model: PreTrainedModel) -> str:
+    """The name under which the model's `forward` takes its cache."""
+    taken = inspect.signature(model.forward).parameters
+    return next((name for name in _CACHE_NAMES if name in taken), _CACHE_NAMES[0])
+
+
 @dataclass
 class GenerationState:
     """The state between two tokens."""
@@ -196,7 +202,7 @@ class GenerationState:
     @property
     def filled_layers(self) -> int:
         """Layers of the cache that contain keys or a recurrent state."""
-        return 0 if self.cache is None else sum(map(_is_filled, self.cache.layers))
+        return 0 if self.cache is None else sum(map(is_filled, self.cache.layers))
 
 
 class GenerateStages:
@@ -221,7 +227,7 @@ class GenerateStages:
         self._kernels = DecodeKernels(model)
         taken = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in taken
-        self._cache_name = next((name for name in _CACHE_NAMES if name in taken), _CACHE_NAMES[0])
+        self._cache_name = cache_argument(model)
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
         self.visual_tokens = visual_tokens
         self._host_copies: Any = WeakIdKeyDictionary()
@@ -239,6 +245,11 @@ class GenerateStages:
         for name, tensor in inputs.items():
             if tensor is not host_inputs[name] and not tensor.is_floating_point():
                 self._host_copies[tensor] = host_inputs[name]
+
+    def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The host's copy of a request's tensor that was noted, else the tensor itself."""
+        found: torch.Tensor = self._host_copies.get(tensor, tensor)
+        return found
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """The base model's features of the pictures; None without one, or where they are encoded in the prefill."""
@@ -275,7 +286,7 @@ class GenerateStages:
         """What `generate()` gives to the first step beside the ids; for `by_engine` see `prefill`."""
         known = dict(inputs)
         if by_engine:
-            known = {name: self._host_copies.get(tensor, tensor) for name, tensor in inputs.items()}
+            known = {name: self.host_copy(tensor) for name, tensor in inputs.items()}
         kwargs, ids = {name: inputs[name] for name in inputs if name != "input_ids"}, known.pop("input_ids")
         if self._takes_positions:
             positions = position_ids(self._model, ids, known)
@@ -337,7 +348,7 @@ def _processed(ids: torch.Tensor, logits: torch.Tensor, state: GenerationState) 
     return processors(ids, logits.to(copy=True, dtype=torch.float32)) if processors else logits
 
 
-def _is_filled(layer: Any) -> bool:
+def is_filled(layer: Any) -> bool:
     """Whether a layer of a cache contains anything; a recurrent one has numbered states in place of keys."""
     values = [
         each for value in vars(layer).values() for each in (value.values() if isinstance(value, dict) else [value])

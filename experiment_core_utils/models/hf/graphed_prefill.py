@@ -13,10 +13,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from experiment_core_utils.engines.cuda_graphs import GraphCapturer
 from experiment_core_utils.engines.engine_proof import RouterTrace
+from experiment_core_utils.models.hf.generate import cache_argument
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
 from experiment_core_utils.primitives.private_apis import flattened, unflattened
-
-_CACHE = "past_key_values"
 
 
 @dataclass
@@ -45,6 +44,7 @@ class GraphedDecoder:
     ) -> None:
         self._model: Any = model
         self._decoder: Any = model.get_decoder()
+        self._cache = cache_argument(model)
         self._graph_capturer = graph_capturer
         self._graphs: dict[Hashable, _GraphedShape] = {}
         self._most = most
@@ -78,7 +78,7 @@ class GraphedDecoder:
             yield self._served
 
     def _forward(self, plain: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = {name: value for name, value in kwargs.items() if name != _CACHE}
+        given = {name: value for name, value in kwargs.items() if name != self._cache}
         leaves, layout = flattened((args, given))
         key = (str(layout), tuple(map(_kind, leaves)))
         graph = self._graphs.pop(key, None)
@@ -107,7 +107,7 @@ class GraphedDecoder:
         def work() -> Any:
             args, kwargs = unflattened(inputs, layout)
             with trace.of_pass():
-                return plain(*args, **kwargs, past_key_values=DynamicCache(config=config))
+                return plain(*args, **kwargs, **{self._cache: DynamicCache(config=config)})
 
         return _GraphedShape(inputs, self._graph_capturer.capture(work), trace)
 

@@ -21,7 +21,7 @@ from transformers.cache_utils import Cache, StaticLayer, StaticSlidingWindowLaye
 from experiment_core_utils.engines.cpu.build import private_folder
 from experiment_core_utils.engines.cuda_graphs import GraphCapturer
 from experiment_core_utils.engines.engine_proof import RouterTrace
-from experiment_core_utils.models.hf.generate import GenerationState
+from experiment_core_utils.models.hf.generate import GenerationState, cache_argument, is_filled
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, SettingError, described
@@ -145,10 +145,10 @@ def _without_ring(layer: Any, max_seq_len: int) -> Any:
 
 
 def _last_logits(
-    model: Any, cache: Any, token: torch.Tensor, positions: Mapping[str, torch.Tensor]
+    model: Any, cache: Mapping[str, Any], token: torch.Tensor, positions: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
-    """Logits [1, V] after a token [1, 1], of which the cache is given the keys and values."""
-    outputs = model(input_ids=token, past_key_values=cache, use_cache=True, return_dict=True, **positions)
+    """Logits [1, V] after a token [1, 1], of which the cache, by its argument's name, is given what is remembered."""
+    outputs = model(input_ids=token, **cache, use_cache=True, return_dict=True, **positions)
     logits: torch.Tensor = outputs.logits[:, -1]
     return logits
 
@@ -187,7 +187,7 @@ class FixedCacheDecode:
         #: recurrent states, and what they were after the prompt
         self._at_prompt: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._trace = RouterTrace(num_experts)
-        work = partial(_last_logits, self._model, self._cache)
+        work = partial(_last_logits, self._model, {cache_argument(model): self._cache})
         self._inductor = InductorFunction(work, "the decode step") if is_compiled else None
         self._work: Callable[..., torch.Tensor] = self._inductor or work
 
@@ -290,7 +290,7 @@ class FixedCacheDecode:
         if tokens >= self.max_seq_len:
             raise ConfigurationError(f"the cache has {self.max_seq_len} slots and the prompt {tokens} tokens")
         # A cache may have more layers than there are blocks that ran.
-        filled = [layer for layer in grown.layers if _is_filled(layer)]
+        filled = [layer for layer in grown.layers if is_filled(layer)]
         if len(filled) != len(self._cache.layers):
             raise ConfigurationError(
                 f"the prefill filled {len(filled)} layers of its cache, and the cache of fixed size has "
@@ -318,12 +318,6 @@ class FixedCacheDecode:
         step.checked.copy_(checked_tokens(step.token, step.logits))
         if step.positions is not None:
             step.positions.add_(1)
-
-
-def _is_filled(layer: Any) -> bool:
-    recurrent = [*getattr(layer, "is_conv_states_initialized", {}).values()]
-    recurrent += getattr(layer, "is_recurrent_states_initialized", {}).values()
-    return bool(getattr(layer, "is_initialized", False)) or any(recurrent)
 
 
 def _taken(fixed: Any, own: Any, tokens: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -1,0 +1,152 @@
+"""What runs the stages of each causal family of transformers on a GPU, tried on a tiny model.
+
+    python -m tests.models.causal_executions [FAMILY ...] [--cuda]
+
+A family is `described` where own kernels know its decoder, `captured` where a graph of its modules' decode steps, and of
+its prefill where that can be captured, gives the tokens of `generate()` in float32 at each of up to four settings,
+`eager` otherwise. On a CPU operators are recorded and replayed as a graph does; `--cuda` captures graphs.
+"""
+
+import argparse
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from experiment_core_utils.engines.cuda_graphs import CudaGraphs, GraphCapturer
+from experiment_core_utils.models.hf.decoder_description import fused_decoder
+from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config
+from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
+from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
+from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
+from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from tests.models.causal_families import VOCABULARY, model_types, tiny_config
+from tests.models.knob_families import enlarge_norms
+from tests.models.recorded_replays import RecordedReplays
+
+NEW_TOKENS = 5
+# Longer than the windows of 8 tokens, then shorter: what the first left behind must not be read.
+PROMPTS = (21, 6)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What a family runs by: `described`, `captured`, `eager` or `not built`, and why not by what is before it."""
+
+    family: str
+    way: str
+    reason: str = ""
+    settings: int = 0  #: at which tokens were those of `generate()`
+
+
+def built(model_type: str) -> Any:
+    torch.manual_seed(0)
+    config = tiny_config(model_type)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.generation_config = greedy_config(model)
+    return enlarge_norms(model)
+
+
+def execution_of(model_type: str, device: torch.device) -> Execution:
+    try:
+        model = built(model_type).to(device)
+    except Exception as error:
+        return Execution(model_type, "not built", f"{type(error).__name__}: {first_line(error)}")
+    try:
+        settings = captured_settings(model)
+    except Exception as error:
+        return Execution(model_type, "eager", f"{type(error).__name__}: {first_line(error)}")
+    try:
+        fused_decoder(model)
+    except ConfigurationError as error:
+        return Execution(model_type, "captured", str(error).removeprefix("engines do not know its decoder: "), settings)
+    return Execution(model_type, "described", "", settings)
+
+
+@torch.inference_mode()
+def captured_settings(model: Any) -> int:
+    """At how many settings graphs of the modules give the tokens of `generate()`; raises where at one they do not."""
+    tried = 0
+    for setting in _settings(model):
+        with setting:
+            capturer = _capturer(model)
+            decode, prefill = FixedCacheDecode(model, 48, capturer), GraphedDecoder(model, capturer)
+            stages = GenerateStages(model)
+            for tokens in (*PROMPTS, PROMPTS[0]):
+                inputs = _prompt(tokens, seed=tried + tokens, device=model.device)
+                expected = model.generate(**inputs, max_new_tokens=NEW_TOKENS)[0, tokens:].tolist()
+                found = _answer(stages, prefill, decode, inputs)
+                if found[: len(expected)] != expected:
+                    raise ConfigurationError(f"a graph gives other tokens than generate() ({found} for {expected})")
+        tried += 1
+    return tried
+
+
+def _capturer(model: Any) -> GraphCapturer:
+    return CudaGraphs(model.device) if model.device.type == "cuda" else RecordedReplays()
+
+
+def _answer(stages: GenerateStages, prefill: GraphedDecoder, decode: FixedCacheDecode, inputs: Any) -> list[int]:
+    try:
+        with prefill.in_place(captures_new=True):
+            logits, state = stages.prefill(inputs, None)
+    except ConfigurationError:
+        # As in a run, in which the modules then run prefills.
+        logits, state = stages.prefill(inputs, None)
+    decode.begin(state, logits)
+    return [int(decode.token), *(int(decode.step().argmax()) for _ in range(NEW_TOKENS - 1))]
+
+
+def _prompt(tokens: int, seed: int, device: torch.device) -> dict[str, torch.Tensor]:
+    drawn = torch.randint(10, VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(seed)).to(device)
+    return {"input_ids": drawn, "attention_mask": torch.ones_like(drawn)}
+
+
+def _settings(model: Any) -> Iterator[Any]:
+    """The model as it is, then with fewer blocks, with fewer experts and with both, where these can be set."""
+    yield _as_it_is()
+    try:
+        knobs = DecoderKnobs(model)
+    except ConfigurationError:
+        return
+    every = range(knobs.num_total_blocks)
+    fewer = [index for index in every if index != 2]
+    top_k = None if knobs.top_k_unsupported_reason is not None else 1
+    if knobs.blocks_unsupported_reason is None:
+        yield knobs.applied(None, fewer)
+    if top_k is not None:
+        yield knobs.applied(top_k, every)
+        if knobs.blocks_unsupported_reason is None:
+            yield knobs.applied(top_k, fewer)
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    yield
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="default: all of the pinned transformers")
+    parser.add_argument("--cuda", action="store_true", help="capture CUDA graphs")
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    device = torch.device("cuda", 0) if given.cuda else torch.device("cpu")
+    ways: Counter[str] = Counter()
+    for family in given.families or model_types():
+        found = execution_of(family, device)
+        ways[found.way] += 1
+        print(f"{family}: {found.way}, {found.settings} settings; {found.reason}"[:240], flush=True)
+    total = sum(ways.values()) - ways["not built"]
+    print(", ".join(f"{way} {number}" for way, number in ways.items()), f"of {total} built")
+
+
+if __name__ == "__main__":
+    main()
