@@ -11,7 +11,7 @@ import argparse
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,17 +45,20 @@ class Execution:
     settings: int = 0  #: at which tokens were those of `generate()`
 
 
-def built(model_type: str) -> Any:
+def built(model_type: str, device: torch.device) -> Any:
     torch.manual_seed(0)
     config = tiny_config(model_type)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     model.generation_config = greedy_config(model)
-    return enlarge_norms(model)
+    model = enlarge_norms(model).to(device)
+    # A config that its own modules cannot run is none.
+    model.generate(**_prompt(PROMPTS[0], 0, device), max_new_tokens=2)
+    return model
 
 
 def execution_of(model_type: str, device: torch.device) -> Execution:
     try:
-        model = built(model_type).to(device)
+        model = built(model_type, device)
     except Exception as error:
         return Execution(model_type, "not built", f"{type(error).__name__}: {first_line(error)}")
     try:
@@ -75,13 +78,13 @@ def captured_settings(model: Any) -> int:
     tried = 0
     for setting in _settings(model):
         with setting:
-            capturer = _capturer(model)
-            decode, prefill = FixedCacheDecode(model, 48, capturer), GraphedDecoder(model, capturer)
-            stages = GenerateStages(model)
+            stages, prefill = GenerateStages(model), GraphedDecoder(model, _capturer(model))
+            decode = FixedCacheDecode(model, 48, _capturer(model))
+            is_graphed = _can_capture(stages, prefill, _prompt(PROMPTS[0], 0, model.device))
             for tokens in (*PROMPTS, PROMPTS[0]):
                 inputs = _prompt(tokens, seed=tried + tokens, device=model.device)
                 expected = model.generate(**inputs, max_new_tokens=NEW_TOKENS)[0, tokens:].tolist()
-                found = _answer(stages, prefill, decode, inputs)
+                found = _answer(stages, prefill if is_graphed else None, decode, inputs)
                 if found[: len(expected)] != expected:
                     raise ConfigurationError(f"a graph gives other tokens than generate() ({found} for {expected})")
         tried += 1
@@ -92,15 +95,22 @@ def _capturer(model: Any) -> GraphCapturer:
     return CudaGraphs(model.device) if model.device.type == "cuda" else RecordedReplays()
 
 
-def _answer(stages: GenerateStages, prefill: GraphedDecoder, decode: FixedCacheDecode, inputs: Any) -> list[int]:
+def _can_capture(stages: GenerateStages, prefill: GraphedDecoder, inputs: Any) -> bool:
+    """Whether prefills can be captured; in a run, the modules take over those that cannot."""
     try:
         with prefill.in_place(captures_new=True):
-            logits, state = stages.prefill(inputs, None)
+            stages.prefill(inputs, None)
     except ConfigurationError:
-        # As in a run, in which the modules then run prefills.
+        return False
+    return True
+
+
+def _answer(stages: GenerateStages, prefill: GraphedDecoder | None, decode: FixedCacheDecode, inputs: Any) -> list[int]:
+    with nullcontext() if prefill is None else prefill.in_place(captures_new=True):
         logits, state = stages.prefill(inputs, None)
-    decode.begin(state, logits)
-    return [int(decode.token), *(int(decode.step().argmax()) for _ in range(NEW_TOKENS - 1))]
+    with stages.decoding():
+        decode.begin(state, logits)
+        return [int(decode.token), *(int(decode.step().argmax()) for _ in range(NEW_TOKENS - 1))]
 
 
 def _prompt(tokens: int, seed: int, device: torch.device) -> dict[str, torch.Tensor]:
@@ -110,7 +120,7 @@ def _prompt(tokens: int, seed: int, device: torch.device) -> dict[str, torch.Ten
 
 def _settings(model: Any) -> Iterator[Any]:
     """The model as it is, then with fewer blocks, with fewer experts and with both, where these can be set."""
-    yield _as_it_is()
+    yield nullcontext()
     try:
         knobs = DecoderKnobs(model)
     except ConfigurationError:
@@ -124,11 +134,6 @@ def _settings(model: Any) -> Iterator[Any]:
         yield knobs.applied(top_k, every)
         if knobs.blocks_unsupported_reason is None:
             yield knobs.applied(top_k, fewer)
-
-
-@contextmanager
-def _as_it_is() -> Iterator[None]:
-    yield
 
 
 def main() -> None:

@@ -60,6 +60,9 @@ def _tiny(kind: Any, own: Mapping[str, Any]) -> Any:
         if isinstance(part := getattr(plain, name, None), PreTrainedConfig)
     }
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    if hasattr(plain, "kv_lora_rank"):
+        # Latent attention has keys for each head.
+        ids["num_key_value_heads"] = _HEADS
     decoder = {"is_decoder": True} if hasattr(plain, "is_decoder") else {}
     chosen = {name: value for name, value in own.items() if name not in parts}
     return kind(**{**sizes, **parts, **ids, **decoder, **chosen})
