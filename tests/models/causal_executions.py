@@ -2,8 +2,8 @@
 
     python -m tests.models.causal_executions [FAMILY ...] [--cuda]
 
-A family is `described` where own kernels know its decoder, `captured` where a graph of its modules' decode steps, and of
-its prefill where that can be captured, gives the tokens of `generate()` in float32 at each of up to four settings,
+A family is `described` where own kernels know its decoder, `captured` where a graph of its modules' decode steps, and
+of its prefill where that can be captured, gives the tokens of `generate()` in float32 at each of up to four settings,
 `eager` otherwise. On a CPU operators are recorded and replayed as a graph does; `--cuda` captures graphs.
 """
 

@@ -4,22 +4,24 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.cache_utils import StaticLayer
 
 from experiment_core_utils.engines.cuda_graphs import Reruns
 from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
+from tests.models.depth_families import LISTED, RECURRENT, built
 from tests.models.knob_families import TEXT_FAMILIES, VISION_FAMILIES
 from tests.models.tiny_families import VOCABULARY
+from tests.models.recorded_replays import RecordedReplays
 from tests.same_floats import assert_same_floats
 
 NEW_TOKENS = 6
-# Their caches count on the host.
-REFUSED = {
-    "mixtral": "StaticSlidingWindowLayer",
-    "gpt_oss": "StaticSlidingWindowLayer",
-    "qwen3_next": "LinearAttention",
+# With windows of 4 tokens, with recurrent blocks beside attention, and with those alone.
+HYBRID = {
+    **{name: LISTED[name] for name in ("gemma2", "exaone4", "mimo_v2_flash")},
+    **{name: RECURRENT[name] for name in ("qwen3_5_moe", "lfm2", "kimi_linear", "falcon_mamba", "mamba2")},
 }
 
 
@@ -42,7 +44,7 @@ def ready(family: Any) -> Any:
 
 @torch.inference_mode()
 def replayed(model: Any, decode: FixedCacheDecode, inputs: dict[str, torch.Tensor]) -> list[int]:
-    """The answer, with the last two steps taken back and done again."""
+    """The answer, with some steps taken back and done again: two, or all where a recurrent state is kept."""
     stages = GenerateStages(model)
     logits, state = stages.prefill(inputs, stages.encode_image(inputs))
     decode.begin(state, logits)
@@ -50,18 +52,23 @@ def replayed(model: Any, decode: FixedCacheDecode, inputs: dict[str, torch.Tenso
     for _ in range(NEW_TOKENS - 1):
         logits = decode.step()
         tokens.append(int(logits.argmax()))
-    decode.rewind(2)
-    decode.put_token(torch.tensor([[tokens[-3]]]))
-    again = [int(decode.step().argmax()) for _ in range(2)]
-    assert again == tokens[-2:]
+    steps = NEW_TOKENS - 1 if any(hasattr(layer, "recurrent_states") for layer in state.cache.layers) else 2
+    decode.rewind(steps)
+    decode.put_token(torch.tensor([[tokens[-steps - 1]]]))
+    again = [int(decode.step().argmax()) for _ in range(steps)]
+    assert again == tokens[-steps:]
     assert decode.length == inputs["input_ids"].shape[1] + NEW_TOKENS - 1
     return tokens
 
 
-@pytest.mark.parametrize("name", [name for name in TEXT_FAMILIES if name not in REFUSED])
+@pytest.mark.parametrize("name", [*TEXT_FAMILIES, *HYBRID])
 def test_prompts_of_several_lengths_share_one_recording(name: str) -> None:
-    model = ready(TEXT_FAMILIES[name])
-    decode = FixedCacheDecode(model, 32, Reruns())
+    if name in HYBRID:
+        model: Any = built(HYBRID[name])
+        model.generation_config = greedy_config(model)
+    else:
+        model = ready(TEXT_FAMILIES[name])
+    decode = FixedCacheDecode(model, 32, RecordedReplays())
     # The longest stands in the middle: what it leaves in the slots must not be read by the next.
     for inputs in (prompt_of(9), prompt_of(20, seed=2), prompt_of(5, seed=3)):
         assert replayed(model, decode, inputs) == plain(model, inputs)
@@ -75,10 +82,24 @@ def test_a_prompt_with_a_picture(name: str) -> None:
     assert replayed(model, decode, inputs) == plain(model, inputs)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_cache_that_counts_on_the_host_is_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=REFUSED[name]):
-        FixedCacheDecode(ready(TEXT_FAMILIES[name]), 32, Reruns())
+@torch.inference_mode()
+def test_a_recurrent_state_is_taken_back_to_the_prompt_alone() -> None:
+    model: Any = built(RECURRENT["lfm2"])
+    model.generation_config = greedy_config(model)
+    decode, stages = FixedCacheDecode(model, 32, Reruns()), GenerateStages(model)
+    logits, state = stages.prefill(prompt_of(9), None)
+    decode.begin(state, logits)
+    decode.step()
+    decode.step()
+    with pytest.raises(SettingError, match="prompt's end"):
+        decode.rewind(1)
+
+
+def test_a_cache_that_counts_on_the_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ready(TEXT_FAMILIES["llama"])
+    monkeypatch.setattr(StaticLayer, "is_compileable", False)
+    with pytest.raises(ConfigurationError, match="layers that count on the host .StaticLayer."):
+        FixedCacheDecode(model, 32, Reruns())
 
 
 def test_no_step_goes_past_the_last_slot() -> None:
