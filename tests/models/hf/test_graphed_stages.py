@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from transformers.cache_utils import StaticLayer
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.parts import ExecutionMode
@@ -237,20 +238,22 @@ def test_what_inductor_cannot_compile_is_refused(tmp_path: Path) -> None:
         model.warm_up(inputs_of(model, setting), NEW_TOKENS)
 
 
-def test_inductor_has_the_refusals_of_graphs_and_needs_a_gpu(tmp_path: Path) -> None:
+def test_inductor_has_the_refusals_of_graphs_and_needs_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     eager = read(write_checkpoint("llama", tmp_path))
     with pytest.raises(ConfigurationError, match="^--execution inductor cannot run m: it needs a GPU; give --exec"):
         TransformersModel("m", eager.model, eager.requests, "inductor")
-    eager.model.config.sliding_window = 8
-    eager.model.config.layer_types = ["sliding_attention"] * 3
+    monkeypatch.setattr(StaticLayer, "is_compileable", False)
     with pytest.raises(ConfigurationError, match="run m: its cache has layers that count on the host"):
         TransformersModel("m", eager.model, eager.requests, "inductor", Reruns())
 
 
-def test_both_reasons_are_said_where_neither_kernels_nor_graphs_run_it(tmp_path: Path) -> None:
+def test_both_reasons_are_said_where_neither_kernels_nor_graphs_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     eager = read(write_checkpoint("llama", tmp_path))
-    eager.model.config.sliding_window = 8
-    eager.model.config.layer_types = ["sliding_attention"] * 3
+    monkeypatch.setattr(StaticLayer, "is_compileable", False)
     found = TransformersModel("m", eager.model, eager.requests, "auto", Reruns()).describe()
     graphs = "graphs of its modules do not: its cache has layers that count on the host"
     assert found["execution"] == "eager" and f"; {graphs}" in found["execution_reason"]

@@ -13,8 +13,8 @@ from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
 from experiment_core_utils.primitives.errors import ConfigurationError, SettingError
 from tests.models.depth_families import LISTED, RECURRENT, built
 from tests.models.knob_families import TEXT_FAMILIES, VISION_FAMILIES
-from tests.models.tiny_families import VOCABULARY
 from tests.models.recorded_replays import RecordedReplays
+from tests.models.tiny_families import VOCABULARY
 from tests.same_floats import assert_same_floats
 
 NEW_TOKENS = 6

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from experiment_core_utils.engines.gpu.triton.tuning import DIVERSE_WARPS
+
 
 # A picture's number of features must not decide by its divisors which kernel runs: that would be built amid a measurement.
 @triton.jit(do_not_specialize=["features", "kept"])
@@ -46,4 +48,4 @@ def _launch(distances: torch.Tensor, chosen: torch.Tensor, block: int = 1024) ->
     while block < features:
         block *= 4
     with torch.cuda.device_of(distances):
-        most_diverse_kernel[(1,)](distances, chosen, features, len(chosen), BLOCK=block, num_warps=16)
+        most_diverse_kernel[(1,)](distances, chosen, features, len(chosen), BLOCK=block, num_warps=DIVERSE_WARPS)
