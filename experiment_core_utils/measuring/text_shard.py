@@ -260,17 +260,11 @@ class TextShard:
         if not self.config.decode_token_to_text:
             return queries
         prompts = dict(zip(self.prompts.indices, self.prompts.input_ids, strict=True))
-        return [_in_words(query, self._ends_after(prompts[query["prompt_index"]])) for query in queries]
+        for query in queries:
+            ends, token_ids = self._ends_after(prompts[query["prompt_index"]]), query["output_token_ids"]
+            query["output_text"], query["answer_text"] = ends.raw_text(token_ids), ends.answer(token_ids)
+            query["thinking_tokens"] = ends.thinking_tokens(token_ids)
+        return queries
 
     def _ends_after(self, prompt_ids: torch.Tensor) -> AnswerEnds:
         return self.generator.ends.after(prompt_ids.tolist())
-
-
-def _in_words(query: QueryRecord, ends: AnswerEnds) -> QueryRecord:
-    token_ids = query["output_token_ids"]
-    return {
-        **query,
-        "output_text": ends.raw_text(token_ids),
-        "answer_text": ends.answer(token_ids),
-        "thinking_tokens": ends.thinking_tokens(token_ids),
-    }

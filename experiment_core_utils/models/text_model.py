@@ -2,11 +2,11 @@
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -101,15 +101,8 @@ class LanguageModelSource:
         return model
 
 
-class TextBackend(Protocol):
-    """What reads the checkpoints of one layout in a text experiment."""
-
-    def __call__(self, config: TextConfig, files: FoundFiles) -> LanguageModelSource | None:
-        """The requested checkpoint; None where another backend has to read it.
-
-        Raises:
-            ConfigurationError: it is one of this layout, and its config cannot be used.
-        """
+# What reads the checkpoints of one layout, None of others; raises ConfigurationError for a config that cannot be used.
+TextBackend = Callable[[TextConfig, FoundFiles], LanguageModelSource | None]
 
 
 def transformers_language_model(config: TextConfig, files: FoundFiles) -> LanguageModelSource:

@@ -109,7 +109,8 @@ class InferenceResults(TypedDict):
     queries: list[QueryRecord]  #: by prompt index
     batches: list[BatchRecord]  #: by process, then in the order in which they ran
     #: `execution` and its reason, the effective `GenerationConfig` values and the seed, under `ignored` what was given
-    #: without having an effect in this mode, and of the checkpoint's preferences `preferences_kept` and `preferences_left_out`
+    #: without having an effect in this mode, and of the checkpoint's preferences `preferences_kept` and
+    #: `preferences_left_out`
     decoding: dict[str, Any]
     simulated_delay_s: float  #: sum over batches. Pooled: that of the process that waited longest.
 

@@ -6,7 +6,7 @@ Single requests run by the stages of a knob run's timed samples where there are 
 import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria, StoppingCriteriaList
 
-from experiment_core_utils.config.text import DecoderConfig, TextConfig
+from experiment_core_utils.config.text import USED_BY_MODE, DecoderConfig, TextConfig
 from experiment_core_utils.engines.answer_ends import (
     AnswerEnds,
     EosSources,
@@ -210,7 +210,8 @@ class TextGenerator:
         with (
             _failures_named(),
             out_of_memory_named(),
-            _current(self.device),
+            # Marks are set on the current GPU's stream.
+            torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext(),
             only_values_of(generation, self.model),
         ):
             yield generation
@@ -283,30 +284,19 @@ def describe_decoding(config: TextConfig, generation: GenerationConfig) -> dict[
 
     The seed is there for greedy decoding too, which does not draw.
     """
-    requested = config.decoder_config
-    used = {
-        "greedy": (),
-        "temperature": ("temperature",),
-        "top_k": ("temperature", "top_k"),
-        "top_p": ("temperature", "top_p"),
-    }[requested.decoding_mode]
-    given = {
-        "temperature": requested.decoder_temperature,
-        "top_k": requested.decoder_top_k,
-        "top_p": requested.decoder_top_p,
-    }
+    mode, given = config.decoder_config.decoding_mode, config.decoder_config.model_dump(exclude={"decoding_mode"})
+    used = USED_BY_MODE[mode]
+    in_force = {name.removeprefix("decoder_"): name in used for name in given}
     return {
-        "decoding_mode": requested.decoding_mode,
+        "decoding_mode": mode,
         "do_sample": generation.do_sample,
-        **{name: vars(generation)[name] if name in used else None for name in given},
+        **{name: vars(generation)[name] if is_used else None for name, is_used in in_force.items()},
         "max_new_tokens": generation.max_new_tokens,
         "bos_token_id": generation.bos_token_id,
         "eos_token_id": generation.eos_token_id,
         "pad_token_id": generation.pad_token_id,
         "random_seed": config.random_seed,
-        "ignored": {
-            f"decoder_{name}": value for name, value in given.items() if value is not None and name not in used
-        },
+        "ignored": {name: value for name, value in given.items() if value is not None and name not in used},
     }
 
 
@@ -429,11 +419,6 @@ def _drawn_by(seeds: np.random.SeedSequence, device: torch.device) -> Iterator[N
         if device.type == "cuda":
             torch.cuda.manual_seed(seed)
         yield
-
-
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """A context with `device` as the current GPU, since marks are set on the current GPU's stream."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def results_of_records(
