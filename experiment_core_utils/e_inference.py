@@ -103,6 +103,8 @@ def run_shard(shard: TextShard, stop: StopRequest) -> tuple[InferenceResults, li
     """What one process generates of its own prompts, and when its batches ran; errors as `TextShard.run`."""
     queries, batches, windows = shard.run(stop)
     generator, preferences = shard.generator, shard.generator.preferences
+    if generator.staged is not None:
+        generator.staged.release_prepared()
     decoding = {
         **describe_decoding(shard.config, generator.generation),
         **generator.execution,

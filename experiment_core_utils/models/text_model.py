@@ -300,9 +300,11 @@ def staged_language_model(
         # The adapter's own values of generation are put in here.
         with only_values_of(model.generation_config, model):
             requests = HFRequests(tokenizer, model.config, config.model_name, chat)
-            return TransformersModel(config.model_name, model, requests, "auto"), None
+            staged = TransformersModel(config.model_name, model, requests, "auto")
     except ConfigurationError as error:
         return None, str(error)
+    failure = staged.knobs.failure
+    return (staged, None) if failure is None else (None, f"its decoder alone runs no prompt: {failure}")
 
 
 def _generate_reason(config: TextConfig, model: Any, num_processes: int) -> str | None:
@@ -321,4 +323,4 @@ def _generate_reason(config: TextConfig, model: Any, num_processes: int) -> str 
     reason = next((reason for reason, is_so in reasons if is_so), None)
     if reason is not None:
         return reason
-    return "its vision part is not asked" if vision_entry(model) is not None else stages_unsupported_reason(model)
+    return "the model has a vision part" if vision_entry(model) is not None else stages_unsupported_reason(model)

@@ -109,6 +109,8 @@ def test_engines_end_answers_as_generate(loaded: Loaded, accelerator: Accelerato
     by_generate = run(loaded, accelerator, stop=[stop], batching_options={"batch_size___fixed_batching": 2})
     assert tokens_of(stopped) == tokens_of(by_generate)
     assert stopped["output_text"] == by_generate["output_text"]
+    # Nothing is computed after an end.
+    assert all(batch["computed_output_tokens"] == batch["output_tokens"] for batch in stopped["batches"])
     assert stopped["total_output_tokens"] < run(loaded, accelerator)["total_output_tokens"]
     assert (stopped["decoding"]["execution"], by_generate["decoding"]["execution"]) == ("cpu", "eager")
 
