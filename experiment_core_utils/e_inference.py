@@ -17,6 +17,7 @@ from experiment_core_utils.models.common.text_generation import (
     results_of_records,
     text_ends,
 )
+from experiment_core_utils.models.text_model import staged_language_model
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.collectives import all_or_raise
 from experiment_core_utils.primitives.interruption import StopRequest
@@ -88,7 +89,8 @@ def prepare_gen_inference(
         preferences = preferences_of(values_of(own.generation_config), tokeniser, config.model_name)
         values = generation_values(config, own, tokeniser, preferences)
         ends = text_ends(config, own, tokeniser, preferences)[0]
-        generator = TextGenerator(own, values, config.random_seed, ends, clock or HostClock(), preferences)
+        staged = staged_language_model(config, own, tokeniser, accelerator.num_processes)
+        generator = TextGenerator(own, values, config.random_seed, ends, clock or HostClock(), preferences, *staged)
         part = OwnPrompts(places, ids[list(places)], mask[list(places)], names)
         shard = TextShard(generator, part, config, accelerator.process_index, accelerator.num_processes)
         shard.warm_up()
@@ -101,8 +103,11 @@ def run_shard(shard: TextShard, stop: StopRequest) -> tuple[InferenceResults, li
     """What one process generates of its own prompts, and when its batches ran; errors as `TextShard.run`."""
     queries, batches, windows = shard.run(stop)
     generator, preferences = shard.generator, shard.generator.preferences
+    if generator.staged is not None:
+        generator.staged.release_prepared()
     decoding = {
         **describe_decoding(shard.config, generator.generation),
+        **generator.execution,
         "stop": list(generator.ends.stop),
         "ignore_eos": generator.ends.are_ignored,
         "preferences_kept": dict(preferences.kept),

@@ -34,6 +34,7 @@ def combine_inference_metrics(inference_results: InferenceResults) -> InferenceM
     sums = {name: sum(batch[name] for batch in batches) for name in _SUMMED}
     positions = sums["padded_input_tokens"]
     gaps = [batch["inter_token_s"] for batch in batches if batch["inter_token_s"]]
+    decoding = inference_results.get("decoding", {})
     thinking = [query.get("thinking_tokens") for query in inference_results.get("queries", [])]
     return InferenceMetrics(
         total_input_tokens=inputs,
@@ -58,6 +59,8 @@ def combine_inference_metrics(inference_results: InferenceResults) -> InferenceM
         num_halved_batches=sum(batch["halvings"] > 0 for batch in batches) if has_batches else None,
         most_halvings=max((batch["halvings"] for batch in batches), default=None),
         avg_thinking_tokens_per_prompt=mean_of([tokens for tokens in thinking if tokens is not None]),
+        execution=decoding.get("execution"),
+        execution_reason=decoding.get("execution_reason"),
     )
 
 

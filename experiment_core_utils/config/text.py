@@ -37,7 +37,7 @@ from experiment_core_utils.primitives.flag_fields import Count, CountInMemory, C
 FpPrecision = Annotated[Literal["auto", "float32", "float16", "bfloat16", "float8"], NUMBER_FORMAT]
 DecodingMode = Literal["greedy", "temperature", "top_k", "top_p"]
 
-_USED_BY_MODE: Mapping[str, frozenset[str]] = {
+USED_BY_MODE: Mapping[str, frozenset[str]] = {
     "greedy": frozenset(),
     "temperature": frozenset({"decoder_temperature"}),
     "top_k": frozenset({"decoder_temperature", "decoder_top_k"}),
@@ -279,7 +279,7 @@ class TextConfig(Part):
         quant_type = self.quantization_config.bnb_4bit_quant_type
         if self.quantization_config.load_in_4bit:
             quant_type = quant_type or "nf4"
-        used = {"decoding_mode", *_USED_BY_MODE[decoding.decoding_mode]}
+        used = {"decoding_mode", *USED_BY_MODE[decoding.decoding_mode]}
         unused_batching = (
             {"batch_size___fixed_batching"}
             if batching.adaptive_batching

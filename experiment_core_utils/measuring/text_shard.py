@@ -3,20 +3,16 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NoReturn
 
 import numpy as np
 import torch
 
-from experiment_core_utils.config.text import LatencySimulation, TextConfig
+from experiment_core_utils.config.text import Batching, LatencySimulation, TextConfig
 from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.meters.power import NOT_REQUESTED, no_energy
 from experiment_core_utils.models.common.describe import computing_dtype
-from experiment_core_utils.models.common.text_generation import (
-    GeneratedBatch,
-    PlannedBatch,
-    TextGenerator,
-    plan_batches,
-)
+from experiment_core_utils.models.common.text_generation import GeneratedBatch, TextGenerator
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import GenerationFailed, OutOfMemory, first_line
 from experiment_core_utils.primitives.finite_logits import remedy
@@ -27,6 +23,58 @@ from experiment_core_utils.records.text import BatchRecord, QueryRecord
 WARM_UP_TOKENS = 16
 # When a batch began and ended, by its generator's clock.
 Window = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class PlannedBatch:
+    """The prompts that run together."""
+
+    places: tuple[int, ...]  #: of its prompts among those given, ascending
+    over_token_limit: bool = False  #: a single prompt that is longer than `adaptive_max_tokens`: it runs alone
+    halvings: int = 0  #: how often a larger batch ran out of memory before it
+
+    def halves(self) -> tuple["PlannedBatch", "PlannedBatch"]:
+        """The batch's first and second half, the first the smaller one of an odd number. At least 2 prompts."""
+        middle = len(self.places) // 2
+        parts = (self.places[:middle], self.places[middle:])
+        first, second = (PlannedBatch(part, self.over_token_limit, self.halvings + 1) for part in parts)
+        return first, second
+
+
+def plan_batches(lengths: Sequence[int], options: Batching) -> tuple[PlannedBatch, ...]:
+    """Batches of neighbouring prompts in the order given; every prompt is in one batch.
+
+    Fixed batches contain `batch_size___fixed_batching` prompts, the last one the rest. An adaptive batch takes the next
+    prompt as long as (prompts x longest of them) <= `adaptive_max_tokens` and it contains no more than
+    `max_batch_size___adaptive_batching`. A prompt that is longer than the limit runs alone. Prompts in order of their
+    length make the least padding.
+
+    Args:
+        lengths: true tokens of each prompt.
+    """
+    if not options.adaptive_batching:
+        size = options.batch_size___fixed_batching
+        starts = range(0, len(lengths), size)
+        return tuple(PlannedBatch(tuple(range(start, min(start + size, len(lengths))))) for start in starts)
+    limit = options.adaptive_max_tokens
+    return tuple(
+        PlannedBatch(places, over_token_limit=len(places) * max(lengths[place] for place in places) > limit)
+        for places in _adaptive_places(lengths, limit, options.max_batch_size___adaptive_batching)
+    )
+
+
+def _adaptive_places(lengths: Sequence[int], most_tokens: int, most_prompts: int) -> Iterator[tuple[int, ...]]:
+    places: list[int] = []
+    longest = 0
+    for place, length in enumerate(lengths):
+        grown = max(longest, length)
+        if places and (len(places) == most_prompts or (len(places) + 1) * grown > most_tokens):
+            yield tuple(places)
+            places, grown = [], length
+        places.append(place)
+        longest = grown
+    if places:
+        yield tuple(places)
 
 
 def simulated_delays(num_batches: int, simulation: LatencySimulation, seed: int, process_index: int) -> list[float]:
@@ -84,7 +132,8 @@ class TextShard:
     num_processes: int
 
     def warm_up(self) -> None:
-        """Run the requested number of batches, from the first on, without a trace in the results.
+        """Prove the stages where they run the requests, and run the requested number of batches, from the first on,
+        without a trace in the results.
 
         On a GPU they run to their end, by default all of them: libraries choose and build kernels for every new shape,
         and each token's is new. On the CPU the first batch's first tokens are enough.
@@ -93,6 +142,11 @@ class TextShard:
         planned, wanted = self._planned(), self.config.num_warmup_batches
         number = (len(planned) if is_gpu else 1) if wanted is None else wanted
         most = self.config.max_output_tokens
+        if self.generator.runs_stages and self.prompts.lengths:
+            # What was prepared for the longest serves the others.
+            longest = int(np.argmax(self.prompts.lengths))
+            if not self.generator.prove_stages(self.prompts.together([longest]), most):
+                self._refuse_not_finite(longest)
         for batch in planned[:number]:
             for _unmeasured in self._generated(batch, most if is_gpu else min(WARM_UP_TOKENS, most)):
                 pass
@@ -132,7 +186,8 @@ class TextShard:
         except OutOfMemory as error:
             out_of_memory_hint = first_line(error)
         else:
-            self._refuse_not_finite(batch, generated)
+            if generated.rows_not_finite:
+                self._refuse_not_finite(batch.places[generated.rows_not_finite[0]])
             yield batch, generated
             return
         # Only here, after the handler, is nothing left that holds the memory of the attempt.
@@ -142,11 +197,9 @@ class TextShard:
         for half in batch.halves():
             yield from self._generated(half, max_new_tokens)
 
-    def _refuse_not_finite(self, batch: PlannedBatch, generated: GeneratedBatch) -> None:
-        if generated.rows_not_finite:
-            prompt = self.prompts.name(batch.places[generated.rows_not_finite[0]])
-            advice = remedy(computing_dtype(self.generator.model), "fp_precision ")
-            raise GenerationFailed(f"logits are not finite at prompt {prompt} ({advice})")
+    def _refuse_not_finite(self, place: int) -> NoReturn:
+        advice = remedy(computing_dtype(self.generator.model), "fp_precision ")
+        raise GenerationFailed(f"logits are not finite at prompt {self.prompts.name(place)} ({advice})")
 
     def _too_large(self, batch: PlannedBatch, longest: int, out_of_memory_hint: str) -> str:
         first, last = (self.prompts.name(batch.places[end]) for end in (0, -1))
@@ -207,17 +260,11 @@ class TextShard:
         if not self.config.decode_token_to_text:
             return queries
         prompts = dict(zip(self.prompts.indices, self.prompts.input_ids, strict=True))
-        return [_in_words(query, self._ends_after(prompts[query["prompt_index"]])) for query in queries]
+        for query in queries:
+            ends, token_ids = self._ends_after(prompts[query["prompt_index"]]), query["output_token_ids"]
+            query["output_text"], query["answer_text"] = ends.raw_text(token_ids), ends.answer(token_ids)
+            query["thinking_tokens"] = ends.thinking_tokens(token_ids)
+        return queries
 
     def _ends_after(self, prompt_ids: torch.Tensor) -> AnswerEnds:
         return self.generator.ends.after(prompt_ids.tolist())
-
-
-def _in_words(query: QueryRecord, ends: AnswerEnds) -> QueryRecord:
-    token_ids = query["output_token_ids"]
-    return {
-        **query,
-        "output_text": ends.raw_text(token_ids),
-        "answer_text": ends.answer(token_ids),
-        "thinking_tokens": ends.thinking_tokens(token_ids),
-    }

@@ -2,14 +2,14 @@
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.config.parts import say_only_model
 from experiment_core_utils.config.text import TextConfig
@@ -37,8 +37,13 @@ from experiment_core_utils.models.common.quantisation import (
     refuse_wrong_4bit_weights,
     transformers_config,
 )
+from experiment_core_utils.models.common.text_generation import only_values_of
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes, Room, check_memory
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.generate import vision_entry
+from experiment_core_utils.models.hf.request_state import stages_unsupported_reason
+from experiment_core_utils.models.hf.requests import ChatOptions, HFRequests
 from experiment_core_utils.models.source import FoundFiles
 from experiment_core_utils.primitives.device import choose_device, choose_dtype, visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
@@ -96,15 +101,8 @@ class LanguageModelSource:
         return model
 
 
-class TextBackend(Protocol):
-    """What reads the checkpoints of one layout in a text experiment."""
-
-    def __call__(self, config: TextConfig, files: FoundFiles) -> LanguageModelSource | None:
-        """The requested checkpoint; None where another backend has to read it.
-
-        Raises:
-            ConfigurationError: it is one of this layout, and its config cannot be used.
-        """
+# What reads the checkpoints of one layout, None of others; raises ConfigurationError for a config that cannot be used.
+TextBackend = Callable[[TextConfig, FoundFiles], LanguageModelSource | None]
 
 
 def transformers_language_model(config: TextConfig, files: FoundFiles) -> LanguageModelSource:
@@ -285,3 +283,44 @@ def _with_weights(config: TextConfig, source: LanguageModelSource) -> Path:
     folder = download(source.name, patterns, HINT, revision=source.revision, ignored=IGNORED_FILES)
     _validate_weight_files(config, source)
     return folder
+
+
+def staged_language_model(
+    config: TextConfig, model: Any, tokenizer: Any, num_processes: int
+) -> tuple[TransformersModel | None, str | None]:
+    """What runs single requests by engines or graphs, as the timed samples of a knob run; or None, and why only the
+    model's own `generate()` can run this experiment. The model stays as it is.
+    """
+    reason = _generate_reason(config, model, num_processes)
+    if reason is not None:
+        return None, reason
+    # Prompts are in the template already.
+    chat = ChatOptions(no_chat_template=tokenizer.chat_template is not None)
+    try:
+        # The adapter's own values of generation are put in here.
+        with only_values_of(model.generation_config, model):
+            requests = HFRequests(tokenizer, model.config, config.model_name, chat)
+            staged = TransformersModel(config.model_name, model, requests, "auto")
+    except ConfigurationError as error:
+        return None, str(error)
+    failure = staged.knobs.failure
+    return (staged, None) if failure is None else (None, f"its decoder alone runs no prompt: {failure}")
+
+
+def _generate_reason(config: TextConfig, model: Any, num_processes: int) -> str | None:
+    """Why `generate()` runs an experiment whatever the blocks of its model are; None where stages may."""
+    batching, mode = config.batching_options, config.decoder_config.decoding_mode
+    rows = config.batch_size or batching.max_batch_size___adaptive_batching
+    is_causal = isinstance(model, PreTrainedModel) and type(model.config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    reasons = (
+        (f"batches of up to {rows} prompts; single ones run by engines or graphs", rows > 1),
+        (f"decoding_mode {mode} draws tokens", mode != "greedy"),
+        (f"{num_processes} processes share the prompts", num_processes > 1),
+        (f"mixed_precision {config.mixed_precision}", config.mixed_precision != "no"),
+        ("only the model's modules follow attn_implementation", config.attn_implementation is not None),
+        (f"{type(model).__name__} is not a causal language model of transformers", not is_causal),
+    )
+    reason = next((reason for reason, is_so in reasons if is_so), None)
+    if reason is not None:
+        return reason
+    return "the model has a vision part" if vision_entry(model) is not None else stages_unsupported_reason(model)

@@ -67,7 +67,7 @@ class QueryRecord(TypedDict):
 
 
 class BatchRecord(PartEnergy):
-    """One call of `generate()` that came to its end."""
+    """One batch that came to its end."""
 
     process_index: int  #: which process made it
     batch_index: int  #: of the process's own batches, in the order in which they ran
@@ -108,8 +108,9 @@ class InferenceResults(TypedDict):
     num_processes: int
     queries: list[QueryRecord]  #: by prompt index
     batches: list[BatchRecord]  #: by process, then in the order in which they ran
-    #: the effective `GenerationConfig` values and the seed, under `ignored` what was given without having an effect in
-    #: this mode, and of the checkpoint's preferences `preferences_kept` and `preferences_left_out`
+    #: `execution` and its reason, the effective `GenerationConfig` values and the seed, under `ignored` what was given
+    #: without having an effect in this mode, and of the checkpoint's preferences `preferences_kept` and
+    #: `preferences_left_out`
     decoding: dict[str, Any]
     simulated_delay_s: float  #: sum over batches. Pooled: that of the process that waited longest.
 
@@ -164,6 +165,10 @@ class InferenceMetrics(TypedDict):
     most_halvings: int | None  #: of one batch; None without records of batches
     #: mean of the output tokens up to the end of thinking; None where decoding to text was not requested
     avg_thinking_tokens_per_prompt: float | None
+    #: what ran the batches, as in a knob run: `kernels`, `graph`, `cpu`, or `eager`, the model's own `generate()`; None
+    #: without records of decoding
+    execution: str | None
+    execution_reason: str | None  #: why nothing faster did; None where the fastest did
 
 
 class CustomMetricsReport(TypedDict):

@@ -167,12 +167,14 @@ def _trace_of(error: SettingError | ConfigurationError, results_dir: Path) -> st
 
 
 def _lines(title: str, name: str, result: Mapping[str, Any]) -> list[str]:
-    """`1/2 decoding_mode=greedy: experiment_0001: 240 prompts, 512.3 output tokens/s`, and caveats of the answers."""
+    """`1/2 decoding_mode=greedy: experiment_0001: 240 prompts, 512.3 output tokens/s (eager)`, and caveats of the
+    answers.
+    """
     metrics = result["inference_metrics"]
     rate = metrics["tokens_per_second"]
     speed = "no output tokens" if rate is None else f"{rate:.1f} output tokens/s"
     caveats = (Caveat.model_validate(each) for each in result["caveat_records"] if each["kind"] in ANSWER_CAVEATS)
     return [
-        f"{title}: {name}: {counted(metrics['num_prompts'], 'prompt')}, {speed}",
+        f"{title}: {name}: {counted(metrics['num_prompts'], 'prompt')}, {speed} ({metrics['execution']})",
         *(f"warning: {each.sentence}" for each in caveats),
     ]

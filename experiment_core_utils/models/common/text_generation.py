@@ -1,9 +1,12 @@
-"""Batched text generation by a causal language model, with the time of each token."""
+"""Text generation by a causal language model, with the time of each token.
+
+Single requests run by the stages of a knob run's timed samples where there are any; all others by `generate()`.
+"""
 
 import copy
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +15,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria, StoppingCriteriaList
 
-from experiment_core_utils.config.text import Batching, DecoderConfig, TextConfig
+from experiment_core_utils.config.text import USED_BY_MODE, DecoderConfig, TextConfig
 from experiment_core_utils.engines.answer_ends import (
     AnswerEnds,
     EosSources,
@@ -21,11 +24,14 @@ from experiment_core_utils.engines.answer_ends import (
     text_reader,
     with_stops,
 )
+from experiment_core_utils.engines.cuda_graphs import ADVICE
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
+from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import Marks, new_marks, out_of_memory_named, synchronize
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
+    EngineRefused,
     GenerationFailed,
     ProfilerError,
     described,
@@ -39,7 +45,7 @@ from experiment_core_utils.records.text import BatchRecord, InferenceResults, Qu
 
 @dataclass(frozen=True)
 class GeneratedBatch:
-    """The tokens and times of one `generate()` call."""
+    """The tokens and times of one batch."""
 
     token_ids: list[list[int]]  #: [B][n] as generated, what comes after an end-of-sequence included
     inference_time_s: float  #: prompts on the device -> all tokens on the host
@@ -67,6 +73,8 @@ class TextGenerator:
         clock: that of the power readings taken beside.
         ends: what ends an answer; see `text_ends`.
         preferences: of the checkpoint, applied to each row without its padding.
+        staged: of the same model, what runs single requests by engines or graphs; None where `generate()` runs all.
+        eager_reason: why it is None.
     """
 
     model: Any
@@ -75,6 +83,21 @@ class TextGenerator:
     ends: AnswerEnds
     clock: Clock = field(default_factory=HostClock)
     preferences: Preferences = NO_PREFERENCES
+    staged: StagedModel | None = None
+    eager_reason: str | None = None
+
+    @property
+    def runs_stages(self) -> bool:
+        """Whether engines or graphs run the requests, which are batches of one prompt."""
+        return self.staged is not None and self.staged.has_next_way
+
+    @property
+    def execution(self) -> dict[str, str | None]:
+        """`execution` as in a knob run, `eager` for the model's own `generate()`, and `execution_reason`."""
+        if self.staged is None:
+            return {"execution": "eager", "execution_reason": self.eager_reason}
+        facts = self.staged.describe()
+        return {name: facts[name] for name in ("execution", "execution_reason")}
 
     @property
     def device(self) -> torch.device:
@@ -93,18 +116,13 @@ class TextGenerator:
             OutOfMemory: it does not fit.
             GenerationFailed: the model broke off.
         """
+        if self.runs_stages:
+            return self._by_stages(prompts, max_new_tokens)
         device, ends = self.device, self.ends
         ends_of_rows = [ends.after(row) for row in prompts["input_ids"].tolist()]
-        generation = copy.copy(self.generation)
-        generation.max_new_tokens = max_new_tokens
-        if ends.are_ignored:
-            generation.eos_token_id = None
         with (
-            _failures_named(),
-            out_of_memory_named(),
-            _current(device),
+            self._values_in_force(max_new_tokens) as generation,
             _drawn_by(np.random.SeedSequence([self.random_seed, first_index]), device),
-            _only_values_of(generation, self.model),
             logits_watched(self.model, repairs=bool(generation.do_sample)) as watch,
         ):
             ids, mask = prompts["input_ids"].to(device), prompts["attention_mask"].to(device)
@@ -128,6 +146,75 @@ class TextGenerator:
             ended_s, rows = self.clock.now_s(), tokens.tolist()
             lengths = [len(ends.generated(row)) for ends, row in zip(ends_of_rows, rows, strict=True)]
             return _generated(rows, spans, (started_s, ended_s), watch.rows_not_finite(lengths))
+
+    def _by_stages(self, prompt: TokenisedPrompts, max_new_tokens: int) -> GeneratedBatch:
+        """The same of one prompt by engines or graphs, which are warmed up before the clock starts."""
+        with self._request(prompt, max_new_tokens) as (staged, inputs):
+            marks = new_marks(self.device)
+            synchronize(self.device)
+            started_s = self.clock.now_s()
+            token_ids, rows_not_finite = list[int](), list[int]()
+            try:
+                token_ids += staged.generate_timed(inputs, max_new_tokens, marks).token_ids
+            except GenerationFailed:  # of its logits
+                rows_not_finite = [0]
+            # The last mark is set when the last token is on the host.
+            spans = [*marks.seconds(), 0.0]
+            return _generated([token_ids], spans, (started_s, self.clock.now_s()), rows_not_finite)
+
+    def prove_stages(self, prompt: TokenisedPrompts, max_new_tokens: int) -> bool:
+        """Hold engines or graphs against the model's modules and its `generate()`; where they are refused, the next way
+        runs all requests, at last `generate()`.
+
+        Returns:
+            whether the logits are finite.
+
+        Raises:
+            KnobDidNotAct: tokens are not those of `generate()`.
+        """
+        while self.staged is not None and self.staged.has_next_way:
+            try:
+                with self._request(prompt, max_new_tokens) as (staged, inputs):
+                    try:
+                        staged.prove(own_setting(staged), inputs)
+                    except GenerationFailed:  # of its logits
+                        return False
+                break
+            except EngineRefused as error:
+                reason = str(error).removesuffix(ADVICE)
+            # Not in the handler: until its end the error keeps what was half made.
+            self.staged.run_next_way(reason)
+        if self.staged is not None:
+            self.staged.fix_execution()
+        return True
+
+    @contextmanager
+    def _request(
+        self, prompt: TokenisedPrompts, max_new_tokens: int
+    ) -> Iterator[tuple[StagedModel, Mapping[str, Any]]]:
+        """A context with what runs one prompt, warmed up for it, and the prompt on its device."""
+        assert self.staged is not None
+        self.staged.ends = self.ends.after(prompt["input_ids"][0].tolist())
+        with self._values_in_force(max_new_tokens):
+            inputs = self.staged.to_device(prompt)
+            self.staged.warm_up(inputs, max_new_tokens)
+            yield self.staged, inputs
+
+    @contextmanager
+    def _values_in_force(self, max_new_tokens: int) -> Iterator[GenerationConfig]:
+        """A context in which the model uses the values of `generation` only; failures are named."""
+        generation = copy.copy(self.generation)
+        generation.max_new_tokens = max_new_tokens
+        if self.ends.are_ignored:
+            generation.eos_token_id = None
+        with (
+            _failures_named(),
+            out_of_memory_named(),
+            # Marks are set on the current GPU's stream.
+            torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext(),
+            only_values_of(generation, self.model),
+        ):
+            yield generation
 
 
 class TokenMarks(StoppingCriteria):
@@ -197,30 +284,19 @@ def describe_decoding(config: TextConfig, generation: GenerationConfig) -> dict[
 
     The seed is there for greedy decoding too, which does not draw.
     """
-    requested = config.decoder_config
-    used = {
-        "greedy": (),
-        "temperature": ("temperature",),
-        "top_k": ("temperature", "top_k"),
-        "top_p": ("temperature", "top_p"),
-    }[requested.decoding_mode]
-    given = {
-        "temperature": requested.decoder_temperature,
-        "top_k": requested.decoder_top_k,
-        "top_p": requested.decoder_top_p,
-    }
+    mode, given = config.decoder_config.decoding_mode, config.decoder_config.model_dump(exclude={"decoding_mode"})
+    used = USED_BY_MODE[mode]
+    in_force = {name.removeprefix("decoder_"): name in used for name in given}
     return {
-        "decoding_mode": requested.decoding_mode,
+        "decoding_mode": mode,
         "do_sample": generation.do_sample,
-        **{name: vars(generation)[name] if name in used else None for name in given},
+        **{name: vars(generation)[name] if is_used else None for name, is_used in in_force.items()},
         "max_new_tokens": generation.max_new_tokens,
         "bos_token_id": generation.bos_token_id,
         "eos_token_id": generation.eos_token_id,
         "pad_token_id": generation.pad_token_id,
         "random_seed": config.random_seed,
-        "ignored": {
-            f"decoder_{name}": value for name, value in given.items() if value is not None and name not in used
-        },
+        "ignored": {name: value for name, value in given.items() if value is not None and name not in used},
     }
 
 
@@ -321,7 +397,7 @@ def _failures_named() -> Iterator[None]:
 
 
 @contextmanager
-def _only_values_of(generation: GenerationConfig, model: Any) -> Iterator[None]:
+def only_values_of(generation: GenerationConfig, model: Any) -> Iterator[None]:
     """A context in which `generate()` uses these values only: it would fill others from the model's own values."""
     before = model.generation_config
     try:
@@ -343,63 +419,6 @@ def _drawn_by(seeds: np.random.SeedSequence, device: torch.device) -> Iterator[N
         if device.type == "cuda":
             torch.cuda.manual_seed(seed)
         yield
-
-
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """A context with `device` as the current GPU, since marks are set on the current GPU's stream."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-@dataclass(frozen=True)
-class PlannedBatch:
-    """The prompts that run together."""
-
-    places: tuple[int, ...]  #: of its prompts among those given, ascending
-    over_token_limit: bool = False  #: a single prompt that is longer than `adaptive_max_tokens`: it runs alone
-    halvings: int = 0  #: how often a larger batch ran out of memory before it
-
-    def halves(self) -> tuple["PlannedBatch", "PlannedBatch"]:
-        """The batch's first and second half, the first the smaller one of an odd number. At least 2 prompts."""
-        middle = len(self.places) // 2
-        parts = (self.places[:middle], self.places[middle:])
-        first, second = (PlannedBatch(part, self.over_token_limit, self.halvings + 1) for part in parts)
-        return first, second
-
-
-def plan_batches(lengths: Sequence[int], options: Batching) -> tuple[PlannedBatch, ...]:
-    """Batches of neighbouring prompts in the order given; every prompt is in one batch.
-
-    Fixed batches contain `batch_size___fixed_batching` prompts, the last one the rest. An adaptive batch takes the next
-    prompt as long as (prompts x longest of them) <= `adaptive_max_tokens` and it contains no more than
-    `max_batch_size___adaptive_batching`. A prompt that is longer than the limit runs alone. Prompts in order of their
-    length make the least padding.
-
-    Args:
-        lengths: true tokens of each prompt.
-    """
-    if not options.adaptive_batching:
-        size = options.batch_size___fixed_batching
-        starts = range(0, len(lengths), size)
-        return tuple(PlannedBatch(tuple(range(start, min(start + size, len(lengths))))) for start in starts)
-    limit = options.adaptive_max_tokens
-    return tuple(
-        PlannedBatch(places, over_token_limit=len(places) * max(lengths[place] for place in places) > limit)
-        for places in _adaptive_places(lengths, limit, options.max_batch_size___adaptive_batching)
-    )
-
-
-def _adaptive_places(lengths: Sequence[int], most_tokens: int, most_prompts: int) -> Iterator[tuple[int, ...]]:
-    places: list[int] = []
-    longest = 0
-    for place, length in enumerate(lengths):
-        grown = max(longest, length)
-        if places and (len(places) == most_prompts or (len(places) + 1) * grown > most_tokens):
-            yield tuple(places)
-            places, grown = [], length
-        places.append(place)
-        longest = grown
-    if places:
-        yield tuple(places)
 
 
 def results_of_records(

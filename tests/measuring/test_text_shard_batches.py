@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiment_core_utils.config.text import Batching
-from experiment_core_utils.models.common.text_generation import PlannedBatch, plan_batches
+from experiment_core_utils.measuring.text_shard import PlannedBatch, plan_batches
 
 
 def adaptive(tokens: int, prompts: int = 32) -> Batching:

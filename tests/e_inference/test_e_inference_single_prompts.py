@@ -1,0 +1,214 @@
+"""Prompts one by one: engines and graphs answer as the model's own `generate()`, and the results say what ran."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from experiment_core_utils.b_model_loader import load_model_tokenizer
+from experiment_core_utils.c_prompt_processing import tokenise_prompts
+from experiment_core_utils.config.text import TextConfig, validated
+from experiment_core_utils.e_inference import run_gen_inference
+from experiment_core_utils.engines.cuda_graphs import Reruns
+from experiment_core_utils.g_metrics_inference import combine_inference_metrics
+from experiment_core_utils.measuring.text_shard import OwnPrompts, TextShard
+from experiment_core_utils.models import text_model
+from experiment_core_utils.models.common.preferences import NO_PREFERENCES
+from experiment_core_utils.models.common.text_generation import TextGenerator, generation_values, text_ends
+from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.text_model import staged_language_model
+from experiment_core_utils.primitives.errors import ConfigurationError, GenerationFailed
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.primitives.interruption import StopRequest
+from experiment_core_utils.records.text import InferenceResults
+from tests.models.tiny_checkpoints import write_checkpoint
+from tests.tiny_models.tiny_text_model import ScriptedTextModel, tiny_text_model, tiny_tokenizer
+
+NEW_TOKENS = 9
+ONE_BY_ONE = {"batch_size___fixed_batching": 1}
+PROMPTS = ("What is left of it?", "a", "abc abc abc ", "Is it raining in the street?", "b c")
+Loaded = tuple[str, Any, Any]
+
+
+@pytest.fixture(scope="module")
+def accelerator() -> Accelerator:
+    return Accelerator(cpu=True)
+
+
+@pytest.fixture(scope="module", params=["llama", "olmoe", "embedded"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """The name, the model in float32 and the tokenizer."""
+    folder = str(EMBEDDED_MODEL)
+    if request.param != "embedded":
+        folder = str(write_checkpoint(request.param, tmp_path_factory.mktemp(request.param)))
+    values = {"model_name": folder, "device": "cpu", "fp_precision": "float32"}
+    return folder, *load_model_tokenizer(values)
+
+
+def config_of(name: str, **values: Any) -> TextConfig:
+    defaults = {"batching_options": ONE_BY_ONE, "max_output_tokens": NEW_TOKENS, "device": "cpu"}
+    return validated({"model_name": name, **defaults, **values})
+
+
+def run(loaded: Loaded, accelerator: Accelerator, **values: Any) -> InferenceResults:
+    name, model, tokenizer = loaded
+    return run_gen_inference(
+        model, tokenizer, tokenise_prompts(PROMPTS, tokenizer), config_of(name, **values), accelerator
+    )
+
+
+def judged(model: Any, tokenizer: Any, **values: Any) -> list[list[int]]:
+    """What the model's own `generate()` answers to each prompt."""
+    found = []
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": NEW_TOKENS}
+        found.append(model.generate(**given, do_sample=False, **values)[0, ids.shape[1] :].tolist())
+    return found
+
+
+def tokens_of(results: InferenceResults) -> list[list[int]]:
+    return [query["output_token_ids"] for query in results["queries"]]
+
+
+def test_engines_answer_as_generate_and_leave_the_model_as_it_was(loaded: Loaded, accelerator: Accelerator) -> None:
+    _, model, tokenizer = loaded
+    own = model.generation_config
+    values = own.to_dict()
+    expected = judged(model, tokenizer)
+    results = run(loaded, accelerator)
+    assert tokens_of(results) == expected
+    assert combine_inference_metrics(results)["execution"] == "cpu"
+    assert all(len(batch["prompt_indices"]) == 1 for batch in results["batches"])
+    for batch in results["batches"]:
+        assert batch["ttft_s"] is not None and len(batch["inter_token_s"]) == batch["output_tokens"] - 1
+        assert batch["ttft_s"] + sum(batch["inter_token_s"]) == pytest.approx(batch["inference_time_s"])
+    # Experiments share a loaded model.
+    assert model.generation_config is own and own.to_dict() == values
+    together = run(loaded, accelerator, batching_options={"batch_size___fixed_batching": 3})
+    assert tokens_of(together) == expected
+    metrics = combine_inference_metrics(together)
+    assert metrics["execution"] == "eager" and "batches of up to 3 prompts" in str(metrics["execution_reason"])
+
+
+def test_engines_end_answers_as_generate(loaded: Loaded, accelerator: Accelerator) -> None:
+    _, model, tokenizer = loaded
+    endless = judged(model, tokenizer, eos_token_id=None)
+    ignoring = run(loaded, accelerator, ignore_eos=True)
+    assert [batch["computed_output_tokens"] for batch in ignoring["batches"]] == [NEW_TOKENS] * len(PROMPTS)
+    assert ignoring["output_tokens"].tolist() == endless
+    texts = ignoring["output_text"]
+    assert texts is not None
+    # A character that is in the midst of an answer, and no half of one.
+    stop = next(
+        character for text in texts for character in text[1:-1] if character.isascii() and character.isprintable()
+    )
+    stopped = run(loaded, accelerator, stop=[stop])
+    by_generate = run(loaded, accelerator, stop=[stop], batching_options={"batch_size___fixed_batching": 2})
+    assert tokens_of(stopped) == tokens_of(by_generate)
+    assert stopped["output_text"] == by_generate["output_text"]
+    # Nothing is computed after an end.
+    assert all(batch["computed_output_tokens"] == batch["output_tokens"] for batch in stopped["batches"])
+    assert stopped["total_output_tokens"] < run(loaded, accelerator)["total_output_tokens"]
+    assert (stopped["decoding"]["execution"], by_generate["decoding"]["execution"]) == ("cpu", "eager")
+
+
+def test_preferences_go_through_generate_and_are_still_there_afterwards(accelerator: Accelerator) -> None:
+    model, tokenizer = tiny_text_model(), tiny_tokenizer()
+    model.generation_config.repetition_penalty = 3.0
+    for _ in range(2):
+        results = run(("tiny", model, tokenizer), accelerator)
+        assert tokens_of(results) == judged(model, tokenizer)
+        assert results["decoding"]["execution"] == "eager"
+        assert "repetition_penalty" in results["decoding"]["execution_reason"]
+
+
+@pytest.mark.parametrize(
+    ("values", "num_processes", "reason"),
+    [
+        ({"batching_options": {}}, 1, "batches of up to 16 prompts"),
+        ({"batching_options": {"adaptive_batching": True}}, 1, "batches of up to 32 prompts"),
+        ({"decoder_config": {"decoding_mode": "top_k", "decoder_top_k": 2}}, 1, "decoding_mode top_k draws"),
+        ({}, 2, "2 processes"),
+        ({"mixed_precision": "bf16"}, 1, "mixed_precision bf16"),
+        ({"attn_implementation": "eager"}, 1, "attn_implementation"),
+    ],
+)
+def test_what_goes_through_generate_says_why(values: Mapping[str, Any], num_processes: int, reason: str) -> None:
+    found = staged_language_model(config_of("tiny", **values), tiny_text_model(), tiny_tokenizer(), num_processes)
+    assert found[0] is None and reason in str(found[1])
+
+
+def test_a_model_of_another_library_goes_through_generate() -> None:
+    found = staged_language_model(config_of("x"), ScriptedTextModel({}), tiny_tokenizer(), 1)
+    assert found == (None, "ScriptedTextModel is not a causal language model of transformers")
+
+
+def shard_by(staged: Callable[[Any], TransformersModel], model: Any) -> TextShard:
+    config, tokenizer = config_of("tiny"), tiny_tokenizer()
+    ends = text_ends(config, model, tokenizer, NO_PREFERENCES)[0]
+    values = generation_values(config, model, tokenizer)
+    generator = TextGenerator(model, values, config.random_seed, ends, staged=staged(model))
+    tokenised = tokenise_prompts(PROMPTS, tokenizer)
+    places = tuple(range(len(PROMPTS)))
+    own = OwnPrompts(places, tokenised["input_ids"], tokenised["attention_mask"], names=[10 * each for each in places])
+    return TextShard(generator, own, config, 0, 1)
+
+
+class _NoGraphs(Reruns):
+    def capture(self, work: Any) -> Any:
+        raise ConfigurationError("nothing can be captured here")
+
+
+def captured_by(monkeypatch: pytest.MonkeyPatch, capturer: type[Reruns]) -> Callable[[Any], TransformersModel]:
+    """As `staged_language_model` on a GPU, with this capturer in place of CUDA graphs."""
+
+    def staged(model: Any) -> TransformersModel:
+        class OnGpu(TransformersModel):
+            def __init__(self, *given: Any) -> None:
+                super().__init__(*given, capturer())
+
+        monkeypatch.setattr(text_model, "TransformersModel", OnGpu)
+        found, reason = staged_language_model(config_of("tiny"), model, tiny_tokenizer(), 1)
+        assert found is not None, reason
+        return found
+
+    return staged
+
+
+def test_graphs_answer_as_generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_text_model()
+    shard = shard_by(captured_by(monkeypatch, Reruns), model)
+    shard.warm_up()
+    queries, _, windows = shard.run(StopRequest())
+    assert shard.generator.execution["execution"] == "graph"
+    assert [query["output_token_ids"] for query in queries] == judged(model, tiny_tokenizer())
+    assert all(begin < end for begin, end in windows)
+
+
+def test_graphs_that_are_refused_are_named_and_generate_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_text_model()
+    shard = shard_by(captured_by(monkeypatch, _NoGraphs), model)
+    shard.warm_up()
+    queries, *_ = shard.run(StopRequest())
+    execution = shard.generator.execution
+    assert execution["execution"] == "eager" and "nothing can be captured here" in str(execution["execution_reason"])
+    assert "--execution" not in str(execution["execution_reason"])
+    assert [query["output_token_ids"] for query in queries] == judged(model, tiny_tokenizer())
+
+
+def test_logits_that_are_not_finite_are_named_by_their_prompt(accelerator: Accelerator) -> None:
+    """The longest prompt is proven first; another one fails when it runs."""
+    model, tokenizer = tiny_text_model(), tiny_tokenizer()
+    ids = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+    only_third = next(token for token in ids[2] if token not in {*ids[0], *ids[1], *ids[3]})
+    with torch.no_grad():
+        model.get_input_embeddings().weight[only_third] = float("nan")
+    with pytest.raises(GenerationFailed, match=r"^logits are not finite at prompt 2 \(float32"):
+        run(("tiny", model, tokenizer), accelerator, num_warmup_batches=0)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[ids[3][0]] = float("nan")
+    with pytest.raises(GenerationFailed, match=r"^logits are not finite at prompt 3 \(float32"):
+        run(("tiny", model, tokenizer), accelerator, num_warmup_batches=0)
