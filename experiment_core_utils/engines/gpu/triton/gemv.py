@@ -12,7 +12,6 @@ import triton.language as tl
 from experiment_core_utils.engines.gpu.triton.tuning import FEWEST_ROWS, SmallBatchTile, tuning_at
 from experiment_core_utils.engines.kv_cache import KVCache
 
-
 # Experts all pairs of which are compared at once: a quarter of a million pairs of 512 take longer than ten turns.
 PAIRED = tl.constexpr(128)
 
@@ -32,11 +31,7 @@ def weight_rows(weight, row, column, rows, WIDTH: tl.constexpr, EXACT: tl.conste
 @triton.jit
 def padded_values(places, WIDTH: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
     """The values at the first WIDTH of PADDED places, of a head or half of it, and zeros for the others."""
-    if PADDED == WIDTH:
-        values = tl.load(places)
-    else:
-        values = tl.load(places, mask=tl.arange(0, PADDED) < WIDTH, other=0.0)
-    return values
+    return tl.load(places) if PADDED == WIDTH else tl.load(places, mask=tl.arange(0, PADDED) < WIDTH, other=0.0)
 
 
 @triton.jit
