@@ -139,7 +139,7 @@ def modules_step(
 
 
 def equal_logits(decoder: DecoderWeights) -> dict:
-    """What is chosen where router and head are zero: every logit is 0, every expert's weight 1/8."""
+    """What is chosen where router and head are zero: every logit is 0, every expert's weight the same."""
     block = replace(decoder.blocks[0], router=torch.zeros_like(decoder.blocks[0].router))
     decoder = replace(decoder, blocks=(block,), head=torch.zeros_like(decoder.head))
     kv_cache = KVCache.allocate(decoder, MAX_SEQ_LEN)
@@ -178,8 +178,9 @@ def checked_tokens(decoder: DecoderWeights) -> dict:
 @torch.inference_mode()
 def main() -> None:
     plain = model_with(heads=2, kv_heads=2, width=32, experts=8, normalise=False)
-    # 3 query heads on 1 key head, widths of 48, which fill no power of two, and more slots than are read at once.
-    grouped = model_with(heads=3, kv_heads=1, width=48, experts=16, normalise=True)
+    # 3 query heads on 1 key head, widths of 144 and 48, which fill no power of two, more experts than are compared in
+    # pairs, and more slots than are read at once.
+    grouped = model_with(heads=3, kv_heads=1, width=144, experts=150, normalise=True)
     print(
         json.dumps(
             {
@@ -189,6 +190,7 @@ def main() -> None:
                 "grouped together": against_modules(grouped, EngineKnobs(10, (0, 2)), [1, 7], 1, together=True),
                 "many": many_rows(),
                 "equal": equal_logits(fuse_decoder_weights(plain)),
+                "equal of many": equal_logits(fuse_decoder_weights(grouped)),
                 "checked": checked_tokens(fuse_decoder_weights(plain)),
             }
         )

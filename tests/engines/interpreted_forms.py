@@ -36,24 +36,37 @@ TILES = StepTiles(
 STEPS, TOKENS, PADDED = 7, 11, 16
 # What a prompt's products take.
 block_forms.WIDTH, block_forms.INNER = 80, 48
-# Dense layers are 45 wide: three parts, the last of which is not full.
+# Dense layers are 45 wide: three parts, the last of which is not full; experts of 48 are cut, too.
 tuning.TUNINGS[tuning.DEFAULT] = replace(
-    tuning.TUNINGS[tuning.DEFAULT], dense_columns=16, elementwise=Tile(rows=16, warps=4)
+    tuning.TUNINGS[tuning.DEFAULT], whole_columns=32, dense_columns=16, elementwise=Tile(rows=16, warps=4)
 )
+# Forms at other sizes: heads and rows that fill no power of two, rows longer than 4,096, more than 128 experts.
+SHAPES: dict[str, tuple[str, int, dict[str, int]]] = {
+    "5_heads_of_80": ("norms_of_each_head", 2, {"HEADS": 5, "KV_HEADS": 1, "HEAD_WIDTH": 80}),
+    "14_heads_of_112": ("norms_of_all_heads", 2, {"HEADS": 14, "KV_HEADS": 2, "HEAD_WIDTH": 112}),
+    "3_heads_of_208": ("no_rope_in_one", 2, {"HEADS": 3, "KV_HEADS": 3, "HEAD_WIDTH": 208}),
+    "heads_of_18": ("window_of_5_in_two", 2, {"HEAD_WIDTH": 18}),
+    "rows_of_5120": ("gated_shared", 2, {"WIDTH": 5120, "HEADS": 2, "KV_HEADS": 1, "HEAD_WIDTH": 16}),
+    "heads_of_4160_in_all": ("norms_of_all_heads", 1, {"HEADS": 26, "KV_HEADS": 2, "HEAD_WIDTH": 160}),
+    "260_experts": ("dense_first_then_shared", 10, {"EXPERTS": 260}),
+}
 
 
 def error(found: torch.Tensor, exact: torch.Tensor) -> float:
     return float((found.double() - exact.double()).norm() / exact.double().norm())
 
 
-def decoded(decoder: DecoderWeights, knobs: EngineKnobs) -> dict[str, Any]:
+def decoded(decoder: DecoderWeights, knobs: EngineKnobs, steps: int = STEPS) -> dict[str, Any]:
     """Steps from an empty cache, which needs no prefill."""
-    kv_cache = KVCache.allocate(decoder, STEPS, blocks=len(knobs.blocks))
+    # Longer columns in fewer programs.
+    tile = Tile(64 if decoder.width < 1024 else 1024, 4)
+    tiles = replace(TILES, output=tile, down=tile)
+    kv_cache = KVCache.allocate(decoder, steps, blocks=len(knobs.blocks))
     kv_cache.set_lengths([0])
-    buffers = StepBuffers.allocate(decoder, 1, STEPS, TILES)
-    step = DecodeStep(decoder, kv_cache, buffers, TILES, use_pdl=False)
+    buffers = StepBuffers.allocate(decoder, 1, steps, tiles)
+    step = DecodeStep(decoder, kv_cache, buffers, tiles, use_pdl=False)
     tokens, logits, used = [], [], []
-    for _ in range(STEPS):
+    for _ in range(steps):
         tokens.append(kv_cache.next_tokens.clone())
         buffers.used.forget()
         logits.append(step.launch(knobs).clone())
@@ -74,7 +87,7 @@ def prefilled(decoder: DecoderWeights, knobs: EngineKnobs) -> dict[str, Any]:
     torch.manual_seed(5)
     hidden = torch.randn(PADDED, decoder.width)
     kv_cache = KVCache.allocate(decoder, PADDED + 3, blocks=len(knobs.blocks))
-    record = ExpertRecord.allocate(decoder, PADDED * EXPERTS)
+    record = ExpertRecord.allocate(decoder, PADDED * decoder.num_experts)
     places = prefill_forward.PromptPlaces(
         torch.tensor([TOKENS]),
         kv_cache.keys[:, 0],
@@ -141,6 +154,13 @@ def main() -> None:
             "decode": decoded(decoder, knobs),
             "prefill": prefilled(decoder, knobs),
         }
+    for shape, (form, top_k, sizes) in SHAPES.items():
+        usual = {name: getattr(block_forms, name) for name in sizes}
+        vars(block_forms).update(sizes)
+        decoder, knobs = decoder_of_form(form), EngineKnobs(top_k, (0, 2))
+        assert shape_unsupported_reason(decoder) is None
+        found[shape] = {"decode": decoded(decoder, knobs, steps=3), "prefill": prefilled(decoder, knobs)}
+        vars(block_forms).update(usual)
     print(json.dumps(found))
 
 

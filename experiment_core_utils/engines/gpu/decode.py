@@ -26,8 +26,8 @@ from experiment_core_utils.engines.weights import DecoderWeights
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.triton_build import are_interpreted, built, vendor_unsupported_reason
 
-# What one program keeps in registers: experts to rank, and one row of a weight.
-MOST_EXPERTS, MOST_WIDTH = 128, 4096
+# What one program keeps in registers and shared memory: experts to rank, and one row of a weight.
+MOST_EXPERTS, MOST_WIDTH = 512, 16384
 
 
 def graphed_decode_unsupported_reason(decoder: DecoderWeights) -> str | None:
@@ -41,13 +41,12 @@ def shape_unsupported_reason(decoder: DecoderWeights) -> str | None:
     """The reason why the kernels do not cover the decoder's dtype and widths; None where they do."""
     if decoder.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"the kernels take bfloat16, float16 and float32, not {str(decoder.dtype).removeprefix('torch.')}"
-    width = decoder.head_width
-    if width < 16 or width & (width - 1):
-        return f"the kernels take heads of 16, 32, 64, … values, not {width}"
+    if decoder.head_width % 2:
+        return f"the kernels turn the halves of a head, which {decoder.head_width} values do not have"
     if decoder.num_experts > MOST_EXPERTS:
         return f"the kernels rank up to {MOST_EXPERTS} experts, not {decoder.num_experts}"
-    # A dense block's down-projection is cut into parts.
-    widest = max(decoder.width, decoder.num_heads * width, decoder.expert_width if decoder.routed_blocks else 0)
+    # Down-projections are cut into parts.
+    widest = max(decoder.width, decoder.num_heads * decoder.head_width)
     if widest > MOST_WIDTH:
         return f"the kernels take rows of up to {MOST_WIDTH} values, not {widest}"
     for block in decoder.blocks:

@@ -104,11 +104,10 @@ class _Noted:
 
 def graphed_prefill_unsupported_reason(decoder: DecoderWeights) -> str | None:
     """The reason why this decoder's prefill cannot be captured; None where it can."""
-    half = decoder.head_width // 2
     if (reason := kernels_unsupported_reason(decoder.device, _kernels)) is not None:
         return reason
-    if decoder.head_width % 2 or half & (half - 1):
-        return f"its heads are {decoder.head_width} wide, not a power of two"
+    if decoder.head_width % 2:
+        return f"its heads are {decoder.head_width} wide, which has no halves to turn"
     # Dense layers are torch's products.
     sizes = (("hidden width", decoder.width), ("experts' width", decoder.expert_width)) if decoder.routed_blocks else ()
     for what, size in sizes:

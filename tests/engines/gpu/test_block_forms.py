@@ -49,6 +49,25 @@ def test_other_forms_are_refused_by_name(found: Any) -> None:
     assert {form: reason for form, reason in found.items() if isinstance(reason, str)} == REFUSED
 
 
+@pytest.mark.parametrize("stage", ["decode", "prefill"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        "5_heads_of_80",
+        "14_heads_of_112",
+        "3_heads_of_208",
+        "heads_of_18",
+        "rows_of_5120",
+        "heads_of_4160_in_all",
+        "260_experts",
+    ],
+)
+def test_odd_sizes_are_computed_as_by_float64(found: Any, shape: str, stage: str) -> None:
+    errors = found[shape][stage]
+    assert max(errors["logits"], errors["keys"], errors["values"]) < MOST_OFF
+    assert errors["experts"]
+
+
 @pytest.mark.parametrize("form", ["dense", "norms_of_each_head"])
 def test_positions_that_repeat_and_states_that_are_added(found: Any, form: str) -> None:
     """Beside plain torch: the prompt's last state, keys, and steps whose positions are 3 less than their places."""

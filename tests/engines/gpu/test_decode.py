@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiment_core_utils.engines.cuda_graphs import CudaGraphPool
-from experiment_core_utils.engines.description import EngineKnobs
+from experiment_core_utils.engines.description import DecoderDescription, EngineKnobs
 from experiment_core_utils.engines.expert_trace import count_experts
 from experiment_core_utils.engines.gpu.decode import (
     GraphedDecode,
@@ -15,10 +15,10 @@ from experiment_core_utils.engines.gpu.decode import (
     shape_unsupported_reason,
 )
 from experiment_core_utils.engines.gpu.prefill import graphed_prefill_unsupported_reason
-from experiment_core_utils.engines.gpu.triton.tuning import TUNINGS
+from experiment_core_utils.engines.gpu.triton.tuning import TUNINGS, prefill_tiles_for, tiles_for
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.reference.decoder import ReferenceDecode
-from experiment_core_utils.engines.weights import DecoderWeights
+from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
 from experiment_core_utils.models.molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.fused_weights import fuse_decoder_weights
 from experiment_core_utils.primitives.errors import ConfigurationError
@@ -69,26 +69,91 @@ def test_shapes_that_the_kernels_do_not_cover() -> None:
     decoder = fused()
     assert shape_unsupported_reason(decoder) is None
     assert (
-        shape_unsupported_reason(replace(decoder, head_width=24))
-        == "the kernels take heads of 16, 32, 64, … values, not 24"
+        shape_unsupported_reason(replace(decoder, head_width=25))
+        == "the kernels turn the halves of a head, which 25 values do not have"
+    )
+    assert shape_unsupported_reason(replace(decoder, num_experts=513)) == "the kernels rank up to 512 experts, not 513"
+    assert (
+        shape_unsupported_reason(replace(decoder, width=16385))
+        == "the kernels take rows of up to 16384 values, not 16385"
     )
     assert (
-        shape_unsupported_reason(replace(decoder, head_width=8))
-        == "the kernels take heads of 16, 32, 64, … values, not 8"
+        shape_unsupported_reason(replace(decoder, num_heads=65, head_width=256))
+        == "the kernels take rows of up to 16384 values, not 16640"
     )
-    assert shape_unsupported_reason(replace(decoder, num_experts=129)) == "the kernels rank up to 128 experts, not 129"
-    assert (
-        shape_unsupported_reason(replace(decoder, expert_width=4097))
-        == "the kernels take rows of up to 4096 values, not 4097"
-    )
+    assert shape_unsupported_reason(replace(decoder, num_experts=512, width=16384, expert_width=53248)) is None
     double = replace(decoder, head=decoder.head.double())
     assert shape_unsupported_reason(double) == "the kernels take bfloat16, float16 and float32, not float64"
     blocks = tuple(replace(block, post_ffn_norm=block.ffn_norm) for block in decoder.blocks)
     behind = shape_unsupported_reason(replace(decoder, blocks=blocks))
     assert behind == "the kernels of a GPU compute norms behind a block's parts where dense blocks have no others"
-    # A dense block's columns are cut into parts.
-    dense = tuple(replace(block, router=None) for block in decoder.blocks)
-    assert shape_unsupported_reason(replace(decoder, blocks=dense, expert_width=14336)) is None
+
+
+# From their public configs: hidden width, heads, key heads, head width, experts, inner width; then whether queries and
+# keys have norms, and whether there are biases.
+PUBLIC_SHAPES = {
+    "Llama-3.2-1B": (2048, 32, 8, 64, 1, 8192, False, False),
+    "Qwen3-8B": (4096, 32, 8, 128, 1, 12288, True, False),
+    "Qwen3-14B": (5120, 40, 8, 128, 1, 17408, True, False),
+    "Qwen3-32B": (5120, 64, 8, 128, 1, 25600, True, False),
+    "Qwen3-VL-32B": (5120, 64, 8, 128, 1, 25600, True, False),
+    "Mistral-Small-24B": (5120, 32, 8, 128, 1, 32768, False, False),
+    "Llama-3.3-70B": (8192, 64, 8, 128, 1, 28672, False, False),
+    "Qwen2.5-VL-72B": (8192, 64, 8, 128, 1, 29568, False, True),
+    "Qwen3-30B-A3B": (2048, 32, 4, 128, 128, 768, True, False),
+    "Qwen3-235B-A22B": (4096, 64, 4, 128, 128, 1536, True, False),
+    "Mixtral-8x7B": (4096, 32, 8, 128, 8, 14336, False, False),
+    "Mixtral-8x22B": (6144, 48, 8, 128, 8, 16384, False, False),
+    "heads of 80, as in Phi-2": (2560, 32, 32, 80, 1, 10240, False, True),
+}
+
+
+def decoder_of_shape(
+    width: int, heads: int, kv_heads: int, head_width: int, experts: int, inner: int, normed: bool, biased: bool
+) -> DecoderWeights:
+    """One block and 1,000 tokens, without memory."""
+
+    def empty(*size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.bfloat16, device="meta")
+
+    norm, joint = empty(head_width) if normed else None, (heads + 2 * kv_heads) * head_width
+    block = BlockWeights(
+        input_norm=empty(width),
+        qkv=empty(joint, width),
+        query_norm=norm,
+        key_norm=norm,
+        output=empty(width, heads * head_width),
+        ffn_norm=empty(width),
+        router=empty(experts, width) if experts > 1 else None,
+        gate_up=empty(experts, 2 * inner, width),
+        down=empty(experts, width, inner),
+        qkv_bias=empty(joint) if biased else None,
+    )
+    sizes = DecoderDescription(width, heads, kv_heads, head_width, experts, inner, 1000, 1e-5, 1, True)
+    return DecoderWeights.of(
+        sizes,
+        blocks=(block,),
+        embedding=empty(1000, width),
+        final_norm=empty(width),
+        head=empty(1000, width),
+        inverse_frequencies=torch.empty(head_width // 2, device="meta"),
+    )
+
+
+@pytest.mark.parametrize("shape", PUBLIC_SHAPES)
+def test_public_shapes_are_covered(shape: str) -> None:
+    """Each of their sizes has tiles, which divide what they have to."""
+    decoder = decoder_of_shape(*PUBLIC_SHAPES[shape])
+    assert shape_unsupported_reason(decoder) is None
+    tiles = tiles_for(decoder, 8, 4096)
+    # Not more warps for a row than before up to 8,192 values.
+    assert (tiles.qkv.warps, tiles.output.warps, tiles.head.warps) == (4, 4, 8)
+    for tile, (outer, inner) in zip(
+        prefill_tiles_for(decoder.width, decoder.expert_width, decoder.head),
+        ((decoder.expert_width, decoder.width), (decoder.width, decoder.expert_width)),
+        strict=True,
+    ):
+        assert outer % tile.strip == inner % tile.step == 0
 
 
 def test_odd_widths_do_not_share_weights() -> None:

@@ -27,7 +27,7 @@ def test_requests_of_several_lengths_with_grouped_heads_and_odd_widths(results: 
 
 
 def test_requests_together_are_the_modules_one_by_one(results: Any) -> None:
-    """Five of lengths 1 to 8 over two steps; then heads that share keys, 10 of 16 experts and odd widths."""
+    """Five of lengths 1 to 8 over two steps; then heads that share keys, 10 of 150 experts and odd widths."""
     assert max(results["together"]["worst"], results["grouped together"]["worst"]) < 1e-5
     assert results["together"]["same"] and results["grouped together"]["same"]
     assert results["together"]["lengths"] == [8 + 2, 1 + 2, 5 + 2, 3 + 2, 8 + 2]
@@ -61,6 +61,13 @@ def test_of_equal_logits_the_lowest_index_comes_first(results: Any) -> None:
     assert results["equal"]["topk_weights"] == [0.125] * 8
     assert results["equal"]["token"] == [0]
     assert results["equal"]["together"] == [[[0, 1, 2, 3], [0, 1, 2, 3]], [0, 0]]
+
+
+def test_of_equal_logits_of_many_experts_too(results: Any) -> None:
+    """The first four are ranked alone; weights are made to sum to 1."""
+    found = results["equal of many"]
+    assert (found["topk_ids"][:4], found["topk_weights"][:4]) == ([0, 1, 2, 3], [0.25] * 4)
+    assert found["together"] == [[[0, 1, 2, 3], [0, 1, 2, 3]], [0, 0]]
 
 
 @pytest.mark.parametrize("step", ["", " together"])

@@ -87,8 +87,8 @@ def test_a_prompt_has_its_own_tokens_and_zeros_behind_them_after_one_of_another_
 def test_odd_widths_are_named() -> None:
     decoder = fuse_decoder_weights(model_on("cuda"))
     assert (
-        graphed_prefill_unsupported_reason(replace(decoder, head_width=24))
-        == "its heads are 24 wide, not a power of two"
+        graphed_prefill_unsupported_reason(replace(decoder, head_width=25))
+        == "its heads are 25 wide, which has no halves to turn"
     )
     reason = graphed_prefill_unsupported_reason(replace(decoder, expert_width=12))
     assert reason == "its experts' width is 12, not a multiple of 16"

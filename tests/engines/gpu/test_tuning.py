@@ -16,6 +16,7 @@ from experiment_core_utils.engines.gpu.triton.tuning import (
     Tile,
     batch_tiles_for,
     prefill_tiles_for,
+    step_of_router,
     tiles_for,
     tuning_of,
     untuned_reason,
@@ -49,9 +50,16 @@ def test_the_cpu_can_nothing() -> None:
 
 
 def test_rows_fill_a_tile() -> None:
-    """4 KiB rows: four fill 16 KiB; rows of 3 KiB take the room of 4; one row is taken however long it is."""
+    """4 KiB rows: four fill 16 KiB; rows of 3 KiB take the room of 4; one row is taken however long it is, by more
+    warps from 32 KiB on.
+    """
     assert ReadTile(16, 4, 2).of_rows(4096) == ReadTile(16, 4, 2).of_rows(3072) == Tile(4, 4, 2)
-    assert ReadTile(4, 2).of_rows(1 << 20) == Tile(1, 2)
+    assert ReadTile(4, 2).of_rows(16 * 1024) == Tile(1, 2)
+    assert ReadTile(4, 2, 3).of_rows(24 * 1024) == Tile(1, 4, 3) and ReadTile(4, 2).of_rows(1 << 20) == Tile(1, 16)
+
+
+def test_a_router_of_many_experts_is_read_in_narrower_parts() -> None:
+    assert [step_of_router(128, experts) for experts in (8, 128, 256, 512, 4096)] == [128, 128, 64, 32, 16]
 
 
 def test_a_rows_own_sizes_are_taken(decoder: DecoderWeights, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from experiment_core_utils.engines.gpu.triton.gemv import (
     wait_for_previous,
 )
 from experiment_core_utils.engines.gpu.triton.grouped_gemm import expert_rows
-from experiment_core_utils.engines.gpu.triton.tuning import BatchTiles, tuning_at
+from experiment_core_utils.engines.gpu.triton.tuning import BatchTiles, step_of_router, tuning_at
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
 
@@ -282,7 +282,7 @@ def routed_norm(
     batch, width = stream.shape
     experts, top_k = router.shape[0], topk_ids.shape[1]
     padded, tile = triton.next_power_of_2(width), tuning_at(stream.device).batch_routing
-    columns = min(padded, tile.rows)
+    columns = min(padded, step_of_router(tile.rows, triton.next_power_of_2(experts)))
     parts = torch.empty((batch, padded // columns, experts), dtype=torch.float32, device=stream.device)
     topk_weights = torch.empty((batch, top_k), dtype=torch.float32, device=stream.device)
     launch(

@@ -295,18 +295,18 @@ class DecodeStep:
         decoder, buffers, tile = self.decoder, self.buffers, self.tiles.down
         rows, inner = decoder.width, weight.shape[-1]
         summed = buffers.stream if block.post_ffn_norm is None else buffers.part
-        padded = triton.next_power_of_2(inner)
-        if dense:
-            padded = min(padded, tuning_at(decoder.device).dense_columns)
-            top_k = triton.cdiv(inner, padded)
+        padded, tuned = triton.next_power_of_2(inner), tuning_at(decoder.device)
+        if dense or padded > tuned.whole_columns:
+            padded = min(padded, tuned.dense_columns)
         self._launch(
             mixture.down_kernel,
             (self.kv_cache.batch, triton.cdiv(rows, tile.rows)),
             tile,
             (buffers.topk_ids, buffers.topk_weights, products, weight, buffers.opened, summed, rows),
             E=block.num_experts,
-            TOP_K=top_k,
-            AT_ONCE=tuning_at(decoder.device).slots_at_once,
+            TOP_K=1 if dense else top_k,
+            PARTS=triton.cdiv(inner, padded),
+            AT_ONCE=tuned.slots_at_once,
             INNER=inner,
             PADDED=padded,
             BLOCK=tile.rows,

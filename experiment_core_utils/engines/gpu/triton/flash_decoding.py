@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from experiment_core_utils.engines.gpu.triton.gemv import ask_for, is_last, launch, wait_for_previous
+from experiment_core_utils.engines.gpu.triton.gemv import ask_for, is_last, launch, padded_values, wait_for_previous
 from experiment_core_utils.engines.gpu.triton.tuning import Tile, tuning_at
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import BlockWeights, DecoderWeights
@@ -27,10 +27,29 @@ def _spread(values, WIDTH: tl.constexpr, eps):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _of_heads(norm, head, D: tl.constexpr, NORMS: tl.constexpr, SHIFT: tl.constexpr = 0):  # type: ignore[no-untyped-def]
+def _store_head(places, values, D: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    if PADDED == D:
+        tl.store(places, values)
+    else:
+        tl.store(places, values, mask=tl.arange(0, PADDED) < D)
+
+
+@triton.jit
+def _in_heads(inside, D: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Which of [BLOCK, PADDED] values are of rows that are `inside` [BLOCK], and of their first D."""
+    there = inside[:, None]
+    if PADDED > D:
+        there = there & (tl.arange(0, PADDED) < D)[None, :]
+    return there
+
+
+@triton.jit
+def _of_heads(  # type: ignore[no-untyped-def]
+    norm, head, D: tl.constexpr, PADDED: tl.constexpr, NORMS: tl.constexpr, SHIFT: tl.constexpr = 0
+):
     """Weights of the D values of one head, those SHIFT values further round; 1 without a norm."""
-    along = (tl.arange(0, D) + SHIFT) % D
-    weight = tl.full((D,), 1.0, dtype=tl.float32)
+    along = (tl.arange(0, PADDED) + SHIFT) % D
+    weight = tl.full((PADDED,), 1.0, dtype=tl.float32)
     if NORMS == 1:
         weight = tl.load(norm + head * D + along).to(tl.float32)
     elif NORMS == 2:
@@ -39,9 +58,9 @@ def _of_heads(norm, head, D: tl.constexpr, NORMS: tl.constexpr, SHIFT: tl.conste
 
 
 @triton.jit
-def _rotated(own, other, cosine, sine, D: tl.constexpr):  # type: ignore[no-untyped-def]
+def _rotated(own, other, cosine, sine, D: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
     """D values of one head with rotary positions applied; `other` are the values half a head away."""
-    return own * cosine + tl.where(tl.arange(0, D) < D // 2, -other, other) * sine
+    return own * cosine + tl.where(tl.arange(0, PADDED) < D // 2, -other, other) * sine
 
 
 @triton.jit
@@ -58,15 +77,21 @@ def _with_positions(query, key, value, inside, peak, total, mixed):  # type: ign
 
 @triton.jit
 def _together(  # type: ignore[no-untyped-def]
-    partial, peaks, totals, D: tl.constexpr, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr
+    partial,
+    peaks,
+    totals,
+    D: tl.constexpr,
+    PADDED: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PADDED_SPLITS: tl.constexpr,
 ):
     """D values of one head combined from its parts, which other programs wrote: read past the first-level cache."""
     part = tl.arange(0, PADDED_SPLITS)
     there = part < SPLITS
     peak = tl.load(peaks + part, mask=there, other=LOWEST, cache_modifier=".cg")
     total = tl.load(totals + part, mask=there, other=0.0, cache_modifier=".cg")
-    place = partial + part[:, None] * D + tl.arange(0, D)[None, :]
-    mixed = tl.load(place, mask=there[:, None], other=0.0, cache_modifier=".cg")
+    place = partial + part[:, None] * D + tl.arange(0, PADDED)[None, :]
+    mixed = tl.load(place, mask=_in_heads(there, D, PADDED), other=0.0, cache_modifier=".cg")
     weight = tl.exp(peak - tl.max(peak, axis=0))
     return tl.sum(mixed * weight[:, None], axis=0) / tl.sum(total * weight, axis=0)
 
@@ -94,6 +119,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     Q: tl.constexpr,
     KV: tl.constexpr,
     D: tl.constexpr,
+    PADDED: tl.constexpr,
     PADDED_Q: tl.constexpr,
     PADDED_KV: tl.constexpr,
     NORMS: tl.constexpr,
@@ -116,7 +142,7 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     split = tl.program_id(1)
     request = tl.program_id(2)
     kv_head = head // (Q // KV)
-    along = tl.arange(0, D)
+    along = tl.arange(0, PADDED)
     length = tl.load(lengths + request).to(tl.int32)
     seen_from = 0
     if WINDOW:
@@ -129,17 +155,17 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     values += first
     slot = begin + tl.arange(0, BLOCK)
     place = slot[:, None] * D + along[None, :]
-    key = tl.load(keys + place, mask=(slot < end)[:, None], other=0.0)
-    value = tl.load(values + place, mask=(slot < end)[:, None], other=0.0)
+    key = tl.load(keys + place, mask=_in_heads(slot < end, D, PADDED), other=0.0)
+    value = tl.load(values + place, mask=_in_heads(slot < end, D, PADDED), other=0.0)
     partner = (along + D // 2) % D
-    query_scale = _of_heads(query_norm, head, D, NORMS) * scale
-    key_scale = _of_heads(key_norm, kv_head, D, NORMS)
+    query_scale = _of_heads(query_norm, head, D, PADDED, NORMS) * scale
+    key_scale = _of_heads(key_norm, kv_head, D, PADDED, NORMS)
     if ROPE:
         position = length + tl.load(rotary_offsets + request).to(tl.int32)
-        cosine = tl.load(cosines + position * D + along)
-        sine = tl.load(sines + position * D + along)
-        query_scale_other = _of_heads(query_norm, head, D, NORMS, D // 2) * scale
-        key_scale_other = _of_heads(key_norm, kv_head, D, NORMS, D // 2)
+        cosine = padded_values(cosines + position * D + along, D, PADDED)
+        sine = padded_values(sines + position * D + along, D, PADDED)
+        query_scale_other = _of_heads(query_norm, head, D, PADDED, NORMS, D // 2) * scale
+        key_scale_other = _of_heads(key_norm, kv_head, D, PADDED, NORMS, D // 2)
     wait_for_previous(PDL)
     # All loads before the first sum, which waits for the slowest.
     queries = qkv + request * (Q + 2 * KV) * D
@@ -149,17 +175,17 @@ def attention_kernel(  # type: ignore[no-untyped-def]
         kv_column = tl.arange(0, PADDED_KV)
         normed_key = tl.load(queries + Q * D + kv_column, mask=kv_column < KV * D, other=0.0)
     elif NORMS == 2:
-        normed_query = tl.load(queries + head * D + along)
-        normed_key = tl.load(queries + (Q + kv_head) * D + along)
-    query = tl.load(queries + head * D + along) * query_scale
-    new_key = tl.load(queries + (Q + kv_head) * D + along) * key_scale
-    new_value = tl.load(queries + (Q + KV + kv_head) * D + along)
+        normed_query = padded_values(queries + head * D + along, D, PADDED)
+        normed_key = padded_values(queries + (Q + kv_head) * D + along, D, PADDED)
+    query = padded_values(queries + head * D + along, D, PADDED) * query_scale
+    new_key = padded_values(queries + (Q + kv_head) * D + along, D, PADDED) * key_scale
+    new_value = padded_values(queries + (Q + KV + kv_head) * D + along, D, PADDED)
     ask_for(following, head * SPLITS + split, AHEAD, THREADS)
     if ROPE:
         query_other = tl.load(queries + head * D + partner) * query_scale_other
         key_other = tl.load(queries + (Q + kv_head) * D + partner) * key_scale_other
-        query = _rotated(query, query_other, cosine, sine, D)
-        new_key = _rotated(new_key, key_other, cosine, sine, D)
+        query = _rotated(query, query_other, cosine, sine, D, PADDED)
+        new_key = _rotated(new_key, key_other, cosine, sine, D, PADDED)
     if NORMS == 1:
         query *= _spread(normed_query, Q * D, eps)
         new_key *= _spread(normed_key, KV * D, eps)
@@ -167,8 +193,8 @@ def attention_kernel(  # type: ignore[no-untyped-def]
         query *= _spread(normed_query, D, eps)
         new_key *= _spread(normed_key, D, eps)
     if (split == 0) & (head % (Q // KV) == 0):
-        tl.store(keys + length * D + along, new_key.to(keys.dtype.element_ty))
-        tl.store(values + length * D + along, new_value.to(values.dtype.element_ty))
+        _store_head(keys + length * D + along, new_key.to(keys.dtype.element_ty), D, PADDED)
+        _store_head(values + length * D + along, new_value.to(values.dtype.element_ty), D, PADDED)
     own = tl.where(split == 0, tl.sum(query * new_key, axis=0), LOWEST)
     share = tl.where(split == 0, 1.0, 0.0)
     peak, total, mixed = _with_positions(query, key, value, slot < end, own, share, new_value * share)
@@ -176,18 +202,18 @@ def attention_kernel(  # type: ignore[no-untyped-def]
     while begin < end:
         slot = begin + tl.arange(0, BLOCK)
         place = slot[:, None] * D + along[None, :]
-        key = tl.load(keys + place, mask=(slot < end)[:, None], other=0.0)
-        value = tl.load(values + place, mask=(slot < end)[:, None], other=0.0)
+        key = tl.load(keys + place, mask=_in_heads(slot < end, D, PADDED), other=0.0)
+        value = tl.load(values + place, mask=_in_heads(slot < end, D, PADDED), other=0.0)
         peak, total, mixed = _with_positions(query, key, value, slot < end, peak, total, mixed)
         begin += BLOCK
     first = (request * Q + head) * SPLITS
     part = first + split
-    tl.store(partial + part * D + along, mixed)
+    _store_head(partial + part * D + along, mixed, D, PADDED)
     tl.store(peaks + part, peak)
     tl.store(totals + part, total)
     if is_last(counters + request * Q + head, SPLITS):
-        whole = _together(partial + first * D, peaks + first, totals + first, D, SPLITS, PADDED_SPLITS)
-        tl.store(attended + (request * Q + head) * D + along, whole)
+        whole = _together(partial + first * D, peaks + first, totals + first, D, PADDED, SPLITS, PADDED_SPLITS)
+        _store_head(attended + (request * Q + head) * D + along, whole, D, PADDED)
 
 
 @dataclass(frozen=True)
@@ -278,6 +304,7 @@ def launch_attention(
         Q=decoder.num_heads,
         KV=decoder.num_kv_heads,
         D=width,
+        PADDED=triton.next_power_of_2(width),
         PADDED_Q=triton.next_power_of_2(decoder.num_heads * width),
         PADDED_KV=triton.next_power_of_2(decoder.num_kv_heads * width),
         NORMS=norms,

@@ -12,6 +12,9 @@ import triton.language as tl
 from experiment_core_utils.engines.gpu.triton.tuning import FEWEST_ROWS, SmallBatchTile, tuning_at
 from experiment_core_utils.engines.kv_cache import KVCache
 
+# Experts all pairs of which are compared at once: a quarter of a million pairs of 512 take longer than ten turns.
+PAIRED = tl.constexpr(128)
+
 
 @triton.jit
 def weight_rows(weight, row, column, rows, WIDTH: tl.constexpr, EXACT: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -23,6 +26,12 @@ def weight_rows(weight, row, column, rows, WIDTH: tl.constexpr, EXACT: tl.conste
         inside = (row < rows)[:, None] & (column < WIDTH)[None, :]
         tile = tl.load(place, mask=inside, other=0.0, eviction_policy="evict_first")
     return tile
+
+
+@triton.jit
+def padded_values(places, WIDTH: tl.constexpr, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The values at the first WIDTH of PADDED places, of a head or half of it, and zeros for the others."""
+    return tl.load(places) if PADDED == WIDTH else tl.load(places, mask=tl.arange(0, PADDED) < WIDTH, other=0.0)
 
 
 @triton.jit
@@ -74,12 +83,20 @@ def is_last(counter, programs):  # type: ignore[no-untyped-def]
 def ranked(logit, expert, top_k, E: tl.constexpr, NORMALISE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Ranks of one token's E experts by their logit, the lower index first among equal ones, and their weights.
 
-    For few tokens, a program each: all pairs are compared at once. A prompt's tokens take `route_kernel` of routing.py.
+    For few tokens, a program each. All pairs of up to PAIRED experts are compared at once; of more the likeliest is
+    taken top_k times, and the others are ranked E or above. A prompt's tokens take `route_kernel` of routing.py.
     """
-    before = (logit[None, :] > logit[:, None]) | (
-        (logit[None, :] == logit[:, None]) & (expert[None, :] < expert[:, None])
-    )
-    rank = tl.sum(before.to(tl.int32), axis=1)
+    if E <= PAIRED:
+        before = (logit[None, :] > logit[:, None]) | (
+            (logit[None, :] == logit[:, None]) & (expert[None, :] < expert[:, None])
+        )
+        rank = tl.sum(before.to(tl.int32), axis=1)
+    else:
+        rank = tl.where(expert < E, E, E + 1)
+        for place in range(top_k):
+            best = tl.max(tl.where(rank == E, logit, float("-inf")), axis=0)
+            first = tl.min(tl.where((rank == E) & (logit == best), expert, E), axis=0)
+            rank = tl.where((rank == E) & (expert == first), place, rank)
     prob = tl.exp(logit - tl.max(logit, axis=0))
     among = expert < E
     if NORMALISE:

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from experiment_core_utils.engines.gpu.triton.gemv import (
+    PAIRED,
     is_last,
     ranked,
     stream_row,
@@ -54,8 +55,11 @@ def _route(  # type: ignore[no-untyped-def]
     if not DENSE:
         logit = tl.where(expert < E, logit * factor, float("-inf"))
         rank, prob = ranked(logit, expert, top_k, E, NORMALISE)
-        tl.store(topk_ids + rank, expert, mask=expert < E)
-        tl.store(topk_weights + rank, prob, mask=expert < E)
+        ranked_expert = expert < E
+        if E > PAIRED:
+            ranked_expert = rank < E
+        tl.store(topk_ids + rank, expert, mask=ranked_expert)
+        tl.store(topk_weights + rank, prob, mask=ranked_expert)
 
 
 @triton.jit
@@ -211,6 +215,7 @@ def down_kernel(  # type: ignore[no-untyped-def]
     rows,
     E: tl.constexpr,
     TOP_K: tl.constexpr,
+    PARTS: tl.constexpr,
     AT_ONCE: tl.constexpr,
     INNER: tl.constexpr,
     PADDED: tl.constexpr,
@@ -223,33 +228,31 @@ def down_kernel(  # type: ignore[no-untyped-def]
 ):
     """Compute stream [B, rows] += the weighted sum over choices, in their order; programs: (request, block of rows).
 
-    The first AT_ONCE choices' weights are read before the wait: the last kernel but one chose the experts. The columns
-    of DENSE layers are cut into TOP_K parts of PADDED, each of which is a choice of weight 1, or where they are GATED
-    of weight `opened` [B]. ADDED: to what is in the stream; else the sum takes its place.
+    A choice's columns are cut into PARTS of PADDED. The first AT_ONCE parts' weights are read before the wait: the last
+    kernel but one chose the experts. DENSE layers are one choice of weight 1, or where they are GATED of weight
+    `opened` [B]. ADDED: to what is in the stream; else the sum takes its place.
     """
     request = tl.program_id(0)
     row = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, PADDED)
     total = tl.zeros((BLOCK, PADDED), dtype=tl.float32)
-    for first in tl.static_range(0, TOP_K, AT_ONCE):
+    for first in tl.static_range(0, TOP_K * PARTS, AT_ONCE):
         tiles = ()
-        for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K)):
-            if DENSE:
-                tile = weight_rows(down, row, slot * PADDED + column, rows, INNER, EXACT)
-            else:
-                expert = tl.load(topk_ids + request * E + slot).to(tl.int64)
-                tile = weight_rows(down + expert * (rows * INNER), row, column, rows, INNER, EXACT)
+        for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K * PARTS)):
+            weight = down
+            if not DENSE:
+                expert = tl.load(topk_ids + request * E + slot // PARTS).to(tl.int64)
+                weight += expert * (rows * INNER)
+            tile = weight_rows(weight, row, slot % PARTS * PADDED + column, rows, INNER, EXACT)
             tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005 (Triton has no unpacking)
         if first == 0:
             wait_for_previous(PDL)
-        for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K)):
-            if DENSE:
-                inner = slot * PADDED + column
-                product = tl.load(products + request * INNER + inner, mask=inner < INNER, other=0.0).to(tl.float32)
-            else:
-                place = products + (request * TOP_K + slot) * INNER + column
-                product = tl.load(place, mask=column < INNER, other=0.0).to(tl.float32)
-                product = product * tl.load(topk_weights + request * E + slot)
+        for slot in tl.static_range(first, min(first + AT_ONCE, TOP_K * PARTS)):
+            inner = slot % PARTS * PADDED + column
+            place = products + (request * TOP_K + slot // PARTS) * INNER + inner
+            product = tl.load(place, mask=inner < INNER, other=0.0).to(tl.float32)
+            if not DENSE:
+                product = product * tl.load(topk_weights + request * E + slot // PARTS)
             total += tiles[slot - first].to(tl.float32) * product[None, :]
     added = tl.sum(total, axis=1)
     if GATED:

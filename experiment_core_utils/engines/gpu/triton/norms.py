@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
+from experiment_core_utils.engines.gpu.triton.gemv import padded_values
 from experiment_core_utils.engines.gpu.triton.tuning import tuning_at
 
 
@@ -151,6 +152,7 @@ def _apply_rope(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr,
     PADDED: tl.constexpr,
     HALF: tl.constexpr,
+    PADDED_HALF: tl.constexpr,
     NORMS: tl.constexpr,
     ROPE: tl.constexpr,
 ):
@@ -158,7 +160,7 @@ def _apply_rope(  # type: ignore[no-untyped-def]
     halves of each head.
     """
     head = tl.arange(0, PADDED)
-    half = tl.arange(0, HALF)
+    half = tl.arange(0, PADDED_HALF)
     inside = (head < HEADS)[:, None] & (half < HALF)[None, :]
     low_place = head[:, None] * (2 * HALF) + half[None, :]
     low = tl.load(given + low_place, mask=inside, other=0.0).to(tl.float32)
@@ -170,8 +172,8 @@ def _apply_rope(  # type: ignore[no-untyped-def]
         high *= scale * tl.load(norm_weight + low_place + HALF, mask=inside, other=0.0).to(tl.float32)
     elif NORMS == 2:
         scales = tl.rsqrt(squares / (2 * HALF) + eps)[:, None]
-        low *= scales * tl.load(norm_weight + half).to(tl.float32)[None, :]
-        high *= scales * tl.load(norm_weight + HALF + half).to(tl.float32)[None, :]
+        low *= scales * padded_values(norm_weight + half, HALF, PADDED_HALF).to(tl.float32)[None, :]
+        high *= scales * padded_values(norm_weight + HALF + half, HALF, PADDED_HALF).to(tl.float32)[None, :]
     turned_low, turned_high = low, high
     if ROPE:
         turned_low = low * cosine[None, :] - high * sine[None, :]
@@ -199,23 +201,28 @@ def apply_rope_and_store_kernel(  # type: ignore[no-untyped-def]
     PADDED: tl.constexpr,
     KEY_PADDED: tl.constexpr,
     HALF: tl.constexpr,
+    PADDED_HALF: tl.constexpr,
     NORMS: tl.constexpr,
     ROPE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     width: tl.constexpr = 2 * HALF
-    half = tl.arange(0, HALF)
-    cosine = tl.load(cosines + row * HALF + half)
-    sine = tl.load(sines + row * HALF + half)
+    half = tl.arange(0, PADDED_HALF)
+    cosine = padded_values(cosines + row * HALF + half, HALF, PADDED_HALF)
+    sine = padded_values(sines + row * HALF + half, HALF, PADDED_HALF)
     given = qkv_states + row * ((HEADS + 2 * KEY_HEADS) * width)
     out = queries + row * (HEADS * width)
-    _apply_rope(given, query_norm, out, width, cosine, sine, eps, HEADS, PADDED, HALF, NORMS, ROPE)
+    # fmt: off
+    _apply_rope(given, query_norm, out, width, cosine, sine, eps,
+                HEADS, PADDED, HALF, PADDED_HALF, NORMS, ROPE)
     given += HEADS * width
     out = keys + row * width
-    _apply_rope(given, key_norm, out, head_stride, cosine, sine, eps, KEY_HEADS, KEY_PADDED, HALF, NORMS, ROPE)
+    _apply_rope(given, key_norm, out, head_stride, cosine, sine, eps,
+                KEY_HEADS, KEY_PADDED, HALF, PADDED_HALF, NORMS, ROPE)
+    # fmt: on
     given += KEY_HEADS * width
     head = tl.arange(0, KEY_PADDED)
-    channel = tl.arange(0, 2 * HALF)
+    channel = tl.arange(0, 2 * PADDED_HALF)
     inside = (head < KEY_HEADS)[:, None] & (channel < width)[None, :]
     value = tl.load(given + head[:, None] * width + channel[None, :], mask=inside)
     tl.store(values + row * width + head[:, None] * head_stride + channel[None, :], value, mask=inside)
@@ -265,6 +272,7 @@ def apply_rope_and_store(
         PADDED=triton.next_power_of_2(heads),
         KEY_PADDED=triton.next_power_of_2(key_heads),
         HALF=width // 2,
+        PADDED_HALF=triton.next_power_of_2(width // 2),
         NORMS=norms,
         ROPE=has_rope,
         num_warps=tuning_at(qkv_states.device).row_warps,

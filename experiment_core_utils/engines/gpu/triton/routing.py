@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from experiment_core_utils.engines.gpu.triton.tuning import tuning_at
+from experiment_core_utils.engines.gpu.triton.tuning import step_of_router, tuning_at
 
 
 @triton.jit
@@ -71,6 +71,7 @@ def route(
     """
     (rows, width), tile = normed.shape, tuning_at(normed.device).routing
     experts, top_k = router.shape[0], topk_ids.shape[1]
+    bins = max(triton.next_power_of_2(experts), 16)
     topk_weights = torch.empty((rows, top_k), dtype=torch.float32, device=normed.device)
     route_kernel[(triton.cdiv(rows, tile.rows),)](
         normed,
@@ -81,12 +82,12 @@ def route(
         rows,
         WIDTH=width,
         EXPERTS=experts,
-        BINS=max(triton.next_power_of_2(experts), 16),
+        BINS=bins,
         TOP_K=top_k,
         CHOICES=triton.next_power_of_2(top_k),
         NORMALISE=normalise,
         ROWS=tile.rows,
-        STEP=min(triton.next_power_of_2(width), tile.step),
+        STEP=min(triton.next_power_of_2(width), step_of_router(tile.step, bins)),
         PRECISION="ieee" if normed.dtype == torch.float32 else "tf32",
         num_warps=tile.warps,
         num_stages=tile.stages,

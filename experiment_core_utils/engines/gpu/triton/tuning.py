@@ -14,6 +14,8 @@ from experiment_core_utils.engines.weights import DecoderWeights
 
 # Shared memory of a program, in bytes, that the widest tile takes.
 MEMORY_OF_WIDE_TILES = 160 * 1024
+# Bytes of a weight's row that the warps of a table's row take in their registers, and warps of a program at most.
+WIDE_ROW, MOST_WARPS = 16 * 1024, 16
 # Rows of a product where they are few: what tensor cores take at least, and what shared memory bounds.
 FEWEST_ROWS, MOST_ROWS = 16, 32
 # Of the choice of diverse tokens: fastest of 1 to 32 at 729 to 2,916 features on an H200.
@@ -64,7 +66,8 @@ class ReadTile:
     """A `Tile` of weight rows that fill so many KiB.
 
     A tile is read by one load for each thread's part, so that all of it is on its way at once; registers bound it.
-    Where a tile has two steps, the second is read while the first is multiplied.
+    Where a tile has two steps, the second is read while the first is multiplied. A row of more than WIDE_ROW bytes is
+    shared by as many more warps.
     """
 
     kibibytes: int
@@ -74,7 +77,8 @@ class ReadTile:
     def of_rows(self, row_bytes: int) -> Tile:
         """The power of two of rows that fill it, at least 1."""
         padded = 1 << (row_bytes - 1).bit_length()
-        return Tile(max(1, self.kibibytes * 1024 // padded), self.warps, self.steps)
+        warps = min(MOST_WARPS, self.warps * max(1, padded // WIDE_ROW))
+        return Tile(max(1, self.kibibytes * 1024 // padded), warps, self.steps)
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,8 @@ class Tuning:
     #: of a program of the output product there, which writes a part of the router's logits: its tile may double for it
     fewest_router_rows: int
     slots_at_once: int  #: choices whose down-projections a program there reads before it multiplies them
-    dense_columns: int  #: of a dense block's down-projection, which count as one choice there
+    whole_columns: int  #: of an expert's down-projection there, which a program reads whole; registers bound them
+    dense_columns: int  #: of a dense block's, or of a wider expert's, which count as one choice there
     router_parts: int  #: parts of the router's logits that the last program of its output product reads at once
     next_token_warps: int  #: of the choice of the next token, in every step
     fewest_together: int  #: from so many requests on a step that reads weights once for all of them is the faster one
@@ -162,6 +167,7 @@ TUNINGS = {
         ahead=8192,
         fewest_router_rows=8,
         slots_at_once=8,
+        whole_columns=4096,
         dense_columns=1024,
         router_parts=16384,
         next_token_warps=8,
@@ -232,7 +238,7 @@ def tiles_for(decoder: DecoderWeights, top_k: int, max_seq_len: int, row: Tuning
         output=output,
         gate_up=tuned.gate_up.of_rows(width),
         dense_gate_up=tuned.dense_gate_up.of_rows(width),
-        down=Tile(min(2, down.rows), down.warps),
+        down=Tile(min(2, down.rows), tuned.down.warps),
         head=tuned.head.of_rows(width),
     )
 
@@ -320,6 +326,13 @@ def tiles_of_few_rows(width: int, expert_width: int, like: torch.Tensor, rows: i
         return ProductTile(strip, step, head=rows, tail=0, warps=warps, stages=3 if wide else 2, bulk=bulk)
 
     return tile(expert_width, width, 8 if wide else 4), tile(width, expert_width, 4)
+
+
+def step_of_router(columns: int, experts: int) -> int:
+    """Columns of a router of so many experts that a program takes at once: of over 128 experts as many numbers as of
+    128, for which the row's tile was measured.
+    """
+    return max(16, min(columns, columns * 128 // experts))
 
 
 def divisor(size: int, most: int) -> int:
