@@ -35,7 +35,7 @@ from experiment_core_utils.knobs.interface import unsupported_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange
-from experiment_core_utils.models.common.block_modules import decoder_components
+from experiment_core_utils.models.common.block_modules import decoder_components, final_norm_of
 from experiment_core_utils.models.common.decode_kernels import ExecutedExperts
 from experiment_core_utils.models.common.describe import (
     computing_dtype,
@@ -268,12 +268,8 @@ class TransformersModel(HasEnds):
         return self.turned_knobs.restored_afterwards()
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
-        decoder = self.model.get_decoder()
-        blocks, norm = (
-            [self._blocks[index] for index in self.active_setting[1]],
-            dict(decoder.named_children()).get("norm"),
-        )
-        return decoder_components(blocks, norm, self.model.get_output_embeddings())
+        blocks = [self._blocks[index] for index in self.active_setting[1]]
+        return decoder_components(blocks, final_norm_of(self.model), self.model.get_output_embeddings())
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """In eager runs `generate()` prepares by itself, inside what is measured."""
@@ -483,8 +479,12 @@ class TransformersModel(HasEnds):
                 refuse_other_tokens(setting.key, found, raw, followed.logits, error, self.model.dtype)
         return {}
 
-    def _cached_blocks(self, state: GenerationState) -> int:
-        """Layers of the cache that are filled, those of one block counted as one where all blocks have several."""
+    def _cached_blocks(self, state: GenerationState) -> int | None:
+        """Layers of the cache that are filled, those of one block counted as one where all blocks have several; None
+        where each step computes the whole text anew, without a cache.
+        """
+        if not self._stages.takes_cache:
+            return None
         layers = getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", None)
         each, rest = divmod(layers or self.num_total_blocks, self.num_total_blocks)
         if each < 2 or rest or state.filled_layers % each:

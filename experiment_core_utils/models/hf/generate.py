@@ -221,6 +221,8 @@ class GenerateStages:
         self._kernels = DecodeKernels(model)
         taken = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in taken
+        #: whether steps keep anything of those before
+        self.takes_cache = any(name in taken for name in _CACHE_NAMES)
         self._cache_name = next((name for name in _CACHE_NAMES if name in taken), _CACHE_NAMES[0])
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
         self.visual_tokens = visual_tokens

@@ -12,6 +12,7 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import run_profiling
 from tests.models.depth_families import LISTED, RECURRENT, WHOLE
 from tests.models.knob_families import BY_THETA_FAMILIES, TEXT_FAMILIES, UNTRIED_FAMILIES, indexed
+from tests.models.other_lists import NONE_LISTED, OTHER_LISTS
 from tests.models.tiny_checkpoints import UNBATCHABLE_FAMILIES, _Ids, _tokenizer
 from tests.models.tiny_families import config_class
 
@@ -38,6 +39,8 @@ FAMILIES: dict[str, Any] = {
     **LISTED,
     **RECURRENT,
     **{name: make for name, (make, _) in WHOLE.items()},
+    **OTHER_LISTS,
+    **NONE_LISTED,
     **{
         name: lambda family=family: family.make((0, 1, 2, 3), family.top_k or 0)
         for name, family in {
