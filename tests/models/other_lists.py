@@ -17,7 +17,7 @@ _NAMED: dict[str, Any] = {
 _GPT: dict[str, Any] = {"n_embd": 32, "n_layer": NUM_BLOCKS, "n_head": 4, "n_positions": 512, "initializer_range": 0.3}
 _MPT: dict[str, Any] = {"d_model": 32, "n_layers": NUM_BLOCKS, "n_heads": 4, "max_seq_len": 512}
 _BLOOM: dict[str, Any] = {"hidden_size": 32, "n_layer": NUM_BLOCKS, "n_head": 4, "initializer_range": 0.3}
-_MARKS = {"cls_token_id": 1, "sep_token_id": 2}
+_MARKS = {"cls_token_id": 1, "sep_token_id": 2, "pad_token_id": 0}
 _DBRX = {
     "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
     "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},

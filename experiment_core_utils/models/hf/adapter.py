@@ -53,6 +53,7 @@ from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.batch import answer_together, follow_together
+from experiment_core_utils.models.hf.counted_costs import CountedCosts
 from experiment_core_utils.models.hf.engine_stages import EngineParts
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, generate_timed, greedy_config
 from experiment_core_utils.models.hf.graphed_stages import (
@@ -154,6 +155,8 @@ class TransformersModel(HasEnds):
         self._graph_capturer = graph_capturer
         self._graphed = None if execution == "eager" or eager_reason is not None else self._first_way()
         self._architecture = architecture_of(model.config)
+        #: of a family without formulas
+        self._counted = CountedCosts(model, self.knobs.with_all_blocks)
         self._blocks = self.knobs.every_block
         self._judged: dict[Hashable, EngineErrors] = {}
 
@@ -258,6 +261,8 @@ class TransformersModel(HasEnds):
             for name, tensor in inputs.items()
         }
         self._visual_tokens.note(inputs["input_ids"], sent["input_ids"])
+        if not isinstance(self._architecture, Architecture):
+            self._counted.note(inputs, len(self._visual_tokens.places_in(sent["input_ids"]).places[0]))
         self._stages.note(inputs, sent)
         return sent
 
@@ -423,6 +428,8 @@ class TransformersModel(HasEnds):
             self._graphed.refuse_other_features(inputs, features)
         errors = None if self._graphed is None else self._errors_at_setting(self._graphed, inputs, features)
         without_effect = self._prove_effect(setting, prepared, logits, errors)
+        if not isinstance(self._architecture, Architecture):
+            self._counted.prepare(setting, inputs["input_ids"].shape[1])
         return KnobProof(
             experts_per_token=tuple(experts.get(block) for block in blocks),
             blocks_run=blocks,
@@ -573,21 +580,21 @@ class TransformersModel(HasEnds):
         return "; ".join(filter(None, [*self._refused, of_stages])) or None
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """A family without known formulas has None."""
+        """It is None where there is no formula, and the model cannot be counted either."""
         if not isinstance(self._architecture, Architecture):
-            return None
+            return self.turned_knobs.flops(setting, lambda at: self._counted.stages(at, shape, output_tokens))
         architecture, size = self._architecture, shape.size(output_tokens)
         return self.turned_knobs.flops(setting, lambda at: architecture.at(at).request_flops(size).stages)
 
     def count_bytes(self, setting: Setting) -> ModelBytes | None:
-        if not isinstance(self._architecture, Architecture):
-            return None
         step_bytes = self.turned_knobs.step_bytes(setting, self._step_bytes)
         if step_bytes is None:
             return None
-        decoder = self._architecture.at(setting).decoder
         with self.knobs.with_all_blocks():
             stored = stored_bytes(self.model)
+        if not isinstance(self._architecture, Architecture):
+            return self._counted.bytes_at(setting, stored, step_bytes)
+        decoder = self._architecture.at(setting).decoder
         return ModelBytes(
             weights_bytes=stored,
             step_weights_bytes=step_bytes,
@@ -622,7 +629,7 @@ class TransformersModel(HasEnds):
             "knobs_refused": unsupported_knobs(vision_tokens=self.requests.vision_knob_unsupported_reason)
             | self.knobs.refused,
             "vision_options": self.requests.vision_options,
-            "flops_reason": None if isinstance(self._architecture, Architecture) else self._architecture.reason,
+            "flops_reason": None if isinstance(self._architecture, Architecture) else self._counted.reason,
             "cache": "dynamic" if self._graphed is None else "static",
             "execution_asked": self._requested,
             "execution": self._mode,
