@@ -603,9 +603,11 @@ class TransformersModel(HasEnds):
             hidden=decoder.hidden,
         )
 
-    def _step_bytes(self, setting: Setting) -> float:
-        """Bytes of weights that a decode step of one request reads."""
+    def _step_bytes(self, setting: Setting) -> float | None:
+        """Bytes of weights that a decode step of one request reads; None where it is not seen how many experts."""
         chosen, every = self.knobs.experts_at(setting), self.num_experts
+        if any(index in self.knobs.routed_blocks and None in (each, every) for index, each in chosen.items()):
+            return None
         experts = [None if each is None or every is None else (every, each) for each in chosen.values()]
         kept = [self._blocks[index] for index in chosen]
         return step_weights(kept, self.model.get_output_embeddings(), experts).read(rows=1)
