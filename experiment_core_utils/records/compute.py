@@ -93,11 +93,11 @@ class Memory(Record):
     activation_bytes: Amount | None = None
     parts_reason: str | None = None  #: why one of these three is null; None if none is
     #: the next three together: what one request at this setting needs, by formula, the same on every device
-    #: ([compute.md](compute.md#memory)); None if the model has no formula, or no sample was run
+    #: ([compute.md](compute.md#memory)); None if one is null, or no sample was run
     counted_memory_bytes: Amount | None = None
-    counted_weights_bytes: Amount | None = None  #: as `weights_bytes`; None as above
+    counted_weights_bytes: Amount | None = None  #: as `weights_bytes`; None if unknown, or no sample was run
     counted_kv_cache_bytes: Amount | None = None  #: keys and values of the longest sample at its end; None as above
-    counted_activation_bytes: Amount | None = None  #: the largest of its prefill; None as above
+    counted_activation_bytes: Amount | None = None  #: the largest of its prefill; None without a formula
 
 
 class ProcessLoad(Record):

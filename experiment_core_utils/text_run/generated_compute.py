@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.meters.host_facts import Peaks, peaks_on
+from experiment_core_utils.models.common.block_modules import block_stack
 from experiment_core_utils.models.common.describe import computing_dtype, quantisation_in_force, stored_bytes
 from experiment_core_utils.models.costs.active_shapes import COUNTING_LIMIT_S, architecture_in_force, generation_flops
 from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture
@@ -169,6 +170,8 @@ def _known_cache(model: torch.nn.Module, mixed_precision: str) -> tuple[tuple[Ar
 
 def _step_weights(model: torch.nn.Module, architecture: Architecture) -> StepWeights:
     assert isinstance(model, PreTrainedModel)
+    stack = block_stack(model)
+    assert stack is not None  # Of a known architecture.
     shapes = [block.mlp for block in architecture.decoder.blocks]
     experts = [(mlp.num_experts, mlp.top_k) if isinstance(mlp, ExpertsShape) else None for mlp in shapes]
-    return step_weights(list(model.get_decoder().layers), model.get_output_embeddings(), experts)
+    return step_weights(list(stack.blocks), model.get_output_embeddings(), experts)

@@ -7,7 +7,7 @@ than computing the operations of eighty blocks may take.
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, dropwhile
 from typing import Any
 
 from torch import nn
@@ -21,13 +21,48 @@ from experiment_core_utils.records.stages import Component
 _NOT_MATRICES = (*SCALE_SUFFIXES, "_bias")
 
 
-def block_stack(model: PreTrainedModel) -> Any:
-    """The module with the blocks of a model's decoder as `layers`; None where there is no such list."""
+@dataclass(frozen=True)
+class BlockStack:
+    """A list of modules through which hidden states may run, one after another."""
+
+    owner: Any  #: the module that has the list
+    name: str  #: of the list in it, such as `layers`, `h` or `blocks`
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        """The modules that are in the list now."""
+        found: nn.ModuleList = getattr(self.owner, self.name)
+        return found
+
+
+def text_decoder(model: PreTrainedModel) -> Any:
+    """The module that makes hidden states of token ids, without the head."""
     decoder = model.get_decoder()
-    for stack in (decoder, getattr(decoder, "model", None)):
-        if isinstance(getattr(stack, "layers", None), nn.ModuleList):
-            return stack
-    return None
+    # Some families have a head of this name.
+    return decoder if isinstance(decoder, PreTrainedModel) else model.base_model
+
+
+def block_stacks(model: PreTrainedModel) -> list[BlockStack]:
+    """The lists of modules in a model's decoder that are in no other one: those as long as its config says come first,
+    the one with the most weights first among them.
+    """
+    decoder, found, inside = text_decoder(model), list[BlockStack](), set[nn.Module]()
+    for owner in decoder.modules():
+        for name, part in owner.named_children():
+            if owner not in inside and isinstance(part, nn.ModuleList) and len(part):
+                found.append(BlockStack(owner, name))
+                inside.update(part.modules())
+    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+
+    def rank(stack: BlockStack) -> tuple[bool, int]:
+        return len(stack.blocks) == count, sum(weight.numel() for weight in stack.blocks.parameters())
+
+    return sorted(found, key=rank, reverse=True)
+
+
+def block_stack(model: PreTrainedModel) -> BlockStack | None:
+    """The list of the blocks of a model's decoder, by `block_stacks`; None where it has no list of modules."""
+    return next(iter(block_stacks(model)), None)
 
 
 @dataclass(frozen=True)
@@ -166,6 +201,15 @@ def decoder_components(
         "head": [head] if head is not None else [],
     }
     return {name: modules for name, modules in found.items() if modules}
+
+
+def final_norm_of(model: PreTrainedModel) -> nn.Module | None:
+    """The norm behind the blocks of a model's decoder; None where none stands beside their list."""
+    stack = block_stack(model)
+    if stack is None:
+        return None
+    behind = dropwhile(lambda part: part is not stack.blocks, stack.owner.children())
+    return next(filter(_is_norm, behind), None)
 
 
 def _children(modules: Iterable[nn.Module], names: frozenset[str]) -> list[nn.Module]:

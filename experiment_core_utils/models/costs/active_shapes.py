@@ -42,7 +42,7 @@ class _Seen:
         stack = block_stack(model)
         if stack is None:
             return False
-        layers = vars(stack.layers)[PARTS].values()
+        layers = vars(stack.blocks)[PARTS].values()
         return (
             len(layers) == len(self.layers)
             and all(seen.block() is layer for seen, layer in zip(self.layers, layers, strict=True))
@@ -78,13 +78,13 @@ def architecture_in_force(model: nn.Module) -> Architecture | UnknownArchitectur
         return UnknownArchitecture(f"this {type(model).__name__} has no head, which the formulas of its config count")
     stack = block_stack(model)
     if stack is None:
-        return UnknownArchitecture(f"the decoder of this {type(model).__name__} has no list of blocks named layers")
-    layers = tuple(BlockModules.of(layer) for layer in stack.layers)
+        return UnknownArchitecture(f"the decoder of this {type(model).__name__} has no list of blocks")
+    layers = tuple(BlockModules.of(layer) for layer in stack.blocks)
     head = BlockModules.of(lm_head)
     top_ks = tuple(layer.top_k for layer in layers)
     architecture = architecture_of(model.config, [top_k is not None for top_k in top_ks])
     found = architecture if isinstance(architecture, UnknownArchitecture) else _with_layers(architecture, layers, head)
-    places = ModulePlaces.of([*stack.layers, lm_head])
+    places = ModulePlaces.of([*stack.blocks, lm_head])
     _SEEN[model] = _Seen(copy.deepcopy(_entries(model.config)), layers, head, places, top_ks, found)
     return found
 

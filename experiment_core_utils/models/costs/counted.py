@@ -1,15 +1,17 @@
 """Operations of an architecture without formulas, counted on a few sample sizes of its config.
 
-The model is built without weights, in a process of its own that can be ended when its time is up. Text only. What
-counts is what `counters.py` has formulas for: an operator without one (a custom kernel) counts as nothing, and so does
-elementwise work, of which a recurrent scan is made.
+The model is built without weights; `counted_flops` does so in a process of its own that can be ended when its time is
+up. Text only. What counts is what `counters.py` has formulas for: an operator without one (a custom kernel) counts as
+nothing, and so does elementwise work, of which a recurrent scan is made.
 """
 
 import copy
+import functools
 import inspect
 import logging
 import multiprocessing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 from multiprocessing.connection import Connection
 from typing import Any
@@ -76,36 +78,56 @@ def _count_and_send(sending: Connection, config: Any, sizes: Sequence[RequestSiz
 def count_requests(config: Any, sizes: Sequence[RequestSize]) -> list[RequestFlops]:
     """FLOPs of prefill and decode steps of text requests, counted in this process; see `counted_flops`.
 
-    Prompts are counted at four lengths, steps at three, and at every one where these are not on a parabola and on a
-    line.
-
     Raises:
         MeterUnavailable: the model cannot be built or run without weights.
     """
+    # Built from its config alone, a model does not pack its weights.
+    auto = AutoModelForCausalLM.from_config
+    with _named_by(config):
+        model = countable(lambda: auto(copy.deepcopy(config), attn_implementation="eager"))
+    decoder = CountedDecoder(model)
+    return [decoder.request(size) for size in sizes]
+
+
+@contextmanager
+def _named_by(config: Any) -> Iterator[None]:
     try:
-        # Built from its config alone, a model does not pack its weights.
-        auto = AutoModelForCausalLM.from_config
-        run = _LastOnly(countable(lambda: auto(copy.deepcopy(config), attn_implementation="eager")))
-        prefill = _counted_at(
-            (size.prompt_tokens for size in sizes), lambda tokens: count_flops(lambda: run(tokens, None)), 2
-        )
-        contexts = {context for size in sizes for context in _contexts(size)}
-        step = _counted_at(contexts, lambda context: _count_step(run, context), 1)
+        yield
     except HF_CODE_ERRORS as error:
         raise MeterUnavailable(
             f"{config.model_type!r} cannot be counted without weights: {type(error).__name__}: {first_line(error)}"
         ) from error
-    return [_request(size, prefill[size.prompt_tokens], [step[each] for each in _contexts(size)]) for size in sizes]
 
 
-def _contexts(size: RequestSize) -> range:
-    """The number of keys that each decode step attends to, its own among them."""
-    return range(size.prompt_tokens + 1, size.prompt_tokens + size.output_tokens)
+class CountedDecoder:
+    """Operations and cache of a decoder at one setting, by runs of text prompts of a few lengths.
 
+    Args:
+        model: of `countable`; at the setting whenever a method is called. Positions of pictures count as those of text.
+    """
 
-def _request(size: RequestSize, prefill: int, steps: Sequence[int]) -> RequestFlops:
-    decode = size.requests * sum(steps)
-    return RequestFlops(StageFlops(None, size.requests * prefill, decode / len(steps) if steps else None), decode)
+    def __init__(self, model: Any) -> None:
+        self._config = model.config
+        with _named_by(self._config):
+            run = _LastOnly(model)
+        self._prefill = CountedCurve(lambda tokens: count_flops(lambda: run(tokens, None)), 2)
+        self._step = CountedCurve(lambda context: _count_step(run, context), 1)
+        self._cache = CountedCurve(lambda tokens: _count_cache(run, tokens), 1)
+
+    def request(self, size: RequestSize) -> RequestFlops:
+        """FLOPs of all requests of a size, without their pictures' encoder; raises MeterUnavailable."""
+        # Each step attends to its own key too.
+        contexts = range(size.prompt_tokens + 1, size.prompt_tokens + size.output_tokens)
+        with _named_by(self._config):
+            prefill, steps = self._prefill(size.prompt_tokens), [self._step(each) for each in contexts]
+        decode = size.requests * sum(steps)
+        stages = StageFlops(None, size.requests * prefill, decode / len(steps) if steps else None)
+        return RequestFlops(stages, decode)
+
+    def cache_elements(self, tokens: int) -> int:
+        """Numbers that a cache of one row of `tokens` positions has; raises MeterUnavailable."""
+        with _named_by(self._config):
+            return self._cache(tokens)
 
 
 class _LastOnly:
@@ -121,33 +143,61 @@ class _LastOnly:
         return self._model(input_ids=ids, past_key_values=cache, use_cache=True, **self._options)
 
 
-def _count_step(run: _LastOnly, context: int) -> int:
-    """FLOPs of a token that attends to `context` keys, its own among them."""
+def _cache_of(run: _LastOnly, tokens: int) -> Any:
     with torch.inference_mode():
-        cache = run(context - 1, None).past_key_values
+        cache = run(tokens, None).past_key_values
     if cache is None:
         raise TypeError("it keeps no cache of keys")
+    return cache
+
+
+def _count_step(run: _LastOnly, context: int) -> int:
+    """FLOPs of a token that attends to `context` keys, its own among them."""
+    cache = _cache_of(run, context - 1)
     return count_flops(lambda: run(1, cache))
 
 
-def _counted_at(places: Iterable[int], count: Callable[[int], int], degree: int) -> Mapping[int, int]:
-    """The count at every place, by a polynomial of `degree` where it agrees with one count more than it is made of."""
-    ordered = sorted(set(places))
-    if len(ordered) <= degree + 2:
-        return {place: count(place) for place in ordered}
-    nodes = [ordered[number * (len(ordered) - 1) // (degree + 1)] for number in range(degree + 2)]
-    counts = {node: count(node) for node in nodes}
-    checked, made_of = nodes[1], [node for place, node in enumerate(nodes) if place != 1]
-    if _interpolated(checked, made_of, counts) == counts[checked]:
-        return {place: int(_interpolated(place, made_of, counts)) for place in ordered}
-    return {place: counts[place] if place in counts else count(place) for place in ordered}
+def _count_cache(run: _LastOnly, tokens: int) -> int:
+    """Numbers in the cache after a prompt."""
+    tensors = (each for layer in _cache_of(run, tokens).layers for each in vars(layer).values())
+    return sum(each.numel() for each in tensors if isinstance(each, torch.Tensor) and each.is_floating_point())
 
 
-def _interpolated(place: int, nodes: Sequence[int], values: Mapping[int, int]) -> Fraction:
+class CountedCurve:
+    """A count at any length from 1 on, of few counts: between two powers of 2 it is a polynomial where that agrees with
+    one count more than it is made of; else each half by itself, as where a window ends.
+    """
+
+    def __init__(self, count: Callable[[int], int], degree: int) -> None:
+        self._count, self._degree = functools.cache(count), degree
+        self._checked: dict[tuple[int, int], list[int] | None] = {}
+
+    def __call__(self, place: int) -> int:
+        low = 1 << (place.bit_length() - 1)
+        first, last = low, 2 * low - 1
+        while last - first > self._degree + 1:
+            nodes = self._nodes_of(first, last)
+            if nodes is not None:
+                return int(_interpolated(place, nodes, self._count))
+            middle = (first + last) // 2
+            first, last = (first, middle) if place <= middle else (middle + 1, last)
+        return self._count(place)
+
+    def _nodes_of(self, first: int, last: int) -> list[int] | None:
+        """What the polynomial of these lengths is made of; None where it is none."""
+        if (first, last) not in self._checked:
+            spread = [first + number * (last - first) // (self._degree + 1) for number in range(self._degree + 2)]
+            checked, made_of = spread[1], [spread[0], *spread[2:]]
+            agrees = _interpolated(checked, made_of, self._count) == self._count(checked)
+            self._checked[first, last] = made_of if agrees else None
+        return self._checked[first, last]
+
+
+def _interpolated(place: int, nodes: Sequence[int], count: Callable[[int], int]) -> Fraction:
     """Lagrange's polynomial through the nodes, exactly."""
     total = Fraction(0)
     for node in nodes:
-        term = Fraction(values[node])
+        term = Fraction(count(node))
         for other in nodes:
             if other != node:
                 term *= Fraction(place - other, node - other)

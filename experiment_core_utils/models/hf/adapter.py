@@ -35,7 +35,7 @@ from experiment_core_utils.knobs.interface import unsupported_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange
-from experiment_core_utils.models.common.block_modules import decoder_components
+from experiment_core_utils.models.common.block_modules import decoder_components, final_norm_of
 from experiment_core_utils.models.common.decode_kernels import ExecutedExperts
 from experiment_core_utils.models.common.describe import (
     computing_dtype,
@@ -53,6 +53,7 @@ from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.batch import answer_together, follow_together
+from experiment_core_utils.models.hf.counted_costs import CountedCosts
 from experiment_core_utils.models.hf.engine_stages import EngineParts
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, generate_timed, greedy_config
 from experiment_core_utils.models.hf.graphed_stages import (
@@ -154,6 +155,8 @@ class TransformersModel(HasEnds):
         self._graph_capturer = graph_capturer
         self._graphed = None if execution == "eager" or eager_reason is not None else self._first_way()
         self._architecture = architecture_of(model.config)
+        #: of a family without formulas
+        self._counted = CountedCosts(model, self.knobs.with_all_blocks)
         self._blocks = self.knobs.every_block
         self._judged: dict[Hashable, EngineErrors] = {}
 
@@ -258,6 +261,8 @@ class TransformersModel(HasEnds):
             for name, tensor in inputs.items()
         }
         self._visual_tokens.note(inputs["input_ids"], sent["input_ids"])
+        if not isinstance(self._architecture, Architecture):
+            self._counted.note(inputs, len(self._visual_tokens.places_in(sent["input_ids"]).places[0]))
         self._stages.note(inputs, sent)
         return sent
 
@@ -268,12 +273,8 @@ class TransformersModel(HasEnds):
         return self.turned_knobs.restored_afterwards()
 
     def components(self) -> Mapping[Component, Sequence[nn.Module]]:
-        decoder = self.model.get_decoder()
-        blocks, norm = (
-            [self._blocks[index] for index in self.active_setting[1]],
-            dict(decoder.named_children()).get("norm"),
-        )
-        return decoder_components(blocks, norm, self.model.get_output_embeddings())
+        blocks = [self._blocks[index] for index in self.active_setting[1]]
+        return decoder_components(blocks, final_norm_of(self.model), self.model.get_output_embeddings())
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """In eager runs `generate()` prepares by itself, inside what is measured."""
@@ -427,6 +428,8 @@ class TransformersModel(HasEnds):
             self._graphed.refuse_other_features(inputs, features)
         errors = None if self._graphed is None else self._errors_at_setting(self._graphed, inputs, features)
         without_effect = self._prove_effect(setting, prepared, logits, errors)
+        if not isinstance(self._architecture, Architecture):
+            self._counted.prepare(setting, inputs["input_ids"].shape[1])
         return KnobProof(
             experts_per_token=tuple(experts.get(block) for block in blocks),
             blocks_run=blocks,
@@ -483,8 +486,12 @@ class TransformersModel(HasEnds):
                 refuse_other_tokens(setting.key, found, raw, followed.logits, error, self.model.dtype)
         return {}
 
-    def _cached_blocks(self, state: GenerationState) -> int:
-        """Layers of the cache that are filled, those of one block counted as one where all blocks have several."""
+    def _cached_blocks(self, state: GenerationState) -> int | None:
+        """Layers of the cache that are filled, those of one block counted as one where all blocks have several; None
+        where each step computes the whole text anew, without a cache.
+        """
+        if not self._stages.takes_cache:
+            return None
         layers = getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", None)
         each, rest = divmod(layers or self.num_total_blocks, self.num_total_blocks)
         if each < 2 or rest or state.filled_layers % each:
@@ -573,21 +580,21 @@ class TransformersModel(HasEnds):
         return "; ".join(filter(None, [*self._refused, of_stages])) or None
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """A family without known formulas has None."""
+        """It is None where there is no formula, and the model cannot be counted either."""
         if not isinstance(self._architecture, Architecture):
-            return None
+            return self.turned_knobs.flops(setting, lambda at: self._counted.stages(at, shape, output_tokens))
         architecture, size = self._architecture, shape.size(output_tokens)
         return self.turned_knobs.flops(setting, lambda at: architecture.at(at).request_flops(size).stages)
 
     def count_bytes(self, setting: Setting) -> ModelBytes | None:
-        if not isinstance(self._architecture, Architecture):
-            return None
         step_bytes = self.turned_knobs.step_bytes(setting, self._step_bytes)
         if step_bytes is None:
             return None
-        decoder = self._architecture.at(setting).decoder
         with self.knobs.with_all_blocks():
             stored = stored_bytes(self.model)
+        if not isinstance(self._architecture, Architecture):
+            return self._counted.bytes_at(setting, stored, step_bytes)
+        decoder = self._architecture.at(setting).decoder
         return ModelBytes(
             weights_bytes=stored,
             step_weights_bytes=step_bytes,
@@ -596,9 +603,11 @@ class TransformersModel(HasEnds):
             hidden=decoder.hidden,
         )
 
-    def _step_bytes(self, setting: Setting) -> float:
-        """Bytes of weights that a decode step of one request reads."""
+    def _step_bytes(self, setting: Setting) -> float | None:
+        """Bytes of weights that a decode step of one request reads; None where it is not seen how many experts."""
         chosen, every = self.knobs.experts_at(setting), self.num_experts
+        if any(index in self.knobs.routed_blocks and None in (each, every) for index, each in chosen.items()):
+            return None
         experts = [None if each is None or every is None else (every, each) for each in chosen.values()]
         kept = [self._blocks[index] for index in chosen]
         return step_weights(kept, self.model.get_output_embeddings(), experts).read(rows=1)
@@ -622,7 +631,7 @@ class TransformersModel(HasEnds):
             "knobs_refused": unsupported_knobs(vision_tokens=self.requests.vision_knob_unsupported_reason)
             | self.knobs.refused,
             "vision_options": self.requests.vision_options,
-            "flops_reason": None if isinstance(self._architecture, Architecture) else self._architecture.reason,
+            "flops_reason": None if isinstance(self._architecture, Architecture) else self._counted.reason,
             "cache": "dynamic" if self._graphed is None else "static",
             "execution_asked": self._requested,
             "execution": self._mode,

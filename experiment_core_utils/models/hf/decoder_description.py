@@ -47,9 +47,10 @@ def fused_decoder(model: PreTrainedModel) -> DecoderWeights:
         ConfigurationError: the decoder is not of the known form, in one line; its modules are as before then, or
             compute the same.
     """
-    stack, head = block_stack(model), model.get_output_embeddings()
-    if stack is None or head is None or model.get_decoder() is not stack:
+    found, head = block_stack(model), model.get_output_embeddings()
+    if found is None or head is None or model.get_decoder() is not found.owner or found.name != "layers":
         raise _refused("it has no output head" if head is None else "it has no list of blocks named layers")
+    stack = found.owner
     _refuse_config(model)
     _refuse_parts(stack, "its decoder", ("embed_tokens", "layers", "norm", "rotary_emb"))
     if type(stack.embed_tokens) is not nn.Embedding:

@@ -228,6 +228,8 @@ class GenerateStages:
         taken = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in taken
         self._cache_name = cache_argument(model)
+        #: whether steps keep anything of those before
+        self.takes_cache = self._cache_name in taken
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
         self.visual_tokens = visual_tokens
         self._host_copies: Any = WeakIdKeyDictionary()

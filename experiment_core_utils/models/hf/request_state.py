@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from experiment_core_utils.engines.engine_proof import relative_distance
+from experiment_core_utils.models.common.block_modules import text_decoder
 from experiment_core_utils.models.common.placement import device_of
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState
@@ -30,7 +31,7 @@ def stages_unsupported_reason(model: PreTrainedModel) -> str | None:
         return "it has its own kind of cache, which prefill and decode steps cannot share outside generate()"
     try:
         name = _written(model)
-        if name is None or device_of(model.get_decoder().get_input_embeddings()).type == "meta":
+        if name is None or device_of(text_decoder(model).get_input_embeddings()).type == "meta":
             return None
         is_alike = _is_undisturbed(GenerateStages(model), _ids(model, SHORT), _ids(model, LONG))
     except HF_CODE_ERRORS:  # not lost: the model's first prompt says it
@@ -53,7 +54,7 @@ def state_in_question(model: PreTrainedModel) -> str | None:
 
 def _ids(model: PreTrainedModel, tokens: int) -> torch.Tensor:
     """A prompt [1, T] of different tokens."""
-    embeddings = model.get_decoder().get_input_embeddings()
+    embeddings = text_decoder(model).get_input_embeddings()
     rows = embeddings.weight.shape[0]
     return (torch.arange(tokens, device=device_of(embeddings))[None] * 3 + 1) % rows
 
@@ -63,7 +64,7 @@ def _written(model: PreTrainedModel) -> str | None:
 
     Without storage, of one that it replaces.
     """
-    decoder = model.get_decoder()
+    decoder = text_decoder(model)
     before: list[tuple[str, torch.Tensor, torch.Tensor]] = []
     after: list[tuple[str, torch.Tensor, torch.Tensor]] = []
     with torch.no_grad():

@@ -99,12 +99,10 @@ def test_blocks_that_lie_one_module_deeper_are_found() -> None:
 
 
 def test_a_decoder_without_a_list_of_blocks_has_no_formula() -> None:
-    class Hidden(LlamaForCausalLM):
-        def get_decoder(self) -> nn.Module:
-            return self.lm_head
-
-    found = architecture_in_force(Hidden(TEXT_FAMILIES["llama"]()))
-    assert isinstance(found, UnknownArchitecture) and "Hidden has no list of blocks named layers" in found.reason
+    model = LlamaForCausalLM(TEXT_FAMILIES["llama"]())
+    model.model.layers = nn.Sequential(*model.model.layers)
+    found = architecture_in_force(model)
+    assert isinstance(found, UnknownArchitecture) and "LlamaForCausalLM has no list of blocks" in found.reason
 
 
 def test_a_family_that_computes_all_its_experts_has_no_formula() -> None:

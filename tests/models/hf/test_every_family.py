@@ -12,6 +12,7 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import run_profiling
 from tests.models.depth_families import LISTED, RECURRENT, WHOLE
 from tests.models.knob_families import BY_THETA_FAMILIES, TEXT_FAMILIES, UNTRIED_FAMILIES, indexed
+from tests.models.other_lists import NONE_LISTED, OTHER_LISTS
 from tests.models.tiny_checkpoints import UNBATCHABLE_FAMILIES, _Ids, _tokenizer
 from tests.models.tiny_families import config_class
 
@@ -38,6 +39,8 @@ FAMILIES: dict[str, Any] = {
     **LISTED,
     **RECURRENT,
     **{name: make for name, (make, _) in WHOLE.items()},
+    **OTHER_LISTS,
+    **NONE_LISTED,
     **{
         name: lambda family=family: family.make((0, 1, 2, 3), family.top_k or 0)
         for name, family in {
@@ -97,7 +100,7 @@ def test_the_reference_is_the_model_itself(name: str, tmp_path: Path) -> None:
     run_profiling(parse_config(flags))
     results = [json.loads(path.read_text()) for path in out.glob("questions_imgsize*.json")]
     (reference,) = (each for each in results if each["is_reference"])
-    assert len(results) == (1 if reference["top_k"] is None or name == "jetmoe" else 2)
+    assert len(results) == (1 if reference["top_k"] is None or name in ("jetmoe", "dbrx") else 2)
     assert reference["failed_samples"] == []
     found = {each["metadata"]["prompt"]: each["pred"] for each in reference["per_sample_results"]}
     assert len(found) == 2 and found == {prompt: raw_answer(folder, prompt) for prompt in found}

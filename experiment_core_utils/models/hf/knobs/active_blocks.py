@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
-from experiment_core_utils.models.common.block_modules import block_stack
+from experiment_core_utils.models.common.block_modules import BlockStack, text_decoder
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.decoder import refuse_impossible_blocks
 from experiment_core_utils.models.hf.knobs.list_reads import entries_of, reads_of
@@ -47,20 +47,21 @@ _PROPERTY_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError
 class ActiveBlocks:
     """The blocks of a model's decoder, and the `KnobAdapter` of those that are active.
 
+    Args:
+        stack: the list of the blocks; None where there is none: the whole decoder then counts as one block.
+
     Attributes:
         every: the blocks of the full model, in order.
         unsupported_reason: why none of them can be skipped; None if they can, as far as is known without running
             them.
         value: the blocks in force.
-
-    Raises:
-        ConfigurationError: the model has no decoder whose blocks are a list `layers`.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._stack = _stack_of(model)
-        self.every: tuple[nn.Module, ...] = tuple(self._stack.layers)
-        self._configs = _text_configs(model, self._stack, len(self.every))
+    def __init__(self, model: PreTrainedModel, stack: BlockStack | None) -> None:
+        self._list = stack
+        self._stack: nn.Module = text_decoder(model) if stack is None else stack.owner
+        self.every: tuple[nn.Module, ...] = (self._stack,) if stack is None else tuple(stack.blocks)
+        self._configs = [] if stack is None else _text_configs(model, self._stack, len(self.every))
         self._numbered = [[module for module in block.modules() if _number(module) is not None] for block in self.every]
         #: names of lists with an entry for each block, found by their reads
         self._read_by_block: frozenset[str] = frozenset()
@@ -143,7 +144,7 @@ class ActiveBlocks:
 
     def changes(self, active_blocks: Sequence[int]) -> list[AttributeChange]:
         """The changes that make the full model the one with these blocks; nothing where all of them are active."""
-        if len(active_blocks) == len(self.every):
+        if self._list is None or len(active_blocks) == len(self.every):
             return []
         changes = [
             AttributeChange(module, "layer_idx", position)
@@ -154,19 +155,22 @@ class ActiveBlocks:
             changes += _config_changes(config, active_blocks, len(self.every), self._read_by_block)
         changes += _own_lists(self._stack, active_blocks, len(self.every))
         kept = nn.ModuleList(self.every[index] for index in active_blocks)
-        return [*changes, AttributeChange(self._stack, "layers", kept)]
+        return [*changes, AttributeChange(self._stack, self._list.name, kept)]
 
     def _refuse(self, model: PreTrainedModel) -> str | None:
         total = len(self.every)
         if getattr(model.config, "is_encoder_decoder", False):
             return "its decoder attends to an encoder"
+        if self._list is None:
+            return "its decoder has no list of modules through which a prompt runs once, one after another"
         if not self._configs:
             counted = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
             return f"it has {total} blocks, and its text config counts {counted or 'no'} layers"
         beside = [
             name
             for name, module in self._stack.named_children()
-            if name != "layers" and isinstance(module, nn.ModuleList | nn.ParameterList) and len(module) == total > 1
+            if name != self._list.name and isinstance(module, nn.ModuleList | nn.ParameterList)
+            if len(module) == total > 1
         ]
         if beside:
             return f"its decoder has a second list with an entry for each block ({', '.join(beside)})"
@@ -199,7 +203,7 @@ class ActiveBlocks:
         Parts of a decoder that its config alone does not build are not checked.
         """
         config = vars(self._stack).get("config")
-        if len(self.every) == 1 or not any(config is each for each in self._configs):
+        if self._list is None or len(self.every) == 1 or not any(config is each for each in self._configs):
             return None
         # A list without a rule may be read by block while blocks are made; where it is not, they come out as before.
         same_length = {name for name, value in _lists(config) if len(value) == len(self.every)}
@@ -220,7 +224,8 @@ class ActiveBlocks:
         for change in _own_lists(self._stack, active, total):
             if vars(built).get(change.name) != change.value:
                 return f"its decoder derives {change.name} from the places of the blocks"
-        for index, new in zip(active, built.layers, strict=True):
+        assert self._list is not None
+        for index, new in zip(active, getattr(built, self._list.name), strict=True):
             other = _other_constant(self.every[index], new)
             if other is not None:
                 return f"its blocks have a constant that depends on their number or index ({other})"
@@ -244,17 +249,6 @@ def _other_constant(block: nn.Module, new: nn.Module) -> str | None:
 
 def _makes(module: nn.Module) -> list[type]:
     return [type(module), *map(type, module.children())]
-
-
-def _stack_of(model: PreTrainedModel) -> Any:
-    """The module that contains the blocks as `layers`."""
-    stack = block_stack(model)
-    if stack is not None:
-        return stack
-    raise ConfigurationError(
-        f"the decoder of this {model.config.model_type} has no list of blocks named layers; its knobs cannot be "
-        "set; give a model whose decoder has one, such as Llama, Qwen, Mistral or OLMoE"
-    )
 
 
 def _number(module: nn.Module) -> int | None:

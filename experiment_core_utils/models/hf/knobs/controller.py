@@ -8,8 +8,8 @@ At construction the decoder runs a few short prompts, which must show that each 
 refused with the reason. A cache that was made at one setting cannot be used at another.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,13 +21,14 @@ from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
 from experiment_core_utils.knobs.interface import unsupported_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
+from experiment_core_utils.models.common.block_modules import BlockStack, block_stacks, text_decoder
 from experiment_core_utils.models.common.placement import device_of
 from experiment_core_utils.models.common.turned_knobs import KnobAdapter
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.counters import count_flops, has_packed_weights
 from experiment_core_utils.models.hf.knobs.active_blocks import ActiveBlocks
 from experiment_core_utils.models.hf.knobs.expert_mass import ExpertMassAdapter
-from experiment_core_utils.models.hf.knobs.patches import AttributeChanges
+from experiment_core_utils.models.hf.knobs.patches import AttributeChanges, hooks_removed
 from experiment_core_utils.models.hf.knobs.routers import Counted, Routers, refuse_without_effect
 from experiment_core_utils.primitives.errors import first_line
 
@@ -55,6 +56,19 @@ def flops_delta(run: Callable[[], object], applied: AbstractContextManager[objec
         return FlopsDelta(before, count_flops(run))
 
 
+@contextmanager
+def _order_of(modules: Iterable[nn.Module]) -> Iterator[list[int]]:
+    """A context that notes the places of the modules in the order in which they run."""
+    ran: list[int] = []
+
+    def noting(place: int) -> Callable[..., None]:
+        return lambda *_: ran.append(place)
+
+    handles = [module.register_forward_hook(noting(place)) for place, module in enumerate(modules)]
+    with hooks_removed(handles):
+        yield ran
+
+
 # A number that no width of a model is.
 _TRIAL_TOKENS = 7
 
@@ -63,7 +77,7 @@ class DecoderKnobs:
     """The knobs of a transformers decoder: top-k and active blocks.
 
     Attributes:
-        num_total_blocks: blocks of the full model.
+        num_total_blocks: blocks of the full model; a decoder without a list of them counts as one.
         num_experts: that a router chooses from; None in a dense model, and where the config does not say.
         default_top_k: the value of top-k of the model as it is; None in a dense model.
         first_top_k: experts for a token in the first block with experts; None in a dense model.
@@ -72,14 +86,12 @@ class DecoderKnobs:
         untried_reason: why no knob could be tried, on a model without storage (some code needs values); the reasons
             of the adapters then are those that are known without a run. None where the knobs were tried.
         failure: the error of the decoder's first prompt, with its class; None where it ran.
-
-    Raises:
-        ConfigurationError: the model has no decoder whose blocks are a list `layers`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._blocks = ActiveBlocks(model)
+        self._decoder = text_decoder(model)
+        self._blocks = ActiveBlocks(model, self._stack_that_runs())
         text_config = model.config.get_text_config(decoder=True)
         self._routers = Routers(self._blocks.every, text_config)
         self.num_total_blocks = len(self._blocks.every)
@@ -207,15 +219,27 @@ class DecoderKnobs:
 
     # --- proofs at construction ---------------------------------------------------------------------------------------
 
+    def _stack_that_runs(self) -> BlockStack | None:
+        """The list of blocks: the first of `block_stacks` whose modules a prompt runs through once each, in order.
+
+        Where no prompt runs, the first of them.
+        """
+        stacks = block_stacks(self._model)
+        with ExitStack() as contexts:
+            seen = [contexts.enter_context(_order_of(stack.blocks)) for stack in stacks]
+            if self._failure(self._prefill) is not None:
+                return next(iter(stacks), None)
+        in_order = (stack for stack, ran in zip(stacks, seen, strict=True) if ran == list(range(len(stack.blocks))))
+        return next(in_order, None)
+
     def _prefill(self) -> None:
-        decoder = self._model.get_decoder()
-        device = device_of(decoder.get_input_embeddings())
+        device = device_of(self._decoder.get_input_embeddings())
         with torch.inference_mode():
-            decoder(input_ids=torch.ones(1, _TRIAL_TOKENS, dtype=torch.long, device=device))
+            self._decoder(input_ids=torch.ones(1, _TRIAL_TOKENS, dtype=torch.long, device=device))
 
     @property
     def _has_no_values(self) -> bool:
-        return device_of(self._model.get_decoder().get_input_embeddings()).type == "meta"
+        return device_of(self._decoder.get_input_embeddings()).type == "meta"
 
     def _failure(self, run: Callable[[], object]) -> str | None:
         try:
