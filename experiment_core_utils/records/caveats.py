@@ -241,6 +241,14 @@ Caveat.KINDS = {
         ),
         "compare total times",
     ),
+    "server_too_long": CaveatKind(
+        "warning",
+        lambda found: (
+            f"server: {_of_runs(found)} have more tokens than were asked for: it does not follow max_tokens, so that "
+            "limits of answers do not act"
+        ),
+        "do not read --answer_limit_list or --max_new_tokens from these results; set the limit in the server",
+    ),
     "server_other_model": CaveatKind(
         "warning",
         lambda found: (
