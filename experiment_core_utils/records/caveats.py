@@ -311,6 +311,14 @@ Caveat.KINDS = {
         lambda found: "knobs: " + "; ".join(f"{name}: {reason}" for name, reason in found["reasons"].items()),
         "look at answers and times for whether it acted",
     ),
+    "copy_stages_differ": CaveatKind(
+        "warning",
+        lambda found: (
+            f"execution: this copy's stages ran by {', '.join(found['stages'])}, those of the model as it is by "
+            f"{', '.join(found['own_stages'])}: times show this difference, too"
+        ),
+        "give --execution eager, by which all copies run alike",
+    ),
     "answers_unparsed": CaveatKind(
         "warning",
         "answers: {fraction:.0%} could not be read as an answer by {metric}, and count as wrong".format_map,
