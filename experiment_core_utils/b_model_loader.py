@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.a_distributed import leave_process_group
-from experiment_core_utils.config.parts import ModelConfig, only_model_in, say_only_model
+from experiment_core_utils.config.parts import only_model_in, say_only_model
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.knobs.loading import Loading, config_of_loading, loading_name, loadings_of, variant_of
@@ -231,20 +231,14 @@ def load_requested(
         crew.tell(LOAD)
     is_profiled = config.measuring.profiler is not None
 
-    def requested(loading: Loading) -> tuple[ModelSource, ModelConfig]:
-        of_loading = variants.get(variant_of(loading), source)
-        return of_loading, config.model.model_copy(update=config_of_loading(loading))
-
     def load(loading: Loading) -> Any:
-        of_loading, asked = requested(loading)
+        of_loading = variants.get(variant_of(loading), source)
+        asked = config.model.model_copy(update=config_of_loading(loading))
         name = source.name if len(loadings) == 1 else f"{of_loading.name} ({loading_name(loading)})"
         work = f"connecting to {source.name} at {source.place}"
         with announced(work if source.is_served else f"loading {name} on {device}", shown=shown):
             return of_loading.load(asked, device, is_profiled=is_profiled)
 
-    for loading in loadings:
-        of_loading, asked = requested(loading)
-        of_loading.refuse_load(asked, device)
     if in_turn:
         return cast(Runnable, ModelsInTurn(load, _checkpoint(source).prepare_request))
     models = {loading: load(loading) for loading in loadings}

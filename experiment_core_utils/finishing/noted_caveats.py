@@ -38,8 +38,8 @@ def speed_step(seconds: Sequence[float]) -> tuple[float, float, int] | None:
 
 
 def served_caveats(samples: Sequence[MeasuredSample], *, have_waited: bool = False) -> list[Caveat]:
-    """The caveats of measured runs at a server that sent several tokens at once, did not count or did not send some,
-    changed its speed, or answered repeated requests from its prefix cache.
+    """The caveats of measured runs at a server that sent several tokens at once or more than were asked for, did not
+    count or did not send some, changed its speed, or answered repeated requests from its prefix cache.
 
     Args:
         samples: in the order in which they were measured.
@@ -55,6 +55,7 @@ def served_caveats(samples: Sequence[MeasuredSample], *, have_waited: bool = Fal
             for run, note in zip(runs, notes, strict=True)
         ),
         "server_recut": sum(note.is_recut for note in notes),
+        "server_too_long": sum(note.is_too_long for note in notes),
         "server_uncounted": sum(not note.is_counted for note in notes),
         "server_miscounted": sum(not note.are_counts_possible for note in notes),
     }

@@ -26,7 +26,7 @@ class AnswerLimit(ListedKnob):
     flag, prefix, at_rest = "answer_limit_list", "answer", "task"
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
-        """The loop over tokens has it, or the request to a server, and nothing else decides."""
+        """The loop over tokens has it, or the request to a server, where longer answers make a caveat."""
         return None
 
 

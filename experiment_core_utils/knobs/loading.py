@@ -188,6 +188,12 @@ def variant_of(loading: Loading) -> str:
     return str(dict(loading).get(VARIANT.name, OWN))
 
 
+def loading_flags(loading: Loading) -> str:
+    """The flags that ask for it, each with its value."""
+    flags = {knob.name: knob.flag for knob in LOADING_KNOBS if isinstance(knob, ListedKnob)}
+    return " ".join(f"--{flags[name]} {value}" for name, value in loading)
+
+
 def loading_name(loading: Loading) -> str:
     """Its values in words."""
     return " ".join(str(value) for _, value in loading) or "as it is"

@@ -17,13 +17,14 @@ _NO_SERVER = "only a request to a server carries it; give --endpoint, or drop it
 _COLUMN, _LABEL = "request.", "req-"
 _PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z_][A-Za-z0-9_-]*)*")
 _LONGEST_LABEL = 100  # bytes, of a file name that has several
-#: fields that every request has of its own, and what sets them
+#: fields that cannot be set, and what to do
 _OWNED = {
-    **dict.fromkeys(("messages", "model", "stream", "stream_options", "n"), "every request has its own"),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "give --answer_limit_list"),
-    "stop": "give --stop",
-    "ignore_eos": "give --ignore_eos",
-    "reasoning_effort": "give --reasoning_effort_list",
+    **dict.fromkeys(("messages", "model", "stream", "stream_options", "n"), "the run sets it in every request"),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), "the run sets it; give --answer_limit_list"),
+    "stop": "the run sets it; give --stop",
+    "ignore_eos": "the run sets it; give --ignore_eos",
+    "reasoning_effort": "the run sets it; give --reasoning_effort_list",
+    "extra_body": "it is of OpenAI's Python client; give the field inside it",
 }
 
 
@@ -129,7 +130,7 @@ def requested_fields(flags: Iterable[str]) -> dict[str, tuple[Level, ...]]:
             )
         owner = _OWNED.get(path.partition(".")[0])
         if owner is not None:
-            raise ConfigurationError(f"--request_knob {path} cannot be set, since the run sets it: {owner}, or drop it")
+            raise ConfigurationError(f"--request_knob {path} cannot be set: {owner}, or drop it")
         column = f"{_COLUMN}{path}"
         for other in fields:
             if f"{other}.".startswith(f"{column}.") or f"{column}.".startswith(f"{other}."):

@@ -20,11 +20,12 @@ from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.facts.variables import shown_endpoints
+from experiment_core_utils.knobs.loading import Loading, loading_of
 from experiment_core_utils.knobs.setting import reference_setting
 from experiment_core_utils.l_results_csv_cleaning import read_results
 from experiment_core_utils.meters.requested_energy import energy_plan_lines
 from experiment_core_utils.models.request_work import unusable_lines, vision_lines
-from experiment_core_utils.models.source import ModelSource
+from experiment_core_utils.models.source import CheckpointSource, ModelSource
 from experiment_core_utils.planning.estimate import (
     EarlierResults,
     SettingEstimate,
@@ -42,6 +43,7 @@ from experiment_core_utils.planning.estimate import (
 from experiment_core_utils.planning.fingerprint import agreed_fingerprint
 from experiment_core_utils.planning.plan import (
     RequestedRun,
+    config_of_copy,
     left_out_by,
     loads_decided,
     max_new_tokens_of,
@@ -118,11 +120,12 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     has_rough = source.is_near_matmul and earlier.rates is None
     matmul_rate = matmul_flops_per_second(device, dtype) if has_rough else None
     weights_bytes = planned.weight_elements * dtype.itemsize
-    estimates = []
+    weights, estimates = weights_of_copies(requested, device), []
     for setting in requested.settings:
         request = planned.at(setting)
         is_done = ledger.result(setting.key) is not None
-        memory_bytes = None if request.elements is None else weights_bytes + request.elements * dtype.itemsize
+        of_copy, element_bytes = weights.get(loading_of(setting), (weights_bytes, dtype.itemsize))
+        memory_bytes = None if request.elements is None else of_copy + request.elements * element_bytes
         work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
         estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
     due = [estimate.work.key for estimate in estimates if not estimate.work.is_done]
@@ -170,6 +173,17 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     return PlanReport(
         accelerator.is_main_process, tuple(estimates), due_seconds(estimates), "\n".join(lines), len(faults)
     )
+
+
+def weights_of_copies(requested: RequestedRun, device: torch.device) -> dict[Loading, tuple[int, int]]:
+    """The bytes of the weights of each copy of the model, and of a number in its cache; none of a server."""
+    found = {}
+    for loading in requested.loadings:
+        source = requested.source_of(loading)
+        if isinstance(source, CheckpointSource):
+            sizes, how = source.memory_of(config_of_copy(requested.config.model, loading), device)
+            found[loading] = (how.weights_bytes(sizes), how.dtype.itemsize)
+    return found
 
 
 def _reference_words(requested: RequestedRun) -> str:

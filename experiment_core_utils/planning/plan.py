@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from experiment_core_utils.b_model_loader import find_requested_model, find_variants
-from experiment_core_utils.config.parts import TaskConfig
+from experiment_core_utils.config.parts import ModelConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.knobs.active_blocks import block_choice_of, blocks_of
 from experiment_core_utils.knobs.block_choice import BlockChoice
@@ -21,6 +21,7 @@ from experiment_core_utils.knobs.loading import (
     QUANTIZED,
     Loading,
     config_of_loading,
+    loading_flags,
     loadings_of,
     variant_of,
 )
@@ -243,13 +244,16 @@ def loads_decided(requested: RequestedRun, device: torch.device, processes_here:
         processes_here: that have copies of their own in the same memory.
 
     Raises:
-        ConfigurationError: `--loads` has nothing to act on, or another flag does not go with it.
+        ConfigurationError: `--loads` has nothing to act on, another flag does not go with it, or a copy cannot be
+            loaded on the device.
     """
     how, loadings = requested.config.model.loads, requested.loadings
     if len(loadings) == 1:
         if how == "auto":
             return requested
         raise ConfigurationError(f"--loads {how} is of several copies of the model, and there is one; drop it")
+    for loading in loadings[1:]:
+        _refuse_copy(requested, loading, device)
     reason = (
         "--loads in_turn"
         if how == "in_turn"
@@ -265,14 +269,26 @@ def loads_decided(requested: RequestedRun, device: torch.device, processes_here:
     return replace(requested, in_turn_reason=reason)
 
 
+def config_of_copy(config: ModelConfig, loading: Loading) -> ModelConfig:
+    """The flags of the model as a copy of it is loaded."""
+    return config.model_copy(update=config_of_loading(loading))
+
+
+def _refuse_copy(requested: RequestedRun, loading: Loading, device: torch.device) -> None:
+    """Raises ConfigurationError, which names the values of the knobs, where a copy cannot be loaded on the device."""
+    try:
+        requested.source_of(loading).refuse_load(config_of_copy(requested.config.model, loading), device)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{loading_flags(loading)} cannot be loaded here, leave it out: {error}") from error
+
+
 def _room_lacking(requested: RequestedRun, device: torch.device, processes_here: int) -> str | None:
     """Why the copies of a run do not fit into memory together; None where they do, by estimate."""
     needs = list[int]()
     for loading in requested.loadings:
         source = requested.source_of(loading)
         assert isinstance(source, CheckpointSource)
-        asked = requested.config.model.model_copy(update=config_of_loading(loading))
-        sizes, how = source.memory_of(asked, device)
+        sizes, how = source.memory_of(config_of_copy(requested.config.model, loading), device)
         needs.append(how.need_bytes(sizes))
     # On the CPU all processes take it from one memory.
     need, room = sum(needs) * (processes_here if device.type == "cpu" else 1), how.room

@@ -1,9 +1,11 @@
 """What a run says of its plan: knobs, rows that cannot be used, and results that were there before."""
 
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.facts.variables import shown_endpoints, variables_of
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, fewer_by_default
 from experiment_core_utils.knobs.loading import loading_name
@@ -37,7 +39,7 @@ def knob_lines(requested: RequestedRun) -> list[str]:
     scores, whose questions are left out, and the caveats.
     """
     config, source, sampling = requested.config, requested.source, requested.drawn.sampling
-    lines = [each.sentence for each in block_caveats(requested, requested.settings)]
+    lines = [*_server_lines(config), *(each.sentence for each in block_caveats(requested, requested.settings))]
     names = [*map(loading_name, requested.loadings)]
     if len(names) > 1:
         reason, copies = requested.in_turn_reason, f"{counted(len(names), 'model')} ({', '.join(names)})"
@@ -65,6 +67,20 @@ def knob_lines(requested: RequestedRun) -> list[str]:
             "are measured"
         )
     return lines
+
+
+def _server_lines(config: ProfilingConfig) -> list[str]:
+    """Which servers of `--serve` a plan would start, in which order; none without it."""
+    commands = config.model.serve_commands
+    if not commands:
+        return []
+    order = " ".join(each.name for each in (*commands, *commands[::-1]))
+    times = "each twice" if len(commands) > 1 else "twice"
+    return [
+        f"servers: {len(commands)}, one at a time and {times} ({order}); at each start all settings are measured, and "
+        "none was started now",
+        *(f"  {each.name}: {shlex.join(each.words)}" for each in commands),
+    ]
 
 
 # By which a file server's clock may be ahead.

@@ -241,6 +241,14 @@ Caveat.KINDS = {
         ),
         "compare total times",
     ),
+    "server_too_long": CaveatKind(
+        "warning",
+        lambda found: (
+            f"server: {_of_runs(found)} have more tokens than were asked for: it does not follow max_tokens, so that "
+            "limits of answers do not act"
+        ),
+        "do not read --answer_limit_list or --max_new_tokens from these results; set the limit in the server",
+    ),
     "server_other_model": CaveatKind(
         "warning",
         lambda found: (
@@ -302,6 +310,14 @@ Caveat.KINDS = {
         "warning",
         lambda found: "knobs: " + "; ".join(f"{name}: {reason}" for name, reason in found["reasons"].items()),
         "look at answers and times for whether it acted",
+    ),
+    "copy_stages_differ": CaveatKind(
+        "warning",
+        lambda found: (
+            f"execution: this copy's stages ran by {', '.join(found['stages'])}, those of the model as it is by "
+            f"{', '.join(found['own_stages'])}: times show this difference, too"
+        ),
+        "give --execution eager, by which all copies run alike",
     ),
     "answers_unparsed": CaveatKind(
         "warning",

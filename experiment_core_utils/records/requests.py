@@ -166,6 +166,7 @@ class ServedNotes:
     is_counted: bool = True  #: whether its tokens are the server's count; else they are the pieces that came
     are_counts_possible: bool = True  #: whether all that it counts can be; what cannot is left out
     is_recut: bool = False  #: whether more pieces came than tokens
+    is_too_long: bool = False  #: whether it has more tokens than were asked for, by the server's count
     cached_tokens: int | None = None  #: of the prompt that it did not compute; None where it does not say
 
 

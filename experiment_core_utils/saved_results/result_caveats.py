@@ -5,7 +5,9 @@ from typing import Any, TypeVar
 
 from experiment_core_utils.config.parts import EnergyMode
 from experiment_core_utils.knobs.answer_limit import answer_limit_at
+from experiment_core_utils.knobs.loading import ENGINE
 from experiment_core_utils.knobs.setting import setting_of
+from experiment_core_utils.knobs.variant import OWN
 from experiment_core_utils.meters.codecarbon import ESTIMATE
 from experiment_core_utils.meters.energy_statistics import LEAST_WINDOW_S
 from experiment_core_utils.meters.steadiness import BACKGROUND_LOAD, throttling_of
@@ -30,6 +32,7 @@ DERIVED_KINDS = frozenset(
         *ANSWER_KINDS,
         "answers_cut",
         "client_late",
+        "copy_stages_differ",
         "energy_closure",
         "energy_closure_unknown",
         "energy_estimated",
@@ -67,6 +70,7 @@ def caveats_of(result: SettingResult) -> list[Caveat]:
     found += discarded_caveats(samples) + energy_caveats(result.energy)
     if not_seen := (result.realised or {}).get("knobs_not_seen"):
         found.append(caveat("knobs_not_seen", reasons=dict(not_seen)))
+    found += copy_caveats(result)
     found += answer_caveats(result, len(samples), result.share_one_token)
     if variables.max_new_tokens is not None:
         limit = answer_limit_at(setting_of(result), variables.max_new_tokens)
@@ -76,6 +80,16 @@ def caveats_of(result: SettingResult) -> list[Caveat]:
     kinds = derived | {each.kind for each in found}
     noted = [each for each in result.provenance.caveat_records if each.kind not in kinds]
     return noted + found
+
+
+def copy_caveats(result: SettingResult) -> list[Caveat]:
+    """Whether a copy of the model was run by something else than the model as it is, without the knob of it."""
+    realised = result.realised or {}
+    loading = (realised.get("counted") or {}).get("loading") or {}
+    stages, own = realised.get("execution_stages"), loading.get("own_execution_stages")
+    if not stages or not own or stages == own or setting_of(result).value(ENGINE.name) != OWN:
+        return []
+    return [caveat("copy_stages_differ", stages=[*stages.values()], own_stages=[own.get(name) for name in stages])]
 
 
 def with_caveats(result: AnyResult) -> AnyResult:

@@ -1,9 +1,11 @@
 """The caveats of a server's speed, cache and hidden tokens, by runs made by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from experiment_core_utils.finishing.noted_caveats import served_caveats, speed_step
-from experiment_core_utils.records.requests import StagedRun
+from experiment_core_utils.records.requests import ServedNotes, StagedRun
 from tests.hand_made_records import measured_sample, staged_run
 
 
@@ -46,3 +48,10 @@ def test_tokens_that_a_server_hides_are_counted() -> None:
     runs = [served_run(1.0, hidden_tokens=each) for each in (100, 0, 20)]
     (found,) = served_caveats([measured_sample(1, *runs)])
     assert (found.kind, found.figures) == ("server_hidden_tokens", {"num_tokens": 120, "num_runs": 2, "num_all": 3})
+
+
+def test_answers_longer_than_asked_for_are_told() -> None:
+    runs = [replace(served_run(1.0), served=ServedNotes(is_too_long=each)) for each in (True, False, True)]
+    (found,) = served_caveats([measured_sample(1, *runs)])
+    assert (found.kind, found.figures) == ("server_too_long", {"num_runs": 2, "num_all": 3})
+    assert found.sentence.startswith("server: 2 of 3 runs have more tokens than were asked for")

@@ -133,9 +133,10 @@ def test_names_and_results_of_fields_are_read_where_no_flag_has_named_them() -> 
     [
         (["top_k"], "--request_knob top_k is not possible; give NAME=V1,V2, such as"),
         (["a..b=1"], r"--request_knob a\.\.b=1 is not possible"),
-        (["messages=1"], "--request_knob messages cannot be set, since the run sets it: every request has its own, or"),
-        (["max_tokens=1,2"], "--request_knob max_tokens cannot be set.*: give --answer_limit_list, or drop it"),
-        (["stream_options.x=1"], "--request_knob stream_options.x cannot be set, since the run sets it"),
+        (["messages=1"], "--request_knob messages cannot be set: the run sets it in every request, or drop it"),
+        (["extra_body.top_k=1"], "--request_knob extra_body.top_k cannot be set: it is of OpenAI's Python client"),
+        (["max_tokens=1,2"], "--request_knob max_tokens cannot be set: the run sets it; give --answer_limit_list"),
+        (["stream_options.x=1"], "--request_knob stream_options.x cannot be set: the run sets it"),
         (["reasoning_effort=low"], "give --reasoning_effort_list, or drop it"),
         (["a.b=1", "a=2"], "--request_knob a and a.b are one field, or one is in the other; drop one"),
         (["a=2", "a.b=1"], "--request_knob a.b and a are one field"),

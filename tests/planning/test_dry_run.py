@@ -17,6 +17,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.tasks.registry import load_task
 from experiments.core_exp.acc_lat_profiling import main
 from tests.given_flags import over
+from tests.models.tiny_checkpoints import write_checkpoint
 
 
 def flags(checkpoint: Path, output_dir: Path, *more: str) -> list[str]:
@@ -159,3 +160,48 @@ def test_the_plan_says_what_its_samples_can_show(tiny_checkpoint: Path, tmp_path
 def test_detect_is_of_a_plan(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="give --dry_run too"):
         parse_config(flags(tiny_checkpoint, tmp_path, "--detect", "0.02"))
+
+
+def copies_of(folder: Path, *more: str) -> ProfilingConfig:
+    model = write_checkpoint("llama", folder / "llama")
+    usual = ["--model_path", str(model), "--output_dir", str(folder / "out"), "--num_samples", "3", "--dry_run"]
+    return parse_config([*usual, "--device", "cpu", "--energy", "off", "--num_threads", "1", *more])
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (("--quantization_list", "own", "fp8"), "the requested quantisation cannot be done here: float8 needs a GPU"),
+        (("--execution_list", "own", "inductor"), "--execution inductor cannot run .*: it needs a GPU"),
+        (("--attention_list", "own", "wind"), '--attn_implementation wind is not available for .*: Specified .*"wind"'),
+    ],
+)
+def test_a_copy_that_cannot_be_loaded_is_refused_by_its_flag_before_any_is(
+    tmp_path: Path, values: tuple[str, ...], reason: str
+) -> None:
+    flag, _, value = values
+    with pytest.raises(ConfigurationError, match=f"^{flag} {value} cannot be loaded here, leave it out: {reason}"):
+        describe_plan(copies_of(tmp_path, *values))
+
+
+def test_each_copy_has_the_memory_of_its_own_number_format(tmp_path: Path) -> None:
+    found = {
+        each.work.key: each.work.memory_bytes
+        for each in describe_plan(copies_of(tmp_path, "--precision_list", "bfloat16", "own")).estimates
+    }
+    whole, half = found["own_blocks3"], found["own_blocks3_format-bfloat16"]
+    assert whole is not None and half is not None
+    # 32,928 parameters and the longest prompt's cache, at 4 bytes each and at 2.
+    assert (whole, whole > 4 * 32928) == (2 * half, True)
+
+
+def test_servers_that_a_run_would_start_are_named_in_their_order(tmp_path: Path) -> None:
+    served = ["--endpoint", "http://localhost:9/v1", "--model", "m", "--serve", "start {q} --to {n}"]
+    others = ["--num_samples", "2", "--energy", "off", "--dry_run", "--output_dir", str(tmp_path / "out")]
+    given = [*served, "--set", "q=,-x 8", "n=b c", *others]
+    lines = describe_plan(parse_config(given)).text.split("\n")
+    at = next(place for place, line in enumerate(lines) if line.startswith("servers: "))
+    order = "q-empty_n-b-c q-x-8_n-b-c q-x-8_n-b-c q-empty_n-b-c"
+    assert lines[at].startswith(f"servers: 2, one at a time and each twice ({order})")
+    assert lines[at + 1 : at + 3] == ["  q-empty_n-b-c: start --to b c", "  q-x-8_n-b-c: start -x 8 --to b c"]
+    assert not (tmp_path / "out").exists()

@@ -67,3 +67,19 @@ def test_caveats_are_those_noted_then_those_of_the_figures() -> None:
     # Commit dfe8f148 had other tests of all but answers.
     old = made.with_keys(provenance=provenance.with_keys(run_uid=None).with_caveats([caveat("energy_closure_unknown")]))
     assert "energy_closure_unknown" in [each.kind for each in caveats_of(old)]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "own", "is_told"),
+    [({}, "engine", True), ({}, "modules", False), ({"engine": "eager"}, "engine", False)],
+)
+def test_a_copy_that_something_else_runs_is_told(knobs: dict[str, str], own: str, is_told: bool) -> None:
+    copied = setting().replaced(number_format="bfloat16", **knobs)
+    stages = {"prefill": "modules", "decode": "modules"}
+    loading = {"own_execution_stages": {"decode": own, "prefill": "modules"}}
+    realised = {"execution_stages": stages, "counted": {"loading": loading}}
+    given = SettingResult.model_validate(hand_made_result(copied) | {"realised": realised})
+    found = [each for each in caveats_of(given) if each.kind == "copy_stages_differ"]
+    assert [each.figures for each in found] == [
+        {"stages": ["modules", "modules"], "own_stages": ["modules", "engine"]}
+    ] * is_told

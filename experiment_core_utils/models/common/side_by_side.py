@@ -134,8 +134,8 @@ class ModelsSideBySide:
             self.in_force.warm_up(self._sent(inputs), max_new_tokens)
 
     def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
-        """See `StagedModel.prove`; beside what the model counts, `loading` has its weights' bytes and how far its
-        logits are from those of the model as it is.
+        """See `StagedModel.prove`; beside what the model counts, `loading` has its weights' bytes, how far its
+        logits are from those of the model as it is, and what runs the stages of that.
         """
         without = _without_loading(setting)
         with self._failing_alone():
@@ -148,6 +148,7 @@ class ModelsSideBySide:
             "weights_bytes": None if memory is None else memory.weights_bytes,
             "own_weights_bytes": None if reference_memory is None else reference_memory.weights_bytes,
             "logits_distance": None if reference is None else _logits_distance(logits, reference),
+            "own_execution_stages": self.describe().get("execution_stages"),
         }
         return replace(proof, counted={**proof.counted, "loading": counted})
 

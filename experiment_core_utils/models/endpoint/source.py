@@ -111,7 +111,7 @@ class EndpointSource(ModelSource):
         for one, other, *_ in (group for group in equal if len(group) > 1):
             raise ConfigurationError(
                 f"{one.key} and {other.key} send equal requests in every sample: nothing is turned between them; "
-                "drop one of the values"
+                "drop one of the values (own is as the run sends it by itself)"
             )
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> EndpointModel:

@@ -167,6 +167,7 @@ class ArrivingAnswer:
             is_counted=tokens is not None,
             are_counts_possible=are_possible,
             is_recut=tokens is not None and 0 < tokens < len(self.pieces),
+            is_too_long=tokens is not None and tokens > self.bounds.tokens,
             cached_tokens=count_in(self._usage, "prompt_tokens_details", "cached_tokens"),
         )
         token_ids = ids.of(texts, ended=ended)

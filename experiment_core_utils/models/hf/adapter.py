@@ -99,6 +99,11 @@ PROOF_STEPS = 7
 _SAME_LOGITS = "the logits of its first prompt are those of the model as it is"
 
 
+def no_inductor(name: str, reason: str) -> str:
+    """The refusal of `--execution inductor` for a model, with the reason."""
+    return f"--execution inductor cannot run {name}: {reason}; give --execution auto"
+
+
 class TransformersModel(HasEnds):
     """The staged interface of an image-text-to-text or causal language model of transformers.
 
@@ -206,7 +211,7 @@ class TransformersModel(HasEnds):
         needs_gpu = self._graph_capturer is None and self.device.type != "cuda"
         reason = "it needs a GPU" if needs_gpu else graphs_unsupported_reason(self.model, self._stages)
         if reason is not None:
-            raise ConfigurationError(f"--execution inductor cannot run {self.name}: {reason}; give --execution auto")
+            raise ConfigurationError(no_inductor(self.name, reason))
         parts = InductorParts(self.model, self._new_capturer(), self.num_experts)
         return GraphedGeneration(self.device, self._stages, parts)
 

@@ -205,6 +205,8 @@ def refuse_load(source: HFSource, load_options: LoadOptions, random_weights: boo
         refuse_sharing(source, load_options, random_weights)
     if load_options.device_map == "auto":
         refuse_device_map("auto", load_options.device, "--device_map auto")
+    if load_options.attn_implementation is not None:
+        refuse_attention(source, load_options.attn_implementation)
     if random_weights:
         if load_options.width != "none":
             raise ConfigurationError(
@@ -219,15 +221,22 @@ def refuse_load(source: HFSource, load_options: LoadOptions, random_weights: boo
     )
 
 
+def refuse_attention(source: HFSource, implementation: str) -> None:
+    """Raises ConfigurationError for an attention that transformers does not have, or not for this model here."""
+    what = f"--attn_implementation {implementation} is not available for {source.name}"
+    with vendor_errors_named(what), torch.device("meta"):
+        config = copy.deepcopy(source.config)
+        source.auto_class.from_config(config, trust_remote_code=False, attn_implementation=implementation)
+
+
 def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: bool) -> PreTrainedModel:
-    """The model on its device in evaluation mode; random weights come from a fixed seed.
+    """The model, which `refuse_load` let pass, on its device in evaluation mode; random weights come from a fixed seed.
 
     Raises:
         ConfigurationError: weights are not there, do not fit the config one to one, or an implementation or a
             requested quantisation is not available.
         OutOfMemory: it does not fit the device.
     """
-    refuse_load(source, load_options, random_weights)
     if random_weights:
         return _random(source, load_options)
     quantised_by = transformers_config(load_options.quantisation, load_options.dtype)

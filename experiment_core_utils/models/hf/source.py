@@ -11,7 +11,7 @@ from experiment_core_utils.config.text import Quantisation
 from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
 from experiment_core_utils.models.common.preferences import Preferences, preferences_in
 from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes
-from experiment_core_utils.models.hf.adapter import TransformersModel
+from experiment_core_utils.models.hf.adapter import TransformersModel, no_inductor
 from experiment_core_utils.models.hf.loader import (
     HFSource,
     LoadOptions,
@@ -27,6 +27,7 @@ from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.models.request_work import PlannedRequests
 from experiment_core_utils.models.source import CheckpointSource, RequestedModel, eager_reason
 from experiment_core_utils.primitives.device import choose_dtype
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.private_apis import compatible_attentions
 from experiment_core_utils.tasks.interface import PromptFamily, Task
 
@@ -108,6 +109,8 @@ class TransformersCheckpoint(CheckpointSource):
     def refuse_load(self, config: ModelConfig, device: torch.device) -> None:
         compatible = compatible_attentions(self.hf.auto_class, self.hf.config)
         refuse_hub_code(config.attn_implementation, "--attn_implementation", compatible)
+        if config.execution == "inductor" and device.type != "cuda":
+            raise ConfigurationError(no_inductor(self.name, "it needs a GPU"))
         refuse_load(self.hf, self._load_options(config, device), config.random_weights)
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> StagedModel:

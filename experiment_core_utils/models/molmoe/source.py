@@ -60,6 +60,10 @@ class MolmoeCheckpoint(CheckpointSource):
 
     def refuse_load(self, config: ModelConfig, device: torch.device) -> None:
         refuse_hub_code(config.attn_implementation, "--attn_implementation")
+        if config.execution == "inductor":
+            raise ConfigurationError(
+                "--execution inductor is for models of transformers, and MolmoE has own kernels; give --execution auto"
+            )
         if config.quantization != "none":
             raise ConfigurationError(
                 f"--quantization {config.quantization} is for models of transformers; MolmoE runs in full precision "

@@ -77,9 +77,6 @@ class MolmoeStagedModel(HasEnds):
             it, both else eagerly; `describe` reports it.
         eager_reason: why `auto` leaves the modules in place, whatever engines there are; None where it may choose.
 
-    Raises:
-        ConfigurationError: `inductor` is requested.
-
     Attributes:
         split: the stages with a paused prefill, run by the same modules or engines as the whole stages.
     """
@@ -92,10 +89,6 @@ class MolmoeStagedModel(HasEnds):
         execution: ExecutionMode = "eager",
         eager_reason: str | None = None,
     ) -> None:
-        if execution == "inductor":
-            raise ConfigurationError(
-                "--execution inductor is for models of transformers, and MolmoE has own kernels; give --execution auto"
-            )
         self.name = name
         self.model = model
         self.processor = processor

@@ -150,6 +150,13 @@ def test_more_pieces_than_tokens_divide_by_nothing(tokens: int, decode_is_known:
     assert (run.tpot_s is not None, run.decode_s is not None) == (decode_is_known, decode_is_known)
 
 
+@pytest.mark.parametrize(("limit", "is_too_long"), [(2, True), (3, False)])
+def test_an_answer_of_more_tokens_than_were_asked_for_is_noted(limit: int, is_too_long: bool) -> None:
+    whole = STREAM + piece("a") + piece(" b") + piece(" c", "stop") + usage(3) + DONE
+    run, text = outcome_of(whole, limit=limit)
+    assert (text, run.served) == ("a b c", ServedNotes(is_too_long=is_too_long))
+
+
 def choice(**fields: Any) -> bytes:
     return STREAM + event(choices=[{"index": 0, **fields}]) + END
 
