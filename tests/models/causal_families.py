@@ -16,9 +16,9 @@ _NAMES: Mapping[Any, str] = {
     _WIDTH: "hidden_size d_model n_embd n_embed dim model_dim embedding_size text_hidden_size decoder_hidden_size "
     "kv_channels_total attention_hidden_size lru_width embedding_dim word_embed_proj_dim",
     24: "intermediate_size ffn_dim n_inner dim_ff moe_intermediate_size shared_expert_intermediate_size "
-    "ffn_hidden_size shared_intermediate_size moe_shared_expert_intermediate_size decoder_ffn_dim encoder_ffn_dim "
-    "mlp_hidden_size dense_intermediate_size prefix_dense_intermediate_size intermediate_size_mlp expert_ffn_hidden_size "
-    "feed_forward_size dff block_ff_dim",
+    "ffn_hidden_size shared_intermediate_size moe_shared_expert_intermediate_size decoder_ffn_dim "
+    "encoder_ffn_dim mlp_hidden_size dense_intermediate_size prefix_dense_intermediate_size "
+    "intermediate_size_mlp expert_ffn_hidden_size feed_forward_size dff block_ff_dim",
     4: "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_decoder_layers",
     _HEADS: "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
     "num_experts n_routed_experts num_local_experts moe_num_experts linear_num_value_heads linear_num_heads",

@@ -9,7 +9,7 @@ import triton.language as tl
 from experiment_core_utils.engines.gpu.triton.tuning import DIVERSE_WARPS
 
 
-# A picture's number of features must not decide by its divisors which kernel runs: that would be built amid a measurement.
+# The number of features must not decide by its divisors which kernel runs: that would be built amid a measurement.
 @triton.jit(do_not_specialize=["features", "kept"])
 def most_diverse_kernel(distances, chosen, features, kept, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Choose features one after the other in one program, which keeps each one's distance to its nearest chosen one.
