@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from experiment_core_utils.models.common.block_modules import block_stack
 from experiment_core_utils.models.hf.generate import GenerateStages
 from experiment_core_utils.models.hf.knobs.active_blocks import ActiveBlocks
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
@@ -74,12 +75,11 @@ def test_a_decoders_own_list_by_block_follows() -> None:
     stack: Any = model.get_decoder()
     stack.rope_types = ["scaled", "unscaled", "scaled", "unscaled", "scaled"]
     model.config.rope_scaling_layers = [0, 2, 4]
-    changes = {change.name: change.value for change in ActiveBlocks(model).changes((1, 2, 4))}
+    found = ActiveBlocks(model, block_stack(model)).changes((1, 2, 4))
+    changes = {change.name: change.value for change in found}
     assert changes["rope_types"] == ["unscaled", "scaled", "scaled"]
     assert changes["rope_scaling_layers"] == [1, 2]
-    assert AttributeChange(stack, "rope_types", ["unscaled", "scaled", "scaled"]) in ActiveBlocks(model).changes(
-        (1, 2, 4)
-    )
+    assert AttributeChange(stack, "rope_types", ["unscaled", "scaled", "scaled"]) in found
 
 
 # --- recurrent families -------------------------------------------------------------------------------------------
