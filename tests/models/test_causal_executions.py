@@ -12,7 +12,7 @@ TABLE = REPOSITORY / "docs/evidence/causal_families.csv"
 
 
 @pytest.mark.parametrize(
-    "family, way, reason",
+    ("family", "way", "reason"),
     [
         ("llama", "described", ""),
         ("gemma3_text", "captured", "rotary positions of several kinds"),
