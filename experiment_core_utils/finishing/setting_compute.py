@@ -7,6 +7,7 @@ from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.host_facts import Peaks, peaks_on
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.models.interface import Inspectable, Runnable, Served, Shared
+from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.primitives.units import MemoryReading
 from experiment_core_utils.records.compute import (
@@ -135,6 +136,16 @@ def counted_memory(samples: Sequence[MeasuredSample], model: ModelBytes | None) 
     }
 
 
+def _countable(model: ModelBytes | None, samples: Sequence[MeasuredSample]) -> ModelBytes | None:
+    """The bytes of a model; None where the cache of the largest request cannot be counted, with any other unknown."""
+    try:
+        if model is not None and samples:
+            model.cache_bytes(max(each.shape.prompt_tokens + each.output_tokens - 1 for each in samples))
+    except MeterUnavailable:
+        return None
+    return model
+
+
 _OF_A_SERVER = "another process has the model: its memory is not seen"
 
 
@@ -144,7 +155,7 @@ def setting_compute(setting: Setting, merged: MeasuredSetting, model: Runnable, 
     Args:
         dtype: of the model's products.
     """
-    counted = model.count_bytes(setting) if isinstance(model, Inspectable) else None
+    counted = _countable(model.count_bytes(setting) if isinstance(model, Inspectable) else None, merged.samples)
     parts = setting_memory(merged.memory, merged.samples, counted)
     by_formula = counted_memory(merged.samples, counted)
     memory = None if merged.memory is None or parts is None else {**asdict(merged.memory), **parts, **by_formula}

@@ -15,9 +15,7 @@ TABLE = REPOSITORY / "docs/evidence/causal_families.csv"
     ("family", "way", "reason"),
     [
         ("llama", "described", ""),
-        ("gemma3_text", "captured", "rotary positions of several kinds"),
         ("mamba2", "captured", ""),
-        ("gpt_neox", "captured", "embed_in"),
         ("openai-gpt", "eager", "filled 0 layers of its cache"),
         ("xlnet", "not built", "NotImplementedError"),
     ],

@@ -19,6 +19,7 @@ from experiment_core_utils.models.molmoe.loader import (
     molmoe_limits,
 )
 from experiment_core_utils.models.molmoe.request_work import MolmoeWork
+from experiment_core_utils.models.molmoe.staged_model import refuse_inductor
 from experiment_core_utils.models.pausable import PausableModel
 from experiment_core_utils.models.request_work import PlannedRequests
 from experiment_core_utils.models.source import CheckpointSource, RequestedModel, eager_reason
@@ -60,10 +61,7 @@ class MolmoeCheckpoint(CheckpointSource):
 
     def refuse_load(self, config: ModelConfig, device: torch.device) -> None:
         refuse_hub_code(config.attn_implementation, "--attn_implementation")
-        if config.execution == "inductor":
-            raise ConfigurationError(
-                "--execution inductor is for models of transformers, and MolmoE has own kernels; give --execution auto"
-            )
+        refuse_inductor(config.execution)
         if config.quantization != "none":
             raise ConfigurationError(
                 f"--quantization {config.quantization} is for models of transformers; MolmoE runs in full precision "

@@ -66,6 +66,14 @@ from experiment_core_utils.tasks.interface import PromptFamily, Sample
 T = TypeVar("T")
 
 
+def refuse_inductor(execution: ExecutionMode) -> None:
+    """Raises ConfigurationError where Inductor is requested."""
+    if execution == "inductor":
+        raise ConfigurationError(
+            "--execution inductor is for models of transformers, and MolmoE has own kernels; give --execution auto"
+        )
+
+
 class MolmoeStagedModel(HasEnds):
     """The staged interface of MolmoE; one request at a time.
 
@@ -76,6 +84,9 @@ class MolmoeStagedModel(HasEnds):
         execution: `graph` runs the stages by engines where the model allows it, `auto` where all stages are faster for
             it, both else eagerly; `describe` reports it.
         eager_reason: why `auto` leaves the modules in place, whatever engines there are; None where it may choose.
+
+    Raises:
+        ConfigurationError: `inductor` is requested.
 
     Attributes:
         split: the stages with a paused prefill, run by the same modules or engines as the whole stages.
@@ -89,6 +100,7 @@ class MolmoeStagedModel(HasEnds):
         execution: ExecutionMode = "eager",
         eager_reason: str | None = None,
     ) -> None:
+        refuse_inductor(execution)
         self.name = name
         self.model = model
         self.processor = processor
