@@ -321,7 +321,7 @@ class FixedCacheDecode:
 
 
 def _taken(fixed: Any, own: Any, tokens: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Copies what a layer of a growing cache remembers of `tokens`; gives recurrent states and what was copied."""
+    """Copies what a layer of a growing cache remembers of `tokens`; gives recurrent states and what they come from."""
     if isinstance(fixed, StaticLayer) and own.is_initialized:
         if not fixed.is_initialized:
             fixed.lazy_initialization(own.keys, own.values)
@@ -343,4 +343,4 @@ def _taken(fixed: Any, own: Any, tokens: int) -> Iterator[tuple[torch.Tensor, to
         for state, source in ((fixed.conv_states[place], convolved), (fixed.recurrent_states[place], recurrent)):
             if source is not None:
                 state.copy_(source)
-                yield state, source.clone()
+                yield state, source
