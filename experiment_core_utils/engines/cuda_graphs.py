@@ -6,12 +6,13 @@ what an earlier replay of another graph left there.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import torch
 
+from experiment_core_utils.engines.pass_constants import PassConstants
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused, OutOfMemory, first_line
 from experiment_core_utils.primitives.private_apis import end_allocation_to_pool, release_pool
@@ -59,10 +60,13 @@ def engine_refused(reason: str) -> EngineRefused:
 class GraphCapturer(Protocol):
     """An interface that turns work into a function that repeats it."""
 
-    def capture(self, work: Callable[[], T]) -> Callable[[], T]:
+    def capture(self, work: Callable[[], T], constants: Sequence[torch.Tensor] = ()) -> Callable[[], T]:
         """Runs the work at least once, and returns a function that repeats it on the same tensors.
 
         What that function returns may be overwritten by its next call.
+
+        Args:
+            constants: tensors that the work reads and whose values will be the same at each call.
 
         Raises:
             ConfigurationError: it cannot be captured; its message is the reason.
@@ -87,16 +91,21 @@ class CudaGraphs(GraphCapturer):
         self._capturing = torch.cuda.Stream(device)
         self._unfinished: list[torch.cuda.CUDAGraph] = []
 
-    def capture(self, work: Callable[[], T]) -> Callable[[], T]:
+    def capture(self, work: Callable[[], T], constants: Sequence[torch.Tensor] = ()) -> Callable[[], T]:
         """See `GraphCapturer.capture`; the work runs `warm_ups` times on the current stream and is captured on
-        another.
+        another. What cannot be captured as it is, is tried without what it computes from constants alone.
         """
         with out_of_memory_named():
             for _ in range(self._warm_ups):
                 work()
-            return self._graphed(work)
+            try:
+                return self._graphed(work)
+            except ConfigurationError:
+                remembered = PassConstants(constants)
+                return self._graphed(remembered.without(work), remembered)
 
-    def _graphed(self, work: Callable[[], T]) -> Callable[[], T]:
+    def _graphed(self, work: Callable[[], T], read: object = None) -> Callable[[], T]:
+        """Args: read: what holds memory that the graph reads, and lasts as long."""
         graph = torch.cuda.CUDAGraph()
         try:
             with (
@@ -104,7 +113,7 @@ class CudaGraphs(GraphCapturer):
                 self._abandoned_if_broken(graph),
                 torch.cuda.graph(graph, pool=self._pool, stream=self._capturing),
             ):
-                output = work()
+                recorded = work(), read
         except RuntimeError as error:
             if isinstance(error.__context__, torch.OutOfMemoryError):
                 # After it the capture could not be ended either.
@@ -113,7 +122,7 @@ class CudaGraphs(GraphCapturer):
 
         def replay() -> T:
             graph.replay()
-            return output
+            return recorded[0]
 
         return replay
 
@@ -150,7 +159,7 @@ class CudaGraphs(GraphCapturer):
 class Reruns(GraphCapturer):
     """Repeats work by running it again: the results are those of a replay, the launches are not saved."""
 
-    def capture(self, work: Callable[[], T]) -> Callable[[], T]:
+    def capture(self, work: Callable[[], T], constants: Sequence[torch.Tensor] = ()) -> Callable[[], T]:
         work()
         return work
 

@@ -79,7 +79,7 @@ def captured_settings(model: Any) -> int:
     for setting in _settings(model):
         with setting:
             stages, prefill = GenerateStages(model), GraphedDecoder(model, _capturer(model))
-            decode = FixedCacheDecode(model, 48, _capturer(model))
+            decode = FixedCacheDecode(model, 96, _capturer(model))
             is_graphed = _can_capture(stages, prefill, _prompt(PROMPTS[0], 0, model.device))
             for tokens in (*PROMPTS, PROMPTS[0]):
                 inputs = _prompt(tokens, seed=tried + tokens, device=model.device)
@@ -126,14 +126,24 @@ def _settings(model: Any) -> Iterator[Any]:
     except ConfigurationError:
         return
     every = range(knobs.num_total_blocks)
-    fewer = [index for index in every if index != 2]
+    left_out = next((index for index in (2, 1, 3, 0) if _can_go(knobs, every, index)), None)
+    fewer = [index for index in every if index != left_out]
     top_k = None if knobs.top_k_unsupported_reason is not None else 1
-    if knobs.blocks_unsupported_reason is None:
+    has_fewer = knobs.blocks_unsupported_reason is None and left_out is not None
+    if has_fewer:
         yield knobs.applied(None, fewer)
     if top_k is not None:
         yield knobs.applied(top_k, every)
-        if knobs.blocks_unsupported_reason is None:
+        if has_fewer:
             yield knobs.applied(top_k, fewer)
+
+
+def _can_go(knobs: DecoderKnobs, every: range, index: int) -> bool:
+    try:
+        with knobs.applied(None, [other for other in every if other != index]):
+            return True
+    except ConfigurationError:
+        return False
 
 
 def main() -> None:

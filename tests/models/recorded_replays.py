@@ -1,6 +1,6 @@
 """What a CUDA graph does, on the CPU: operators are recorded once, and a replay runs them on the same memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -8,13 +8,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from experiment_core_utils.engines.cuda_graphs import GraphCapturer
+from experiment_core_utils.engines.pass_constants import PassConstants
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 T = TypeVar("T")
-# Operators whose result the host needs before it can go on: a number, or how many there are.
+# Operators whose result the host needs before it can go on, a number, or how many there are; the last makes a tensor of
+# the host's values.
 _WAITED_FOR = {
     "_local_scalar_dense", "item", "nonzero", "nonzero_numpy", "masked_select", "_unique2", "unique_dim",
-    "unique_consecutive", "equal", "is_nonzero", "bincount",
+    "unique_consecutive", "equal", "is_nonzero", "bincount", "lift_fresh",
 }  # fmt: skip
 
 
@@ -25,10 +27,16 @@ class RecordedReplays(GraphCapturer):
         ConfigurationError: the host would have to wait for the device, as a capture refuses.
     """
 
-    def capture(self, work: Callable[[], T]) -> Callable[[], T]:
+    def capture(self, work: Callable[[], T], constants: Sequence[torch.Tensor] = ()) -> Callable[[], T]:
         # Below such a mode some operators come in other pieces, so both passes are made below one.
         with _Recorder(refuses=False):
             work()
+        try:
+            return self._recorded(work)
+        except ConfigurationError:
+            return self._recorded(PassConstants(constants).without(work))
+
+    def _recorded(self, work: Callable[[], T]) -> Callable[[], T]:
         recorder = _Recorder()
         with recorder:
             output = work()

@@ -55,7 +55,13 @@ from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
 from experiment_core_utils.models.hf.batch import answer_together, follow_together
 from experiment_core_utils.models.hf.counted_costs import CountedCosts
 from experiment_core_utils.models.hf.engine_stages import EngineParts
-from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, generate_timed, greedy_config
+from experiment_core_utils.models.hf.generate import (
+    GenerateStages,
+    GenerationState,
+    generate_timed,
+    greedy_config,
+    vision_entry,
+)
 from experiment_core_utils.models.hf.graphed_stages import (
     AsyncRequests,
     GraphedGeneration,
@@ -64,6 +70,7 @@ from experiment_core_utils.models.hf.graphed_stages import (
     engines_unsupported_reason,
     graphs_unsupported_reason,
 )
+from experiment_core_utils.models.hf.graphed_tower import GraphedTower
 from experiment_core_utils.models.hf.knobs.adapters import adapters_of
 from experiment_core_utils.models.hf.knobs.block_inputs import BlockInputs, inputs_seen, layer_kind, other_inputs
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
@@ -153,6 +160,7 @@ class TransformersModel(HasEnds):
         self._visual_tokens = VisualTokens(model, requests)
         self._thinking = ThinkingCloser(requests, self._limit_thinking)
         adapters = adapters_of(model.config, requests, self._visual_tokens, self.knobs, self._thinking)
+        self._vision = adapters[VISION_TOKENS.name]
         self.turned_knobs = TurnedKnobs(model, adapters)
         self._stages = GenerateStages(model, self.preferences, self._visual_tokens)
         # Why ways that would have been taken before do not run it; as they are named in the record.
@@ -203,7 +211,7 @@ class TransformersModel(HasEnds):
         if reason is not None:
             self._note_no_graphs(reason)
             return None
-        parts = GraphParts(self.model, self._new_capturer(), self.num_experts)
+        parts = GraphParts(self.model, self._new_capturer(), self.num_experts, self._graphed_tower())
         return GraphedGeneration(self.device, self._stages, parts)
 
     def _compiled_modules(self) -> GraphedGeneration:
@@ -212,7 +220,7 @@ class TransformersModel(HasEnds):
         reason = "it needs a GPU" if needs_gpu else graphs_unsupported_reason(self.model, self._stages)
         if reason is not None:
             raise ConfigurationError(no_inductor(self.name, reason))
-        parts = InductorParts(self.model, self._new_capturer(), self.num_experts)
+        parts = InductorParts(self.model, self._new_capturer(), self.num_experts, self._graphed_tower())
         return GraphedGeneration(self.device, self._stages, parts)
 
     def _note_no_graphs(self, reason: str) -> None:
@@ -232,8 +240,16 @@ class TransformersModel(HasEnds):
         reason = engines_unsupported_reason(self.model, self._stages)
         if reason is not None:
             raise ConfigurationError(reason)
-        parts = EngineParts(self.model, lambda: self.knobs.in_force, takes_plain, new_capturer)
+        tower = None if new_capturer is None else self._graphed_tower()
+        parts = EngineParts(self.model, lambda: self.knobs.in_force, takes_plain, new_capturer, tower)
         return GraphedGeneration(self.device, self._stages, parts)
+
+    def _graphed_tower(self) -> GraphedTower | None:
+        """What encodes pictures by graphs; None for a text model."""
+        if vision_entry(self.model) is None:
+            return None
+        vision = self._vision
+        return GraphedTower(self.model, self._new_capturer(), lambda: vision.value, self._stages.host_copy)
 
     @property
     def active_setting(self) -> tuple[int | None, tuple[int, ...]]:

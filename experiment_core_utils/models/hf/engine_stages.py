@@ -21,14 +21,14 @@ from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.select import Engines, decoder_engines
 from experiment_core_utils.engines.weights import DecoderWeights, RotaryTable
 from experiment_core_utils.models.hf.decoder_description import fused_decoder
-from experiment_core_utils.models.hf.engine_tower import EngineTower
+from experiment_core_utils.models.hf.engine_tower import EngineTower, ProvenTower
 from experiment_core_utils.models.hf.generate import GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_stages import StageParts
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import StageName
-from experiment_core_utils.records.stages import CPU_BLOCKS, KERNEL_GRAPH, MODULES, PLAIN, REFERENCE
+from experiment_core_utils.records.stages import CPU_BLOCKS, CUDA_GRAPH, KERNEL_GRAPH, MODULES, PLAIN, REFERENCE
 
 STAGES_OF_DECODER: tuple[StageName, ...] = ("prefill", "decode")
 # What a decoder is given that does not change what it computes, or that an engine computes with.
@@ -46,6 +46,7 @@ class EngineParts(StageParts):
         in_force: top-k (None for the model's own) and the active blocks.
         takes_plain: whether plain torch may run decode steps, in which it gains little over the modules.
         new_capturer: gives what makes graphs of a GPU's kernels, another one each time; None for the CPU's own kernels.
+        graphed_tower: encodes pictures by graphs on a GPU; None where the modules do.
 
     Raises:
         ConfigurationError: its decoder is not of the form that engines compute, or no kernel runs it.
@@ -57,6 +58,7 @@ class EngineParts(StageParts):
         in_force: Callable[[], tuple[int | None, tuple[int, ...]]],
         takes_plain: bool = False,
         new_capturer: Callable[[], GraphCapturer] | None = None,
+        graphed_tower: ProvenTower | None = None,
     ) -> None:
         on_cpu = new_capturer is None
         if on_cpu and (model.device.type != "cpu" or model.dtype != torch.float32):
@@ -73,7 +75,10 @@ class EngineParts(StageParts):
             if self.engines.ways[stage] in PLAIN and not (takes_plain and on_cpu):
                 raise ConfigurationError(self.engines.reasons[stage])
         self.kv_cache = KVCache.allocate(self.decoder, max_seq_len=0)
-        self.tower, way, reason = _tower(model) if on_cpu else (None, MODULES, {})
+        way, reason = MODULES if graphed_tower is None else CUDA_GRAPH, dict[StageName, str]()
+        self.tower: ProvenTower | None = graphed_tower
+        if on_cpu:
+            self.tower, way, reason = _tower(model)
         found_ways = self.engines.ways if on_cpu else dict.fromkeys(STAGES_OF_DECODER, KERNEL_GRAPH)
         self.ways: Mapping[StageName, str] = {"vision": way, **found_ways}
         self.reasons: Mapping[StageName, str] = {**reason, **self.engines.reasons}

@@ -5,7 +5,7 @@ block. The kernels take the place of each block's `forward`.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -23,44 +23,31 @@ from experiment_core_utils.primitives.errors import ConfigurationError, EngineRe
 _KNOWN = frozenset(("output_hidden_states", "return_dict", "image_sizes"))
 
 
-class EngineTower:
-    """The kernels of a model's tower.
+class ProvenTower:
+    """What encodes pictures in place of a model's modules, proven by these.
 
     Args:
-        model: in float32 on the CPU.
-
-    Raises:
-        ConfigurationError: its tower is not of the form that engines compute, or no kernel runs it.
+        model: with the tower.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._layers, self._engine = described_tower(model)
         self._judged: set[Hashable] = set()
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """A context in which the kernels run the tower's blocks.
+    def in_place(self) -> AbstractContextManager[None]:
+        """A context in which pictures are encoded so.
 
         Raises:
-            ConfigurationError: a block is given what the kernels do not know.
+            ConfigurationError: these pictures cannot be; the message is the reason.
         """
-        with ExitStack() as stack:
-            for index, layer in enumerate(self._layers):
-                stack.enter_context(replaced_method(layer, "forward", partial(self._forward, index)))
-            yield
+        raise NotImplementedError
 
-    def _forward(
-        self, index: int, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **given: Any
-    ) -> torch.Tensor:
-        unknown = sorted(name for name in given.keys() - _KNOWN if given[name] is not None and given[name] is not False)
-        if unknown:
-            raise ConfigurationError(f"blocks of the vision tower are given {', '.join(unknown)}, which engines lack")
-        hides = attention_mask is not None and not bool(_sees_all(attention_mask))
-        # The caller may keep what went in.
-        states = hidden_states.detach().clone(memory_format=torch.contiguous_format)
-        self._engine.advance(index, states, attention_mask if hides else None)
-        return states
+    def is_ready(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether nothing is left to prepare for the pictures of a request."""
+        return True
+
+    def release(self) -> None:
+        """Give back what was prepared."""
 
     def prove(self, name: str, inputs: Mapping[str, Any], encode: Callable[[], Any], features: Any) -> None:
         """Judge features beside those of the modules, by the modules in higher precision, once for pictures of a size
@@ -89,6 +76,45 @@ class EngineTower:
         except EngineRefused as error:
             raise engine_refused(str(error)) from error
         self._judged.add(pictures)
+
+
+class EngineTower(ProvenTower):
+    """The kernels of a model's tower.
+
+    Args:
+        model: in float32 on the CPU.
+
+    Raises:
+        ConfigurationError: its tower is not of the form that engines compute, or no kernel runs it.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self._layers, self._engine = described_tower(model)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """A context in which the kernels run the tower's blocks.
+
+        Raises:
+            ConfigurationError: a block is given what the kernels do not know.
+        """
+        with ExitStack() as stack:
+            for index, layer in enumerate(self._layers):
+                stack.enter_context(replaced_method(layer, "forward", partial(self._forward, index)))
+            yield
+
+    def _forward(
+        self, index: int, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **given: Any
+    ) -> torch.Tensor:
+        unknown = sorted(name for name in given.keys() - _KNOWN if given[name] is not None and given[name] is not False)
+        if unknown:
+            raise ConfigurationError(f"blocks of the vision tower are given {', '.join(unknown)}, which engines lack")
+        hides = attention_mask is not None and not bool(_sees_all(attention_mask))
+        # The caller may keep what went in.
+        states = hidden_states.detach().clone(memory_format=torch.contiguous_format)
+        self._engine.advance(index, states, attention_mask if hides else None)
+        return states
 
 
 def _sees_all(mask: torch.Tensor) -> torch.Tensor:

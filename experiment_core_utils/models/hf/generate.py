@@ -248,6 +248,11 @@ class GenerateStages:
             if tensor is not host_inputs[name] and not tensor.is_floating_point():
                 self._host_copies[tensor] = host_inputs[name]
 
+    def host_copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The host's copy of a request's tensor that was noted, else the tensor itself."""
+        found: torch.Tensor = self._host_copies.get(tensor, tensor)
+        return found
+
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """The base model's features of the pictures; None without one, or where they are encoded in the prefill."""
         return self._encoder.encode(inputs)
@@ -283,7 +288,7 @@ class GenerateStages:
         """What `generate()` gives to the first step beside the ids; for `by_engine` see `prefill`."""
         known = dict(inputs)
         if by_engine:
-            known = {name: self._host_copies.get(tensor, tensor) for name, tensor in inputs.items()}
+            known = {name: self.host_copy(tensor) for name, tensor in inputs.items()}
         kwargs, ids = {name: inputs[name] for name in inputs if name != "input_ids"}, known.pop("input_ids")
         if self._takes_positions:
             positions = position_ids(self._model, ids, known)

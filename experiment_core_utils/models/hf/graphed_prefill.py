@@ -3,6 +3,7 @@
 The work around the decoder (embedding, placing of picture features, head) runs eagerly, in a few launches.
 """
 
+import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,8 +44,11 @@ class GraphedDecoder:
         self, model: PreTrainedModel, graph_capturer: GraphCapturer, num_experts: int | None = None, most: int = 64
     ) -> None:
         self._model: Any = model
-        self._decoder: Any = model.get_decoder()
         self._cache = cache_argument(model)
+        decoder: Any = model.get_decoder()
+        # Some call another part of theirs their decoder.
+        takes_cache = self._cache in inspect.signature(decoder.forward).parameters
+        self._decoder: Any = decoder if takes_cache else model.base_model
         self._graph_capturer = graph_capturer
         self._graphs: dict[Hashable, _GraphedShape] = {}
         self._most = most
@@ -70,21 +74,23 @@ class GraphedDecoder:
         """
         plain = self._decoder.forward
 
+        names = list(inspect.signature(plain).parameters)
+
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return self._forward(plain, args, kwargs)
+            return self._forward(plain, {**dict(zip(names, args, strict=False)), **kwargs})
 
         self._captures_new, self._served = captures_new, []
         with replaced_method(self._decoder, "forward", forward):
             yield self._served
 
-    def _forward(self, plain: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _forward(self, plain: Any, kwargs: dict[str, Any]) -> Any:
         given = {name: value for name, value in kwargs.items() if name != self._cache}
-        leaves, layout = flattened((args, given))
+        leaves, layout = flattened(given)
         key = (str(layout), tuple(map(_kind, leaves)))
         graph = self._graphs.pop(key, None)
         if graph is None:
             if not self._captures_new:
-                return plain(*args, **kwargs)
+                return plain(**kwargs)
             graph = self._capture(plain, leaves, layout)
         else:
             for own, leaf in zip(graph.inputs, leaves, strict=True):
@@ -105,9 +111,8 @@ class GraphedDecoder:
         trace = RouterTrace(self._num_experts)
 
         def work() -> Any:
-            args, kwargs = unflattened(inputs, layout)
             with trace.of_pass():
-                return plain(*args, **kwargs, **{self._cache: DynamicCache(config=config)})
+                return plain(**unflattened(inputs, layout), **{self._cache: DynamicCache(config=config)})
 
         return _GraphedShape(inputs, self._graph_capturer.capture(work), trace)
 

@@ -18,7 +18,7 @@ from experiment_core_utils.engines.greedy import AsyncStages
 from experiment_core_utils.engines.request_slot import PrefilledRequest, RequestSlot
 from experiment_core_utils.models.common.placement import spread_reason
 from experiment_core_utils.models.common.preferences import KEPT
-from experiment_core_utils.models.hf.engine_tower import EngineTower
+from experiment_core_utils.models.hf.engine_tower import ProvenTower
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode, cache_unsupported_reason
@@ -79,7 +79,7 @@ class StageParts(Protocol):
     untuned: str | None  #: what is to be said of own kernels on an unknown card
     #: whether stages are graphs: each shape of inputs is prepared by itself, and calls return before a step has run
     is_captured: bool
-    tower: EngineTower | None = None  #: None where the modules run pictures
+    tower: ProvenTower | None = None  #: None where the modules run pictures
     #: what graphs are captured for beside setting and shape, while that is the same for all; () where it is not known
     graphs_of: tuple[Hashable, ...] = ()
 
@@ -99,16 +99,26 @@ class GraphParts(StageParts):
 
     Args:
         num_experts: that routers choose from; None without experts.
+        tower: encodes pictures by graphs; None where the modules do.
     """
 
-    ways: Mapping[StageName, str] = {"vision": MODULES, "prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}
+    ways: Mapping[StageName, str] = {"vision": CUDA_GRAPH, "prefill": CUDA_GRAPH, "decode": CUDA_GRAPH}
     reasons: Mapping[StageName, str] = {}
     mode, names, untuned = "graph", ("graphed prefill", "graphed decode step"), None
     is_captured = True
     is_compiled = False
 
-    def __init__(self, model: PreTrainedModel, graph_capturer: GraphCapturer, num_experts: int | None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        graph_capturer: GraphCapturer,
+        num_experts: int | None,
+        tower: ProvenTower | None = None,
+    ) -> None:
         self._model, self.graph_capturer, self._num_experts = model, graph_capturer, num_experts
+        self.tower = tower
+        if tower is None:
+            self.ways = {**self.ways, "vision": MODULES}
 
     def reserve(self, tokens: int) -> None:
         """Graphs have their own memory."""
@@ -187,15 +197,20 @@ class GraphedGeneration:
         }
         return {stage: reason for stage, reason in found.items() if reason is not None}
 
+    @property
+    def _tower(self) -> ProvenTower | None:
+        """What encodes pictures in place of the modules; None where these do."""
+        return None if self.vision_unsupported_reason is not None else self.parts.tower
+
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """The vision stage; the first picture that the engine refuses leaves all of them to the modules.
 
         Raises:
             EngineRefused: the engine refuses it, and others were measured.
         """
-        if self.parts.tower is not None and self.vision_unsupported_reason is None:
+        if self._tower is not None:
             try:
-                with self.parts.tower.in_place():
+                with self._tower.in_place():
                     return self._stages.encode_image(inputs)
             except ConfigurationError as error:
                 if self.is_fixed:
@@ -205,9 +220,9 @@ class GraphedGeneration:
 
     def refuse_other_features(self, inputs: Mapping[str, Any], features: Any) -> None:
         """Raises EngineRefused for features of an engine that are not those of the modules."""
-        if self.parts.tower is not None and self.vision_unsupported_reason is None:
+        if self._tower is not None:
             name = f"{self.parts.ways['vision']} engine of the vision"
-            self.parts.tower.prove(name, inputs, lambda: self._stages.encode_image(inputs), features)
+            self._tower.prove(name, inputs, lambda: self._stages.encode_image(inputs), features)
 
     def decode_at(self, setting: Hashable) -> FixedDecode:
         """The decode steps of a setting that is ready."""
@@ -262,12 +277,16 @@ class GraphedGeneration:
     def release_prepared(self) -> None:
         self._slot.release()
         self._graphed_settings.clear()
+        if self.parts.tower is not None:
+            self.parts.tower.release()
         self.parts.release()
 
     def is_ready(self, setting: Hashable, inputs: Mapping[str, Any], max_seq_len: int) -> bool:
         """Whether nothing is left to prepare for such a request, prompt and answer of `max_seq_len` tokens together."""
         graphed = self._graphed_settings.get(setting)
         if graphed is None or not graphed.can_replay(self._kind_of(inputs), max_seq_len):
+            return False
+        if self._tower is not None and not self._tower.is_ready(inputs):
             return False
         self._graphed_settings.move_to_end(setting)
         return True
@@ -400,7 +419,7 @@ class AsyncRequests(AsyncStages):
         return self._decode.checked_token.view(1)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        return self._stages.encode_image(inputs)
+        return self._generation.encode_image(inputs)
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
         self._generation.prefill(self._setting, inputs, features)

@@ -110,11 +110,15 @@ class _Step:
     #: of that token, as the family takes them, its last axis of length 1; None where it takes none
     positions: torch.Tensor | None
     logits: torch.Tensor  #: [1, V] of the token after it
+    mask: torch.Tensor | None = None  #: [1, max_seq_len], of ones
 
 
 def cache_unsupported_reason(model: PreTrainedModel) -> str | None:
     """The reason why what requests of this family remember cannot be in fixed memory."""
-    kinds = {type(layer) for layer in _empty_cache(model, 1).layers}
+    try:
+        kinds = {type(layer) for layer in _empty_cache(model, 1).layers}
+    except LIBRARY_ERRORS as error:
+        return f"transformers makes no cache of fixed size for it ({described(error)})"
     others = sorted(kind.__name__ for kind in kinds if not getattr(kind, "is_compileable", False))
     return f"its cache has layers that count on the host ({', '.join(others)})" if others else None
 
@@ -145,10 +149,10 @@ def _without_ring(layer: Any, max_seq_len: int) -> Any:
 
 
 def _last_logits(
-    model: Any, cache: Mapping[str, Any], token: torch.Tensor, positions: Mapping[str, torch.Tensor]
+    model: Any, cache: Mapping[str, Any], token: torch.Tensor, given: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
     """Logits [1, V] after a token [1, 1], of which the cache, by its argument's name, is given what is remembered."""
-    outputs = model(input_ids=token, **cache, use_cache=True, return_dict=True, **positions)
+    outputs = model(input_ids=token, **cache, use_cache=True, return_dict=True, **given)
     logits: torch.Tensor = outputs.logits[:, -1]
     return logits
 
@@ -231,12 +235,29 @@ class FixedCacheDecode:
         if self._step is None:
             own = None if positions is None else positions.clone()
             self._step = _Step(token.clone(), token.clone(), own, torch.zeros_like(logits))
-            self._replay = self._graph_capturer.capture(self._run)
+            try:
+                self._replay = self._graph_capturer.capture(self._run)
+            except (ConfigurationError, *LIBRARY_ERRORS) as error:
+                self._capture_with_mask(state.cache, ids, error)
             self._take(state.cache, ids.shape[-1])
         self._step.token.copy_(token)
         self._step.checked.copy_(checked_tokens(token, logits))
         if self._step.positions is not None:
             self._step.positions.copy_(positions)
+
+    def _capture_with_mask(self, grown: Cache, ids: torch.Tensor, error: BaseException) -> None:
+        """Families that are given no mask may make one of the tokens so far, which they ask the host for.
+
+        Raises the error of the step without a mask where that with one cannot be captured either.
+        """
+        assert self._step is not None
+        self._take(grown, ids.shape[-1])
+        self._step.mask = ids.new_ones(1, self.max_seq_len)
+        try:
+            self._replay = self._graph_capturer.capture(self._run, (self._step.mask,))
+        except (ConfigurationError, *LIBRARY_ERRORS):
+            self._step = None
+            raise error from None
 
     def step(self) -> torch.Tensor:
         """Logits [1, V] after the last token, which the next step overwrites; the likeliest becomes the last token."""
@@ -289,8 +310,10 @@ class FixedCacheDecode:
         tokens = int(grown.get_seq_length()) if attends else prompt_tokens
         if tokens >= self.max_seq_len:
             raise ConfigurationError(f"the cache has {self.max_seq_len} slots and the prompt {tokens} tokens")
-        # A cache may have more layers than there are blocks that ran.
-        filled = [layer for layer in grown.layers if is_filled(layer)]
+        # A cache may have more layers than there are blocks that ran, or layers for blocks that remember nothing.
+        filled = list(grown.layers)
+        if len(filled) != len(self._cache.layers):
+            filled = [layer for layer in filled if is_filled(layer)]
         if len(filled) != len(self._cache.layers):
             raise ConfigurationError(
                 f"the prefill filled {len(filled)} layers of its cache, and the cache of fixed size has "
@@ -310,9 +333,9 @@ class FixedCacheDecode:
     def _run(self) -> None:
         step = self._step
         assert step is not None
-        positions = {} if step.positions is None else {"position_ids": step.positions}
+        given = {"position_ids": step.positions, "attention_mask": step.mask}
         with self._trace.of_pass():
-            logits = self._work(step.token, positions)
+            logits = self._work(step.token, {name: each for name, each in given.items() if each is not None})
         step.logits.copy_(logits)
         step.token.copy_(step.logits.argmax(dim=-1, keepdim=True))
         step.checked.copy_(checked_tokens(step.token, step.logits))

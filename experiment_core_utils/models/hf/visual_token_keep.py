@@ -51,10 +51,14 @@ class PictureEncoder:
 
     def encode(self, inputs: Mapping[str, Any]) -> Any:
         """The features of the pictures of a request; None without one, or where they are encoded in the prefill."""
+        given = self.given(inputs)
+        return None if given is None else getattr(self._base, ENCODER)(**given)
+
+    def given(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What the encoder is given of a request; None without pictures, or where they are encoded in the prefill."""
         if self.arguments is None or all(inputs.get(name) is None for name in _PIXELS):
             return None
-        arguments = {name: inputs[name] for name in self.arguments if inputs.get(name) is not None}
-        return getattr(self._base, ENCODER)(**arguments, return_dict=True)
+        return {**{name: inputs[name] for name in self.arguments if inputs.get(name) is not None}, "return_dict": True}
 
 
 @dataclass(frozen=True)

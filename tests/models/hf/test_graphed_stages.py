@@ -134,7 +134,7 @@ def test_the_proof_says_how_the_setting_ran(loaded: Loaded, family: str) -> None
     proof = model.prove(setting, inputs)
     assert proof.blocks_run == proof.blocks_run_decode == blocks_of(setting)
     assert (proof.execution, proof.execution_reason) == ("graph", None)
-    assert proof.execution_stages == {"vision": "modules", "prefill": "cuda graph", "decode": "cuda graph"}
+    assert proof.execution_stages == {"vision": "cuda graph", "prefill": "cuda graph", "decode": "cuda graph"}
     assert proof.engine_error is not None and proof.modules_error is not None
     # Some roundings of float32, which are 6e-8 each.
     assert 1e-8 < proof.engine_error < 1e-5 and 1e-8 < proof.modules_error < 1e-5

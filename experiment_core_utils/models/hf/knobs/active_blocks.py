@@ -225,7 +225,10 @@ class ActiveBlocks:
             if vars(built).get(change.name) != change.value:
                 return f"its decoder derives {change.name} from the places of the blocks"
         assert self._list is not None
-        for index, new in zip(active, getattr(built, self._list.name), strict=True):
+        others = getattr(built, self._list.name)
+        if len(others) != len(active):
+            return "its config counts other layers than its decoder's blocks"
+        for index, new in zip(active, others, strict=True):
             other = _other_constant(self.every[index], new)
             if other is not None:
                 return f"its blocks have a constant that depends on their number or index ({other})"
