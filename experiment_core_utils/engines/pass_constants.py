@@ -24,6 +24,7 @@ _TO_HOST = (
     torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.cpu, torch.Tensor.__bool__,
     torch.Tensor.__int__, torch.Tensor.__float__, torch.Tensor.__index__,
 )  # fmt: skip
+_TAKE_INDICES = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
 # Memory without values, which work that no operator shows may fill.
 _EMPTY = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
 _OTHER_WORK = "its work on sizes is not the same in each pass"
@@ -72,7 +73,7 @@ class PassConstants:
                 used.
         """
         passing = _FirstPass(self._inputs) if self._calls is None else _LaterPass(self._calls)
-        with _AcrossHost(passing), passing:
+        with _like_a_capture(), _AcrossHost(passing), passing:
             yield
         self._calls = passing.finished()
 
@@ -90,6 +91,17 @@ class PassConstants:
         return passed
 
 
+@contextmanager
+def _like_a_capture() -> Iterator[None]:
+    """A context in which code that asks is told that a graph is being captured: it then computes other masks."""
+    plain = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = plain
+
+
 class _Pass(TorchDispatchMode):
     """What is told of each operator, and of each function that exchanges values with the host."""
 
@@ -104,7 +116,17 @@ class _Pass(TorchDispatchMode):
         raise NotImplementedError
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*args, **(kwargs or {})) if self._is_inside else self.called(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        if self._is_inside:
+            return func(*args, **kwargs)
+        if func in _TAKE_INDICES and args[0].device.type != "cpu":
+            args = (args[0], [self._on_device(each, args[0].device) for each in args[1]], *args[2:])
+        return self.called(func, args, kwargs)
+
+    def _on_device(self, index: Any, device: torch.device) -> Any:
+        """A list of the host's indices, which the operator would copy by itself."""
+        is_on_host = isinstance(index, torch.Tensor) and index.device.type == "cpu"
+        return self.called(torch.ops.aten._to_copy.default, (index,), {"device": device}) if is_on_host else index
 
     def _run(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._is_inside = True
