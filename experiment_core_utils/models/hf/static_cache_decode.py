@@ -311,16 +311,15 @@ class FixedCacheDecode:
         if tokens >= self.max_seq_len:
             raise ConfigurationError(f"the cache has {self.max_seq_len} slots and the prompt {tokens} tokens")
         # A cache may have more layers than there are blocks that ran, or layers for blocks that remember nothing.
-        filled = list(grown.layers)
-        if len(filled) != len(self._cache.layers):
-            filled = [layer for layer in filled if is_filled(layer)]
-        if len(filled) != len(self._cache.layers):
+        filled = [layer for layer in grown.layers if is_filled(layer)]
+        layers = list(grown.layers) if filled and len(grown.layers) == len(self._cache.layers) else filled
+        if len(layers) != len(self._cache.layers):
             raise ConfigurationError(
                 f"the prefill filled {len(filled)} layers of its cache, and the cache of fixed size has "
                 f"{len(self._cache.layers)}"
             )
         states = [
-            pair for fixed, own in zip(self._cache.layers, filled, strict=True) for pair in _taken(fixed, own, tokens)
+            pair for fixed, own in zip(self._cache.layers, layers, strict=True) for pair in _taken(fixed, own, tokens)
         ]
         self._at_prompt, self._prompt_length = states, tokens
         self._set_length(tokens)
