@@ -144,7 +144,17 @@ class _AcrossHost(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _TO_HOST or func in _FROM_HOST or _counts_from_tensor(func, args, kwargs or {}):
             return self._passing.called(func, args, kwargs or {})
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            args = (args[0], self._without_lists(args[1], args[0].device), *args[2:])
         return func(*args, **(kwargs or {}))
+
+    def _without_lists(self, key: Any, device: torch.device) -> Any:
+        """The key of an indexing with tensors in place of lists, each of which would be copied from the host."""
+        if isinstance(key, tuple):
+            return tuple(self._without_lists(each, device) for each in key)
+        if not isinstance(key, list) or any(isinstance(each, torch.Tensor) for each in key):
+            return key
+        return self._passing.called(torch.tensor, (key,), {"device": device})
 
 
 class _FirstPass(_Pass):

@@ -52,7 +52,7 @@ def built(model_type: str, device: torch.device) -> Any:
     model.generation_config = greedy_config(model)
     model = enlarge_norms(model).to(device)
     # A config that its own modules cannot run is none.
-    model.generate(**_prompt(PROMPTS[0], 0, device), max_new_tokens=2)
+    model.generate(**_prompt(PROMPTS[0], 0, model), max_new_tokens=2)
     return model
 
 
@@ -80,9 +80,9 @@ def captured_settings(model: Any) -> int:
         with setting:
             stages, prefill = GenerateStages(model), GraphedDecoder(model, _capturer(model))
             decode = FixedCacheDecode(model, 96, _capturer(model))
-            is_graphed = _can_capture(stages, prefill, _prompt(PROMPTS[0], 0, model.device))
+            is_graphed = _can_capture(stages, prefill, _prompt(PROMPTS[0], 0, model))
             for tokens in (*PROMPTS, PROMPTS[0]):
-                inputs = _prompt(tokens, seed=tried + tokens, device=model.device)
+                inputs = _prompt(tokens, seed=tried + tokens, model=model)
                 expected = model.generate(**inputs, max_new_tokens=NEW_TOKENS)[0, tokens:].tolist()
                 found = _answer(stages, prefill if is_graphed else None, decode, inputs)
                 if found[: len(expected)] != expected:
@@ -113,8 +113,9 @@ def _answer(stages: GenerateStages, prefill: GraphedDecoder | None, decode: Fixe
         return [int(decode.token), *(int(decode.step().argmax()) for _ in range(NEW_TOKENS - 1))]
 
 
-def _prompt(tokens: int, seed: int, device: torch.device) -> dict[str, torch.Tensor]:
-    drawn = torch.randint(10, VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(seed)).to(device)
+def _prompt(tokens: int, seed: int, model: Any) -> dict[str, torch.Tensor]:
+    most = min(VOCABULARY, model.get_input_embeddings().num_embeddings)
+    drawn = torch.randint(10, most, (1, tokens), generator=torch.Generator().manual_seed(seed)).to(model.device)
     return {"input_ids": drawn, "attention_mask": torch.ones_like(drawn)}
 
 
