@@ -117,7 +117,8 @@ class _Pass(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._is_inside:
+        if self._is_inside or func is torch.ops.aten.detach.default:
+            # The same memory again, and not as often in each pass.
             return func(*args, **kwargs)
         if func in _TAKE_INDICES and args[0].device.type != "cpu":
             args = (args[0], [self._on_device(each, args[0].device) for each in args[1]], *args[2:])

@@ -158,7 +158,7 @@ def shard_by(staged: Callable[[Any], TransformersModel], model: Any) -> TextShar
 
 
 class _NoGraphs(Reruns):
-    def capture(self, work: Any) -> Any:
+    def capture(self, work: Any, constants: Any = ()) -> Any:
         raise ConfigurationError("nothing can be captured here")
 
 

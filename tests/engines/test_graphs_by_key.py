@@ -1,6 +1,6 @@
 """Graphs by name, with replays that run the work again in their place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import pytest
@@ -18,7 +18,7 @@ class RecordsUpTo:
     def __init__(self, most: int) -> None:
         self._left = most
 
-    def capture(self, work: Callable[[], T]) -> Callable[[], T]:
+    def capture(self, work: Callable[[], T], constants: Sequence[torch.Tensor] = ()) -> Callable[[], T]:
         if not self._left:
             raise OutOfMemory("CUDA out of memory")
         self._left -= 1

@@ -12,7 +12,7 @@ VOCABULARY = 97
 _HEADS, _KEY_HEADS, _HEAD_WIDTH, _WIDTH = 4, 2, 8, 32
 # Value -> the names under which configs have it.
 _NAMES: Mapping[Any, str] = {
-    VOCABULARY: "vocab_size",
+    VOCABULARY: "vocab_size vocab_size_per_layer_input",
     _WIDTH: "hidden_size d_model n_embd n_embed dim model_dim embedding_size text_hidden_size decoder_hidden_size "
     "kv_channels_total attention_hidden_size lru_width embedding_dim word_embed_proj_dim",
     24: "intermediate_size ffn_dim n_inner dim_ff moe_intermediate_size shared_expert_intermediate_size "
@@ -28,7 +28,7 @@ _NAMES: Mapping[Any, str] = {
     "linear_head_dim global_head_dim sliding_window_size attention_window_size window_size qk_nope_head_dim "
     "qk_rope_head_dim kv_lora_rank q_lora_rank state_size ssm_state_size mamba_d_state mamba_head_dim mamba_d_head "
     "mamba_headdim chunk_size mamba_chunk_size time_step_rank mamba_dt_rank v_head_dim index_head_dim "
-    "hidden_size_per_layer_input vocab_size_per_layer_input attention_chunk_size local_attention qkv_head_dim",
+    "hidden_size_per_layer_input attention_chunk_size local_attention qkv_head_dim",
     256: "max_position_embeddings n_positions max_seq_len max_sequence_length context_length n_ctx",
     1: "n_group topk_group n_shared_experts moe_num_shared_experts num_nextn_predict_layers n_groups mamba_n_groups "
     "mamba_ngroups first_k_dense_replace num_dense_layers",

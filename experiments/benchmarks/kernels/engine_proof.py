@@ -11,7 +11,7 @@ is refused or a wrong one is not.
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -197,7 +197,7 @@ class _Faulty(GraphCapturer):
     def __init__(self, capturer: GraphCapturer, fault: Fault) -> None:
         self._capturer, self._fault = capturer, fault
 
-    def capture(self, work: Callable[[], Any]) -> Callable[[], Any]:
+    def capture(self, work: Callable[[], Any], constants: Sequence[torch.Tensor] = ()) -> Callable[[], Any]:
         def faulty() -> Any:
             with hooks_removed(list(_hooks(self.model, self._fault))):
                 return work()

@@ -46,7 +46,7 @@ class Noted(Reruns):
     def __init__(self, refuses_modules: bool = False, refuses_prefill: bool = False) -> None:
         self._refuses_modules, self._refuses_prefill, self.num_kernels = refuses_modules, refuses_prefill, 0
 
-    def capture(self, work: Callable[[], T]) -> Callable[[], T]:
+    def capture(self, work: Callable[[], T], constants: Sequence[torch.Tensor] = ()) -> Callable[[], T]:
         self.num_kernels += isinstance(work, partial)
         if self._refuses_modules and isinstance(getattr(work, "__self__", None), FixedCacheDecode):
             raise ConfigurationError("it asks the host")
