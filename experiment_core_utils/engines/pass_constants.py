@@ -258,7 +258,9 @@ def _changed(function: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     schema = getattr(function, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []
-    given = [kwargs.get(each.name, args[place] if place < len(args) else None) for place, each in enumerate(schema.arguments)]
+    given = [
+        kwargs.get(each.name, args[place] if place < len(args) else None) for place, each in enumerate(schema.arguments)
+    ]
     writes = [each.alias_info is not None and each.alias_info.is_write for each in schema.arguments]
     return _tensors([value for value, is_written in zip(given, writes, strict=True) if is_written])
 

@@ -20,6 +20,7 @@ from experiment_core_utils.models.hf.visual_token_keep import ENCODER, PictureEn
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.private_apis import flattened, unflattened
 
+
 @dataclass
 class _GraphedPictures:
     pixels: list[torch.Tensor]

@@ -240,9 +240,7 @@ def test_what_inductor_cannot_compile_is_refused(tmp_path: Path) -> None:
         model.warm_up(inputs_of(model, setting), NEW_TOKENS)
 
 
-def test_inductor_has_the_refusals_of_graphs_and_needs_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inductor_has_the_refusals_of_graphs_and_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = read(write_checkpoint("llama", tmp_path))
     with pytest.raises(ConfigurationError, match="^--execution inductor cannot run m: it needs a GPU; give --exec"):
         TransformersModel("m", eager.model, eager.requests, "inductor")
