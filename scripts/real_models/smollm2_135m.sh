@@ -26,7 +26,7 @@ echo "$digest  $model" | sha256sum --check --quiet || { echo "error: $model is n
     --num_samples 32 --output "$folder/blocks.json"
 code=0
 "$python" -m knob_profiler profile --model_path "$model" --importance_scores_file "$folder/blocks.json" \
-    --num_active_blocks_list 30 29 27 --execution_list own eager --max_new_tokens 8 --num_samples 128 \
+    --num_active_blocks_list 30 29 28 26 --max_new_tokens 8 --num_samples 128 \
     --num_latency_samples 24 --output_dir "$folder/results" "$@" || code=$?
 [ "$code" -le 1 ] || exit "$code"
 "$python" -m knob_profiler analyse knobs "$folder/results"

@@ -16,6 +16,7 @@ from experiment_core_utils.engines.cuda_graphs import GraphCapturer
 from experiment_core_utils.engines.engine_proof import RouterTrace
 from experiment_core_utils.models.hf.generate import cache_argument
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
+from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, described
 from experiment_core_utils.primitives.private_apis import flattened, unflattened
 
 
@@ -114,7 +115,10 @@ class GraphedDecoder:
             with trace.of_pass():
                 return plain(**unflattened(inputs, layout), **{self._cache: DynamicCache(config=config)})
 
-        return _GraphedShape(inputs, self._graph_capturer.capture(work), trace)
+        try:
+            return _GraphedShape(inputs, self._graph_capturer.capture(work), trace)
+        except LIBRARY_ERRORS as error:
+            raise ConfigurationError(f"its decoder does not run as a graph needs it ({described(error)})") from error
 
 
 def _kind(leaf: Any) -> Any:

@@ -238,26 +238,31 @@ class FixedCacheDecode:
             try:
                 self._replay = self._graph_capturer.capture(self._run)
             except (ConfigurationError, *LIBRARY_ERRORS) as error:
-                self._capture_with_mask(state.cache, ids, error)
+                self._capture_with_mask(state.cache, ids, _refusal(error))
             self._take(state.cache, ids.shape[-1])
         self._step.token.copy_(token)
         self._step.checked.copy_(checked_tokens(token, logits))
         if self._step.positions is not None:
             self._step.positions.copy_(positions)
 
-    def _capture_with_mask(self, grown: Cache, ids: torch.Tensor, error: BaseException) -> None:
+    def _capture_with_mask(self, grown: Cache, ids: torch.Tensor, refusal: ConfigurationError) -> None:
         """Families that are given no mask may make one of the tokens so far, which they ask the host for.
 
-        Raises the error of the step without a mask where that with one cannot be captured either.
+        Raises:
+            ConfigurationError: the refusal of the step without a mask, where that with one cannot be captured either,
+                or would be compiled once more.
         """
-        assert self._step is not None
+        step, self._step = self._step, None
+        if step is None or self._inductor is not None:
+            raise refusal
         self._take(grown, ids.shape[-1])
-        self._step.mask = ids.new_ones(1, self.max_seq_len)
+        step.mask = ids.new_ones(1, self.max_seq_len)
+        self._step = step
         try:
-            self._replay = self._graph_capturer.capture(self._run, (self._step.mask,))
+            self._replay = self._graph_capturer.capture(self._run, (step.mask,))
         except (ConfigurationError, *LIBRARY_ERRORS):
             self._step = None
-            raise error from None
+            raise refusal from None
 
     def step(self) -> torch.Tensor:
         """Logits [1, V] after the last token, which the next step overwrites; the likeliest becomes the last token."""
@@ -340,6 +345,12 @@ class FixedCacheDecode:
         step.checked.copy_(checked_tokens(step.token, step.logits))
         if step.positions is not None:
             step.positions.add_(1)
+
+
+def _refusal(error: BaseException) -> ConfigurationError:
+    if isinstance(error, ConfigurationError):
+        return error
+    return ConfigurationError(f"its step does not run on a cache of fixed size ({described(error)})")
 
 
 def _taken(fixed: Any, own: Any, tokens: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
