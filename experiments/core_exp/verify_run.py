@@ -25,7 +25,7 @@ from experiment_core_utils.records.caveats import Caveat
 from experiment_core_utils.records.journal import journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, plan_path, read_plan
 from experiment_core_utils.records.result_files import CONCLUSION_FILE, RESULT_FILES, read_json_object
-from experiment_core_utils.records.sample_result import SampleResult
+from experiment_core_utils.records.sample_result import QUANTITIES
 from experiment_core_utils.records.setting_result import SettingResult, read_setting, setting_file_name, setting_key
 from experiment_core_utils.saved_results.result_caveats import caveats_of
 from experiments.analyses.sweeps import results_folders
@@ -100,9 +100,12 @@ def result_faults(path: Path, result: SettingResult) -> Iterator[str]:
         yield f"its content belongs to {setting_file_name(result)}"
     for name, value in result.aggregate_stats.items():
         quantity = name.removesuffix("_mean")
-        if quantity == name or quantity not in SampleResult.model_fields:
+        if quantity == name or quantity not in QUANTITIES:
             continue
-        found = [getattr(sample, quantity) for sample in result.per_sample_results]
+        known = QUANTITIES[quantity]
+        # What a run has is known of the samples that were timed, and 0 of these where such a part did not run.
+        samples = [each for each in result.per_sample_results if known.of == "sample" or each.T_total is not None]
+        found = known.with_absent_parts([getattr(sample, quantity) for sample in samples])
         values = [each for each in found if each is not None]
         if not _is_equal(value, fmean(values) if values else None):
             yield f"aggregate_stats.{name} is {value}, and the samples' mean is {fmean(values) if values else None}"

