@@ -102,10 +102,10 @@ def result_faults(path: Path, result: SettingResult) -> Iterator[str]:
         quantity = name.removesuffix("_mean")
         if quantity == name or quantity not in QUANTITIES:
             continue
-        known = QUANTITIES[quantity]
+        declared = QUANTITIES[quantity]
         # What a run has is known of the samples that were timed, and 0 of these where such a part did not run.
-        samples = [each for each in result.per_sample_results if known.of == "sample" or each.T_total is not None]
-        found = known.with_absent_parts([getattr(sample, quantity) for sample in samples])
+        samples = [each for each in result.per_sample_results if declared.of == "sample" or each.T_total is not None]
+        found = declared.with_absent_parts([getattr(sample, quantity) for sample in samples])
         values = [each for each in found if each is not None]
         if not _is_equal(value, fmean(values) if values else None):
             yield f"aggregate_stats.{name} is {value}, and the samples' mean is {fmean(values) if values else None}"
