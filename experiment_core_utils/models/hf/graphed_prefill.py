@@ -16,6 +16,7 @@ from experiment_core_utils.engines.cuda_graphs import GraphCapturer
 from experiment_core_utils.engines.engine_proof import RouterTrace
 from experiment_core_utils.models.hf.generate import cache_argument
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
+from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, described
 from experiment_core_utils.primitives.private_apis import flattened, unflattened
 
@@ -116,7 +117,8 @@ class GraphedDecoder:
                 return plain(**unflattened(inputs, layout), **{self._cache: DynamicCache(config=config)})
 
         try:
-            return _GraphedShape(inputs, self._graph_capturer.capture(work), trace)
+            with out_of_memory_named():
+                return _GraphedShape(inputs, self._graph_capturer.capture(work), trace)
         except LIBRARY_ERRORS as error:
             raise ConfigurationError(f"its decoder does not run as a graph needs it ({described(error)})") from error
 

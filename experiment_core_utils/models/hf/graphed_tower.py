@@ -17,6 +17,7 @@ from experiment_core_utils.engines.cuda_graphs import GraphCapturer
 from experiment_core_utils.models.hf.engine_tower import ProvenTower
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
 from experiment_core_utils.models.hf.visual_token_keep import ENCODER, PictureEncoder
+from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, described
 from experiment_core_utils.primitives.private_apis import flattened, unflattened
 
@@ -103,7 +104,8 @@ class GraphedTower(ProvenTower):
         pixels = [leaf for leaf in inputs if _is_pixels(leaf)]
         sizes = [leaf for leaf in inputs if isinstance(leaf, torch.Tensor) and not _is_pixels(leaf)]
         try:
-            replay = self._graph_capturer.capture(lambda: plain(**unflattened(inputs, layout)), sizes)
+            with out_of_memory_named():
+                replay = self._graph_capturer.capture(lambda: plain(**unflattened(inputs, layout)), sizes)
         except (ConfigurationError, *LIBRARY_ERRORS) as error:
             reason = str(error) if isinstance(error, ConfigurationError) else described(error)
             raise ConfigurationError(f"the encoder of pictures: {reason}") from error

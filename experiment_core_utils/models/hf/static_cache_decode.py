@@ -236,7 +236,8 @@ class FixedCacheDecode:
             own = None if positions is None else positions.clone()
             self._step = _Step(token.clone(), token.clone(), own, torch.zeros_like(logits))
             try:
-                self._replay = self._graph_capturer.capture(self._run)
+                with out_of_memory_named():
+                    self._replay = self._graph_capturer.capture(self._run)
             except (ConfigurationError, *LIBRARY_ERRORS) as error:
                 self._capture_with_mask(state.cache, ids, _refusal(error))
             self._take(state.cache, ids.shape[-1])
@@ -259,7 +260,8 @@ class FixedCacheDecode:
         step.mask = ids.new_ones(1, self.max_seq_len)
         self._step = step
         try:
-            self._replay = self._graph_capturer.capture(self._run, (step.mask,))
+            with out_of_memory_named():
+                self._replay = self._graph_capturer.capture(self._run, (step.mask,))
         except (ConfigurationError, *LIBRARY_ERRORS):
             self._step = None
             raise refusal from None
