@@ -73,9 +73,9 @@ def write_setting(results: Sequence[SettingResult], to: Harness, verdict: Mappin
         OWN_KEY: {result.provenance.task.name: {**verdict, **own_content(result)} for result in results}
     }
     stamp = date.strftime("%Y%m%d_%H%M%S") if to == "lmms-eval" else date.isoformat().replace(":", "-")
-    for task, own in rows.items():
+    for task, rows_of_task in rows.items():
         name = f"{stamp}_samples_{task}.jsonl" if to == "lmms-eval" else f"samples_{task}_{stamp}.jsonl"
-        write_text_atomically("".join(f"{_json(row)}\n" for row in own), folder / name)
+        write_text_atomically("".join(f"{_json(row)}\n" for row in rows_of_task), folder / name)
     # Last, so that a folder with it is whole.
     name = f"{stamp}_results.json" if to == "lmms-eval" else f"results_{stamp}.json"
     write_text_atomically(_json(content, indent=2), folder / name)
@@ -114,26 +114,26 @@ def sample_rows(result: SettingResult, to: Harness) -> list[dict[str, Any]]:
 
 def _sample_row(result: SettingResult, sample: SampleResult, to: Harness) -> dict[str, Any]:
     metric, kept_by = metric_key(result.metric, to)
-    given = sample.metadata
+    metadata = sample.metadata
     doc = {
-        "question": given.question,
-        "answers": given.answers,
-        "options": given.options,
-        "answer_index": given.answer_index,
-        "image_id": given.image_id,
+        "question": metadata.question,
+        "answers": metadata.answers,
+        "options": metadata.options,
+        "answer_index": metadata.answer_index,
+        "image_id": metadata.image_id,
         "question_type": sample.question_type,
     }
-    prompt = given.question if given.prompt is None else given.prompt
-    target = given.answers[0] if len(given.answers) == 1 else str(given.answers)
+    prompt = metadata.question if metadata.prompt is None else metadata.prompt
+    target = metadata.answers[0] if len(metadata.answers) == 1 else str(metadata.answers)
     scored = scored_text(sample.pred, sample.answer)
     row: dict[str, Any] = {"doc_id": sample.sample_id, "target": target, "doc_hash": _sha256(_json(doc, indent=2))}
-    own = {
+    figures = {
         OWN_KEY: {key: getattr(sample, key) for key in QUANTITIES}
         | {"parse_status": sample.parse_status, "score_details": sample.score_details}
     }
     if to == "lmms-eval":
         row |= {"input": prompt, "filtered_resps": scored, "token_counts": [_token_counts(sample)]}
-        return row | ({"resps": [sample.pred]} if scored != sample.pred else {}) | {metric: sample.accuracy} | own
+        return row | ({"resps": [sample.pred]} if scored != sample.pred else {}) | {metric: sample.accuracy} | figures
     return {
         **row,
         "doc": doc,
@@ -145,7 +145,7 @@ def _sample_row(result: SettingResult, sample: SampleResult, to: Harness) -> dic
         "prompt_hash": _sha256(prompt),
         "target_hash": _sha256(target),
         metric: sample.accuracy,
-        **own,
+        **figures,
     }
 
 
@@ -165,13 +165,13 @@ def _figures(result: SettingResult, to: Harness) -> dict[str, Any]:
     """The task's line in `results`; a metric without a value is absent."""
     name, kept_by = metric_key(result.metric, to)
     task, count = result.provenance.task.name, "samples" if to == "lmms-eval" else "sample_len"
-    found: dict[str, Any] = {"alias": task, count: result.num_samples}
+    figures: dict[str, Any] = {"alias": task, count: result.num_samples}
     if result.accuracy is not None:
         std = result.accuracy_std
         # `mean_stderr`: the standard deviation by n - 1, over the root of n.
         error = "N/A" if std is None else std / math.sqrt(result.num_samples)
-        found |= {f"{name},{kept_by}": result.accuracy, f"{name}_stderr,{kept_by}": error}
-    return found
+        figures |= {f"{name},{kept_by}": result.accuracy, f"{name}_stderr,{kept_by}": error}
+    return figures
 
 
 def _config_of(result: SettingResult, to: Harness) -> dict[str, Any]:
@@ -205,10 +205,10 @@ def _results_content(
         "configs": {task: _config_of(result, to) for task, result in by_task.items()},
         "versions": {task: source.get("revision") or "N/A" for task in by_task},
         "n-shot": dict.fromkeys(by_task, 0),
-        "higher_is_better": {task: {metric_key(each.metric, to)[0]: True} for task, each in by_task.items()},
+        "higher_is_better": {task: {metric_key(result.metric, to)[0]: True} for task, result in by_task.items()},
         "n-samples": {
-            task: {"original": (each.sampling or {}).get("num_in_split"), "effective": each.num_samples}
-            for task, each in by_task.items()
+            task: {"original": (result.sampling or {}).get("num_in_split"), "effective": result.num_samples}
+            for task, result in by_task.items()
         },
         "config": {
             "model": OWN_KEY,
@@ -223,7 +223,7 @@ def _results_content(
         "git_hash": made.git_commit,
         "date": date.strftime("%Y%m%d_%H%M%S") if to == "lmms-eval" else date.replace(tzinfo=UTC).timestamp(),
         "transformers_version": made.versions.get("transformers"),
-        "task_hashes": {task: _task_hash(own, to) for task, own in rows.items()},
+        "task_hashes": {task: _task_hash(rows_of_task, to) for task, rows_of_task in rows.items()},
         "model_source": OWN_KEY,
         "model_name": model,
         "model_name_sanitized": folder_name(model, to),

@@ -41,7 +41,7 @@ class HarnessComparison(RunComparison):
     @property
     def voided_by(self) -> list[str]:
         """As of `RunComparison`, and of results that were exported."""
-        return [*super().voided_by, *(f"INVALID: {each}" for each in self.voided)]
+        return [*super().voided_by, *(f"INVALID: {sentence}" for sentence in self.voided)]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _Answer:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Shared:
     """A setting's shared questions, or all those of two harnesses: by id, picture and both answers."""
 
     task: str
@@ -85,48 +85,54 @@ def compare_with_harness(
     first, second = sides
     notes: list[str] = []
     if isinstance(first, Sweep) and isinstance(second, HarnessResults):
-        places = _of_run(first, second, metric, notes)
+        parts = _of_run(first, second, metric, notes)
     elif isinstance(second, Sweep) and isinstance(first, HarnessResults):
-        places = [_turned(each) for each in _of_run(second, first, metric, notes)]
+        parts = [_turned(part) for part in _of_run(second, first, metric, notes)]
     else:
         assert isinstance(first, HarnessResults) and isinstance(second, HarnessResults)
-        places = _of_two(first, second, metric)
-    places = [each for each in places if each.pairs]
-    if not places:
+        parts = _of_two(first, second, metric)
+    parts = [part for part in parts if part.pairs]
+    if not parts:
         raise ResultsError(f"{labels[0]} and {labels[1]} share no question; give results of the same task and split")
     lines = accuracy_lines(
-        _cells(places),
-        [(each.task, each.setting) for each in places],
-        [each.best for each in places],
-        lambda number: places[number].has_one_answer,
+        _cells(parts),
+        [(part.task, part.setting) for part in parts],
+        [part.best for part in parts],
+        lambda number: parts[number].has_one_answer,
         TAIL,
         accuracy_margin,
     )
-    references = [each for each in places if each.is_reference]
-    if len(references) == 1 < len(places):
+    references = [part for part in parts if part.is_reference]
+    if len(references) == 1 < len(parts):
         # Theirs is mostly the model as it is: that setting is what the first sentence is about.
-        lines = [replace(each, is_pooled=each.setting == references[0].setting) for each in lines[: len(places)]]
+        lines = [replace(line, is_pooled=line.setting == references[0].setting) for line in lines[: len(parts)]]
     voided: list[str] = []
     for name, side in zip("AB", sides, strict=True):
         if isinstance(side, HarnessResults):
             notes.append(f"{name} has no times, joules, FLOPs or memory of a request: {side.layout} measures none")
-            notes += [f"{name}: {each}" for each in _figures_apart(side)]
-            voided += [f"{each} ({name})" for each in side.voided_by]
+            notes += [f"{name}: {sentence}" for sentence in _figures_apart(side)]
+            voided += [f"{sentence} ({name})" for sentence in side.voided_by]
     runs = [(side,) if isinstance(side, Sweep) else () for side in sides]
     return HarnessComparison(runs, labels, 0.0, accuracy_margin, None, lines, notes, tuple(voided))
 
 
-def _turned(place: _Place) -> _Place:
-    pairs = {key: (picture, other, one) for key, (picture, one, other) in place.pairs.items()}
-    return replace(place, pairs=pairs)
+def _turned(part: _Shared) -> _Shared:
+    pairs = {key: (picture, other, one) for key, (picture, one, other) in part.pairs.items()}
+    return replace(part, pairs=pairs)
 
 
-def _cells(places: Sequence[_Place]) -> Cells:
-    found = [(at, key, each) for at, place in enumerate(places) for key, each in place.pairs.items()]
-    pictures = np.unique([f"{places[at].task} {each[0]}" for at, _, each in found], return_inverse=True)[1]
-    one = np.array([[first.score for _, _, (_, first, _) in found]])
-    other = np.array([[second.score for _, _, (_, _, second) in found]])
-    return Cells(one, other, np.array([at for at, _, _ in found]), np.array([key for _, key, _ in found]), pictures)
+def _cells(parts: Sequence[_Shared]) -> Cells:
+    cells = [(at, key, pair) for at, part in enumerate(parts) for key, pair in part.pairs.items()]
+    pictures = np.unique([f"{parts[at].task} {pair[0]}" for at, _, pair in cells], return_inverse=True)[1]
+    first_scores = np.array([[first.score for _, _, (_, first, _) in cells]])
+    second_scores = np.array([[second.score for _, _, (_, _, second) in cells]])
+    return Cells(
+        first_scores,
+        second_scores,
+        np.array([at for at, _, _ in cells]),
+        np.array([key for _, key, _ in cells]),
+        pictures,
+    )
 
 
 def _answer_of(row: HarnessRow, key: str) -> _Answer:
@@ -136,44 +142,44 @@ def _answer_of(row: HarnessRow, key: str) -> _Answer:
 # --- a run and a harness ----------------------------------------------------------------------------------------------
 
 
-def _of_run(run: Sweep, theirs: HarnessResults, metric: str | None, notes: list[str]) -> list[_Place]:
-    places = []
+def _of_run(run: Sweep, theirs: HarnessResults, metric: str | None, notes: list[str]) -> list[_Shared]:
+    parts = []
     for task in run.provenance.tasks:
-        settings = [each for each in run.settings if each.task == task]
-        samples = {each.sample_id: each for one in settings for each in one.result.per_sample_results}
-        found = {each.name: shared_questions(samples, each.rows) for each in theirs.tasks}
+        settings = [setting for setting in run.settings if setting.task == task]
+        samples = {sample.sample_id: sample for setting in settings for sample in setting.result.per_sample_results}
+        by_name = {their.name: shared_questions(samples, their.rows) for their in theirs.tasks}
         # Their name of the task may be another one.
-        most = max(theirs.tasks, key=lambda each: (each.name == task and bool(found[each.name]), len(found[each.name])))
-        rows = found[most.name]
-        if not rows:
+        sizes = {name: len(rows) for name, rows in by_name.items()}
+        most = max(theirs.tasks, key=lambda their: (their.name == task and sizes[task] > 0, sizes[their.name]))
+        if not sizes[most.name]:
             continue
         ours = settings[0].result
         key = _metric_of(most, metric, ",".join(metric_key(ours.metric, theirs.layout)))
         _check_scores(most, key, ours.metric_best)
         scored = shared_questions(samples, most.rows, key)
-        places += [_of_setting(each, scored, key) for each in settings]
-        asked = [(samples[at].metadata.prompt, row.prompt) for at, row in scored.items()]
-        others = sum(own is not None and own.strip() != their.strip() for own, their in asked)
+        parts += [_of_setting(setting, scored, key) for setting in settings]
+        prompts = [(samples[at].metadata.prompt, row.prompt) for at, row in scored.items()]
+        num_other = sum(ours_is is not None and ours_is.strip() != theirs_is.strip() for ours_is, theirs_is in prompts)
         notes.append(
             f"{task}: {counted(len(samples), 'question')} of the run, {len({row.doc_id for row in most.rows})} of "
             f"{theirs.layout}'s {most.name}, and the {len(scored)} that are in both are compared; the run is scored by "
-            f"{ours.metric}, theirs by {key}" + (f"; prompts differ in {others}" if others else "")
+            f"{ours.metric}, theirs by {key}" + (f"; prompts differ in {num_other}" if num_other else "")
         )
-    return places
+    return parts
 
 
-def _of_setting(setting: StoredSetting, rows: Mapping[int, HarnessRow], key: str) -> _Place:
+def _of_setting(setting: StoredSetting, rows: Mapping[int, HarnessRow], key: str) -> _Shared:
     pairs = {
-        each.sample_id: (
-            picture_of(each),
-            _Answer(scored_text(each.pred, each.answer), each.accuracy),
-            _answer_of(rows[each.sample_id], key),
+        sample.sample_id: (
+            picture_of(sample),
+            _Answer(scored_text(sample.pred, sample.answer), sample.accuracy),
+            _answer_of(rows[sample.sample_id], key),
         )
-        for each in setting.result.per_sample_results
-        if each.sample_id in rows and each.accuracy is not None
+        for sample in setting.result.per_sample_results
+        if sample.sample_id in rows and sample.accuracy is not None
     }
     result = setting.result
-    return _Place(setting.task, setting.key, result.metric_best, pairs, is_reference=result.is_reference)
+    return _Shared(setting.task, setting.key, result.metric_best, pairs, is_reference=result.is_reference)
 
 
 def shared_questions(
@@ -188,34 +194,34 @@ def shared_questions(
     by_text: dict[str, list[HarnessRow]] = {}
     for row in rows:
         if key is None or key in row.scores:
-            for text in {_folded(each) for each in row.texts}:
+            for text in set(map(_folded, row.texts)):
                 by_text.setdefault(text, []).append(row)
-    found = {}
+    paired = {}
     for sample_id, sample in samples.items():
         question = _folded(sample.metadata.question)
         # Prompts of lmms-eval have the question and an instruction.
         same = by_text.get(question) or [
             row
-            for text, own in by_text.items()
+            for text, rows_of_text in by_text.items()
             if question and question in text
-            for row in own
+            for row in rows_of_text
             if row.texts == (row.prompt,)
         ]
         same = [row for row in same if _has_answer(sample, row)]
         at_place = [row for row in same if row.doc_id == sample_id]
         by_id = {row.doc_id: row for row in at_place or same}
         if len(by_id) == 1:
-            (found[sample_id],) = by_id.values()
-    return found
+            (paired[sample_id],) = by_id.values()
+    return paired
 
 
 def _has_answer(sample: SampleResult, row: HarnessRow) -> bool:
     """Whether a row's target has an answer of the sample in whole words; that of a choice may be a letter or a number,
     which says nothing.
     """
-    given, target = sample.metadata, _folded(row.target)
-    words = (rf"(?<!\w){re.escape(_folded(each))}(?!\w)" for each in given.answers)
-    return bool(given.options) or any(re.search(each, target) for each in words)
+    metadata, target = sample.metadata, _folded(row.target)
+    patterns = (rf"(?<!\w){re.escape(_folded(answer))}(?!\w)" for answer in metadata.answers)
+    return bool(metadata.options) or any(re.search(pattern, target) for pattern in patterns)
 
 
 def _folded(text: str) -> str:
@@ -225,8 +231,8 @@ def _folded(text: str) -> str:
 # --- two harnesses ----------------------------------------------------------------------------------------------------
 
 
-def _of_two(first: HarnessResults, second: HarnessResults, metric: str | None) -> list[_Place]:
-    places, others = [], {each.name: each for each in second.tasks}
+def _of_two(first: HarnessResults, second: HarnessResults, metric: str | None) -> list[_Shared]:
+    parts, others = [], {task.name: task for task in second.tasks}
     for one in first.tasks:
         other = others.get(one.name)
         if other is None:
@@ -240,8 +246,8 @@ def _of_two(first: HarnessResults, second: HarnessResults, metric: str | None) -
             for at, row in rows[0].items()
             if at in rows[1]
         }
-        places.append(_Place(one.name, key, 1.0, pairs))
-    return places
+        parts.append(_Shared(one.name, key, 1.0, pairs))
+    return parts
 
 
 # --- their figures ----------------------------------------------------------------------------------------------------
@@ -256,25 +262,25 @@ def _metric_of(task: HarnessTask, asked: str | None, own: str | None, also_in: M
         return str(own)
     if len(wanted) == 1:
         return wanted[0]
-    found = ", ".join(known) or "none that is a number for each sample"
-    raise ConfigurationError(f"{task.name} of the harness has the metrics {found}; name one of them by --metric")
+    names = ", ".join(known) or "none that is a number for each sample"
+    raise ConfigurationError(f"{task.name} of the harness has the metrics {names}; name one of them by --metric")
 
 
 def _check_scores(task: HarnessTask, key: str, best: float) -> None:
     """Raises ConfigurationError where scores are not like the run's."""
     values = [row.scores[key] for row in task.rows if key in row.scores]
-    if key.partition(",")[0] in task.lower_is_better or not all(0 <= each <= best for each in values):
+    if key.partition(",")[0] in task.lower_is_better or not all(0 <= value <= best for value in values):
         raise ConfigurationError(f"{key} of {task.name} is no score from 0 to {best:g}; name another one by --metric")
 
 
 def _figures_apart(theirs: HarnessResults) -> list[str]:
     """Figures of a results file that are not the mean of its samples, a sentence each."""
-    found = []
+    sentences = []
     for task in theirs.tasks:
         for key, figure in task.figures.items():
             values = [row.scores[key] for row in task.rows if key in row.scores]
             mean = mean_of(values)
             if mean is not None and abs(mean - figure) > _ROUNDING:
                 file = f"{key} of {task.name} is {figure:.4f} in the results file"
-                found.append(f"{file}, and its samples' mean is {mean:.4f}")
-    return found
+                sentences.append(f"{file}, and its samples' mean is {mean:.4f}")
+    return sentences

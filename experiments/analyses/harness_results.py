@@ -80,15 +80,15 @@ def harness_file(path: Path) -> tuple[Path, Harness] | None:
         return path, layout
     if not path.is_dir() or any(path.glob(RESULT_FILES)):
         return None
-    found = _files_in(path) or [each for inner in sorted(path.iterdir()) if inner.is_dir() for each in _files_in(inner)]
+    found = _files_in(path) or [file for inner in sorted(path.iterdir()) if inner.is_dir() for file in _files_in(inner)]
     if len(found) > 1:
-        names = ", ".join(str(each.relative_to(path)) for each, _ in found[:3])
+        names = ", ".join(str(file.relative_to(path)) for file, _ in found[:3])
         raise ResultsError(f"{path} contains {len(found)} results files ({names} ...); give one of them")
     return found[0] if found else None
 
 
 def _files_in(folder: Path) -> list[tuple[Path, Harness]]:
-    return [(each, layout) for layout, form in _RESULTS.items() for each in sorted(folder.glob(form))]
+    return [(file, layout) for layout, form in _RESULTS.items() for file in sorted(folder.glob(form))]
 
 
 def _layout_of(path: Path) -> Harness | None:

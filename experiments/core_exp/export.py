@@ -6,7 +6,7 @@ knobprof export results/core_exp --to lm-eval
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -15,9 +15,15 @@ from experiment_core_utils.config.command_line import OneLineParser, add_knob_mo
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.harness_layout import Harness, write_setting
-from experiments.analyses.knobs.conclusion import invalid_lines, verdict_on
-from experiments.analyses.sweeps import load_sweep
+from experiments.analyses.knobs.conclusion import invalid_lines, voiding_caveats
+from experiments.analyses.sweeps import StoredSetting, load_sweep
 from experiments.core_exp.verify_run import verify
+
+
+def verdict_on(settings: Sequence[StoredSetting]) -> dict[str, Any]:
+    """`verdict`, which is VALID or INVALID, and `voided_by`, the sentences that say why; for other programs' files."""
+    sentences = list(voiding_caveats(settings).values())
+    return {"verdict": "INVALID" if sentences else "VALID", "voided_by": sentences}
 
 
 def export(folder: Path, to: Harness, output: Path) -> tuple[list[Path], list[str]]:

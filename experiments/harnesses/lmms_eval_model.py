@@ -34,23 +34,23 @@ class KnobprofLmms(lmms):
 
     def generate_until(self, requests: Sequence[Instance]) -> list[GenerationResult]:
         """Greedy answers, in order, with true counts of tokens; times and joules go into lmms-eval's `throughput`."""
-        samples = self._runner.answers([self._request(each) for each in requests])
+        samples = self._runner.answers([self._request(instance) for instance in requests])
         timed = [sample for sample in samples if sample.T_total is not None]
         seconds = sum(sample.T_total or 0.0 for sample in timed) / 1000
         tokens = sum(sample.output_tokens for sample in timed)
-        found = {key: mean_of([getattr(sample, key) for sample in samples]) for key in QUANTITIES}
-        known = {key: value for key, value in found.items() if value is not None}
-        log_metrics(seconds, tokens, tokens / seconds if seconds else 0.0, known)
-        for each, sample in zip(requests, samples, strict=True):
-            self.cache_hook.add_partial("generate_until", each.args[:2], sample.pred)
-        return [GenerationResult(each.pred, TokenCounts(each.prompt_tokens, each.output_tokens)) for each in samples]
+        means = {key: mean_of([getattr(sample, key) for sample in samples]) for key in QUANTITIES}
+        figures = {key: value for key, value in means.items() if value is not None}
+        log_metrics(seconds, tokens, tokens / seconds if seconds else 0.0, figures)
+        for request, sample in zip(requests, samples, strict=True):
+            self.cache_hook.add_partial("generate_until", request.args[:2], sample.pred)
+        return [GenerationResult(one.pred, TokenCounts(one.prompt_tokens, one.output_tokens)) for one in samples]
 
     def _request(self, instance: Instance) -> HarnessRequest:
         prompt, generation, doc_to_visual, doc_id, task, split = instance.args
         visuals = doc_to_visual(self.task_dict[task][split][doc_id]) or []
-        if others := [type(each).__name__ for each in visuals if not isinstance(each, Image.Image)]:
+        if kinds := [type(visual).__name__ for visual in visuals if not isinstance(visual, Image.Image)]:
             raise ConfigurationError(
-                f"{task} shows {others[0]}, and the model knobprof takes pictures; give another task"
+                f"{task} shows {kinds[0]}, and the model knobprof takes pictures; give another task"
             )
         return HarnessRequest(task, doc_id, prompt, generation, tuple(visuals))
 

@@ -26,8 +26,8 @@ from experiment_core_utils.saved_results.harness_layout import own_content
 from experiment_core_utils.tasks.datasets.questions import check_template, fill
 from experiment_core_utils.tasks.interface import Answer, Sample, Score, Scoring
 from experiment_core_utils.tasks.registry import TaskSource, register_metric, register_task
-from experiments.analyses.knobs.conclusion import verdict_on
 from experiments.analyses.sweeps import load_sweep
+from experiments.core_exp.export import verdict_on
 
 # Of the arguments of a generation: limits of tokens, the first that is there, and values by which an answer is greedy.
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -83,7 +83,7 @@ class RequestsTask:
         if not 0 <= index < len(self):
             raise IndexError(f"{self.name} has requests 0 to {len(self) - 1}, not {index}")
         request = self.requests[index]
-        first, *others = (each.convert("RGB") for each in request.images) if request.images else (None,)
+        first, *further = (image.convert("RGB") for image in request.images) if request.images else (None,)
         return Sample(
             sample_id=index,
             image_id=f"{request.task} {request.doc_id}",
@@ -92,7 +92,7 @@ class RequestsTask:
             image=first,
             question_type=request.task,
             metadata={"doc_id": request.doc_id},
-            further_images=tuple(each for each in others if each is not None),
+            further_images=tuple(image for image in further if image is not None),
         )
 
     def question_type(self, index: int) -> str:
@@ -126,26 +126,26 @@ class SettingRunner:
 
     def __init__(self, harness: str, limit: int, arguments: Mapping[str, Any], *, is_bare: bool) -> None:
         self._harness, self._limit = harness, limit
-        given = {name: value for name, value in arguments.items() if value is not None}
+        options = {name: value for name, value in arguments.items() if value is not None}
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigurationError("the model knobprof answers in one process; start the harness without a launcher")
-        if str(given.pop("batch_size", 1)) not in ("1", "auto") or "pretrained" not in given:
+        if str(options.pop("batch_size", 1)) not in ("1", "auto") or "pretrained" not in options:
             raise ConfigurationError(
                 "the model knobprof takes pretrained=MODEL and one request at a time: batch_size=1"
             )
-        given.pop("max_batch_size", None)
+        options.pop("max_batch_size", None)
         # What lm-eval and lmms-eval give where nothing is asked for.
-        if given.get("device") == "cuda:0":
-            given["device"] = "auto"
-        self.folder = Path(str(given.pop("output_dir", Path("results") / harness)))
+        if options.get("device") == "cuda:0":
+            options["device"] = "auto"
+        self.folder = Path(str(options.pop("output_dir", Path("results") / harness)))
         defaults = {"num_runs_per_sample": 1, "accuracy_batch_size": 1, "no_reference": True}
-        self._flags = defaults | _flags_of({"model_path": str(given.pop("pretrained")), **given})
+        self._flags = defaults | _flags_of({"model_path": str(options.pop("pretrained")), **options})
         config = ProfilingConfig.of(**self._flags)
         source = find_requested_model(config)
         self._flags = _as_it_is(source, is_bare, self._flags) | self._flags
         settings = plan_for(ProfilingConfig.of(**self._flags), source)
         if len(settings) > 1:
-            keys = ", ".join(each.key for each in settings)
+            keys = ", ".join(setting.key for setting in settings)
             raise ConfigurationError(
                 f"the model knobprof runs at one setting, and these are {keys}; name one value each"
             )
@@ -163,14 +163,14 @@ class SettingRunner:
         groups: dict[tuple[str, tuple[str, ...], int], list[int]] = {}
         for place, request in enumerate(requests):
             groups.setdefault((request.task, *_ends_of(request, self._limit)), []).append(place)
-        found: dict[int, SampleResult] = {}
+        answered: dict[int, SampleResult] = {}
         for (task, stop, limit), places in groups.items():
             number = [key for key in groups if key[0] == task].index((task, stop, limit))
             name = _name_of(f"{self._harness}_{task}", number)
-            own = [requests[place] for place in places]
-            samples = self._measured(RequestsTask(name, own, stop, limit, {"read_from": f"requests of {task}"}))
-            found |= dict(zip(places, samples, strict=True))
-        return [found[place] for place in range(len(requests))]
+            group = [requests[place] for place in places]
+            samples = self._measured(RequestsTask(name, group, stop, limit, {"read_from": f"requests of {task}"}))
+            answered |= dict(zip(places, samples, strict=True))
+        return [answered[place] for place in range(len(requests))]
 
     def figures(self) -> dict[str, dict[str, Any]]:
         """By task, what was measured; see `own_content`."""
@@ -220,18 +220,18 @@ def _as_it_is(source: ModelSource, is_bare: bool, given: Mapping[str, Any]) -> d
 
 def _ends_of(request: HarnessRequest, default_limit: int) -> tuple[tuple[str, ...], int]:
     """Stop texts and the limit of tokens of a request."""
-    given = request.generation
+    options = request.generation
     # Without sampling its temperature changes nothing.
-    looked_at = [name for name in _GREEDY if name != "temperature" or given.get("do_sample") is None]
+    looked_at = [name for name in _GREEDY if name != "temperature" or options.get("do_sample") is None]
     for name in looked_at:
-        if given.get(name) not in _GREEDY[name]:
+        if options.get(name) not in _GREEDY[name]:
             raise ConfigurationError(
-                f"{request.task} asks for {name}={given[name]}, and answers here are greedy; drop it"
+                f"{request.task} asks for {name}={options[name]}, and answers here are greedy; drop it"
             )
-    limit = next((given[name] for name in _LIMITS if given.get(name) is not None), default_limit)
-    until = given.get("until") or ()
+    limit = next((options[name] for name in _LIMITS if options.get(name) is not None), default_limit)
+    until = options.get("until") or ()
     stop = (until,) if isinstance(until, str) else tuple(until)
-    return tuple(each for each in stop if each), int(limit)
+    return tuple(filter(None, stop)), int(limit)
 
 
 def _name_of(task: str, number: int) -> str:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -333,12 +332,6 @@ def voiding_caveats(settings: Sequence[StoredSetting]) -> dict[str, str]:
     if reason is not None:
         whole.append(AnalysisCaveat.of("mixed_executions", reason=reason))
     return sentences | {each.kind: each.sentence for each in whole if each is not None}
-
-
-def verdict_on(settings: Sequence[StoredSetting]) -> dict[str, Any]:
-    """`verdict`, which is VALID or INVALID, and `voided_by`, the sentences that say why; for other programs' files."""
-    sentences = list(voiding_caveats(settings).values())
-    return {"verdict": "INVALID" if sentences else "VALID", "voided_by": sentences}
 
 
 def invalid_lines(sentences: Iterable[str]) -> list[str]:
