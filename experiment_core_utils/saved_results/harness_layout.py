@@ -164,13 +164,16 @@ def _generation_of(result: SettingResult) -> dict[str, Any]:
 def _figures(result: SettingResult, to: Harness) -> dict[str, Any]:
     """The task's line in `results`; a metric without a value is absent."""
     name, kept_by = metric_key(result.metric, to)
-    task, count = result.provenance.task.name, "samples" if to == "lmms-eval" else "sample_len"
-    figures: dict[str, Any] = {"alias": task, count: result.num_samples}
+    figures: dict[str, Any] = {"alias": result.provenance.task.name}
+    if to == "lm-eval":
+        figures["sample_len"] = result.num_samples
     if result.accuracy is not None:
         std = result.accuracy_std
         # `mean_stderr`: the standard deviation by n - 1, over the root of n.
         error = "N/A" if std is None else std / math.sqrt(result.num_samples)
         figures |= {f"{name},{kept_by}": result.accuracy, f"{name}_stderr,{kept_by}": error}
+        if to == "lmms-eval":
+            figures |= {f"{name}_stderr_clt,{kept_by}": error, f"{name}_stderr_clustered,{kept_by}": "N/A"}
     return figures
 
 

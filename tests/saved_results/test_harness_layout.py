@@ -90,7 +90,10 @@ def test_lm_eval_finds_its_files_keys_and_figures(tmp_path: Path) -> None:
 def test_lmms_eval_finds_its_files_and_rows(tmp_path: Path) -> None:
     folder = exported(tmp_path, "lmms-eval") / f"tiny__{SETTING}"
     content = json.loads((folder / "20260301_120509_results.json").read_text())
-    assert content["results"]["signs"]["samples"] == 3 and content["date"] == "20260301_120509"
+    error = pytest.approx(0.5 / 3**0.5)
+    errors = {"read_off_stderr,none": error, "read_off_stderr_clt,none": error, "read_off_stderr_clustered,none": "N/A"}
+    assert content["results"] == {"signs": {"alias": "signs", "read_off,none": 0.5, **errors}}
+    assert content["date"] == "20260301_120509"
     rows = [json.loads(line) for line in (folder / "20260301_120509_samples_signs.jsonl").read_text().splitlines()]
     row = rows[1]
     assert (row["doc_id"], row["input"], row["target"], row["filtered_resps"]) == (2, "what?", "stop", "0.5")
