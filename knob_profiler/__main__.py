@@ -72,6 +72,7 @@ COMMANDS = Group(
         "verify": Command(
             "experiments.core_exp.verify_run", "whether results, tables and conclusion are what the run wrote"
         ),
+        "export": Command("experiments.core_exp.export", "write a run in the layout of lm-eval or lmms-eval"),
         "tables": Command("experiments.core_exp.write_tables", "write the CSV files of a run again"),
         "collect": Command(
             "experiments.core_exp.collect_table", "measure a full grid, and write it as one small table"

@@ -176,5 +176,7 @@ def setups_of(found: RunComparison) -> list[tuple[str, str]]:
     setups = []
     for name, label, runs in zip(found.names, found.labels, found.sides, strict=True):
         count = f"{len(runs)} run{'s' * (len(runs) > 1)}"
-        setups.append((name, joined_caption([label, *setup_of(runs[0].provenance), count])))
+        # What was read from a harness has no run.
+        setup = [*setup_of(runs[0].provenance), count] if runs else []
+        setups.append((name, joined_caption([label, *setup])))
     return setups

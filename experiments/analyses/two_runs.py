@@ -314,22 +314,12 @@ class _Pair:
         is_open = shared.waited_for_each_other or shared.is_blocked
         return shared.is_one_run_a_side and is_open and not shared.is_identical
 
-    def _parts(self, cells: Cells) -> list[_Part]:
-        """The settings, then all together; a single one is all."""
-        places, numbers = self.shared.places, cells.numbers
-        if len(numbers) == 1:
-            return [_Part(*places[numbers[0]], True, self.tail, cells)]
-        tasks = {places[number][0] for number in numbers}
-        task = tasks.pop() if len(tasks) == 1 else ""
-        settings = [_Part(*places[number], False, self.tail / len(numbers), cells.at(number)) for number in numbers]
-        return [*settings, _Part(task, f"all {len(numbers)} settings", True, self.tail, cells)]
-
     def _ratios(self, quantity: Quantity) -> list[RunDifference]:
         cells = self.shared.cells(LOGS[quantity])
         if cells is None:
             return []
         lines = []
-        for part in self._parts(cells):
+        for part in _parts(cells, self.shared.places, self.tail):
             own = part.cells
             more, degrees = self._of_settings(quantity, own.numbers)
             found = log_ratio(
@@ -404,7 +394,7 @@ class _Pair:
     def _memory(self) -> list[RunDifference]:
         """By its range over runs, between which it hardly varies; without a verdict where samples differ."""
         cells, lines = self.shared.memory(), []
-        for part in [] if cells is None else self._parts(cells):
+        for part in [] if cells is None else _parts(cells, self.shared.places, self.tail):
             one, other = part.cells.one.mean(axis=1), part.cells.other.mean(axis=1)
             ends = math.exp(other.min() - one.max()), math.exp(other.max() - one.min())
             is_of_shared = self.shared.in_part.isdisjoint(part.cells.numbers)
@@ -412,43 +402,76 @@ class _Pair:
         return lines
 
     def _accuracies(self) -> list[RunDifference]:
-        """By `ScoreContrasts` of the differences; of all settings together as parts of the metrics' best scores."""
         cells = self.shared.cells(lambda sample: sample.accuracy)
         if cells is None:
             return []
-        places, lines = self.shared.places, []
-        *parts, together = self._parts(cells)
         bests = [each.metric_best for each in self.shared.runs[0]]
-        for task in dict.fromkeys(places[number][0] for number in cells.numbers):
-            of_task = [number for number in cells.numbers if places[number][0] == task]
-            # Settings are judged together, on the samples that all of them have.
-            own = with_common_samples([cells.at(number) for number in of_task])
-            best, tail = bests[of_task[0]], self.tail * len(own) / len(cells.numbers)
-            found = _score_intervals(np.stack([each.change for each in own]), own[0].pictures, best, tail)
-            for number, each, ends in zip(of_task, own, found, strict=True):
-                lines.append(self._accuracy(_Part(*places[number], not parts, tail, each), best, ends))
-        if parts:
-            scale = np.array(bests)[cells.places]
-            scaled = replace(cells, one=cells.one / scale, other=cells.other / scale)
-            # All settings of a sample are one value.
-            names = [f"{places[at][0]} {sample}" for at, sample in zip(cells.places, cells.samples, strict=True)]
-            _, first, samples = np.unique(names, return_index=True, return_inverse=True)
-            changes = np.bincount(samples, weights=scaled.change) / np.bincount(samples)
-            (ends,) = _score_intervals(changes[None], cells.pictures[first], 1.0, self.tail)
-            lines.append(self._accuracy(replace(together, cells=scaled), 1.0, ends))
-        return lines
+        places, has_one_answer = self.shared.places, self.shared.has_one_answer
+        return accuracy_lines(cells, places, bests, has_one_answer, self.tail, self.accuracy_margin)
 
-    def _accuracy(self, part: _Part, best: float, ends: tuple[float, float] | None) -> RunDifference:
-        own, margin = part.cells, self.accuracy_margin * best
+
+def _parts(cells: Cells, places: Sequence[tuple[str, str]], tail: float) -> list[_Part]:
+    """The settings, then all together; a single one is all."""
+    numbers = cells.numbers
+    if len(numbers) == 1:
+        return [_Part(*places[numbers[0]], True, tail, cells)]
+    tasks = {places[number][0] for number in numbers}
+    task = tasks.pop() if len(tasks) == 1 else ""
+    settings = [_Part(*places[number], False, tail / len(numbers), cells.at(number)) for number in numbers]
+    return [*settings, _Part(task, f"all {len(numbers)} settings", True, tail, cells)]
+
+
+def accuracy_lines(
+    cells: Cells,
+    places: Sequence[tuple[str, str]],
+    bests: Sequence[float],
+    has_one_answer: Callable[[int], bool],
+    tail: float,
+    accuracy_margin: float,
+) -> list[RunDifference]:
+    """By `ScoreContrasts` of the differences; of all settings together as parts of the metrics' best scores.
+
+    Args:
+        cells: scores.
+        places: task and key of each setting, which are numbered by it.
+        bests: highest score of each setting's metric.
+        has_one_answer: whether both sides have the same answers and scores at a setting.
+        tail: probability with which each end of an interval of all settings may fail.
+        accuracy_margin: as in RunComparison.
+    """
+
+    def line_of(part: _Part, best: float, ends: tuple[float, float] | None) -> RunDifference:
+        own, margin = part.cells, accuracy_margin * best
         one, other = float(own.one.mean()), float(own.other.mean())
         line = RunDifference(
             part.task, part.setting, "accuracy", part.is_pooled, own.one.shape[1], own.num_pictures, one, other,
             other - one, ends, verdict_of(ends, (-margin, margin), 0.0, WORDS["accuracy"]),
         )  # fmt: skip
-        if not all(map(self.shared.has_one_answer, own.numbers)):
+        if not all(map(has_one_answer, own.numbers)):
             return line
-        samples = {(self.shared.places[at][0], sample) for at, sample in zip(own.places, own.samples, strict=True)}
+        samples = {(places[at][0], sample) for at, sample in zip(own.places, own.samples, strict=True)}
         return replace(line, verdict="IDENTICAL", num_samples=len(samples))
+
+    lines: list[RunDifference] = []
+    *parts, together = _parts(cells, places, tail)
+    for task in dict.fromkeys(places[number][0] for number in cells.numbers):
+        of_task = [number for number in cells.numbers if places[number][0] == task]
+        # Settings are judged together, on the samples that all of them have.
+        own = with_common_samples([cells.at(number) for number in of_task])
+        best, tail_of_task = bests[of_task[0]], tail * len(own) / len(cells.numbers)
+        found = _score_intervals(np.stack([each.change for each in own]), own[0].pictures, best, tail_of_task)
+        for number, each, ends in zip(of_task, own, found, strict=True):
+            lines.append(line_of(_Part(*places[number], not parts, tail_of_task, each), best, ends))
+    if parts:
+        scale = np.array(bests)[cells.places]
+        scaled = replace(cells, one=cells.one / scale, other=cells.other / scale)
+        # All settings of a sample are one value.
+        names = [f"{places[at][0]} {sample}" for at, sample in zip(cells.places, cells.samples, strict=True)]
+        _, first, samples = np.unique(names, return_index=True, return_inverse=True)
+        changes = np.bincount(samples, weights=scaled.change) / np.bincount(samples)
+        (ends,) = _score_intervals(changes[None], cells.pictures[first], 1.0, tail)
+        lines.append(line_of(replace(together, cells=scaled), 1.0, ends))
+    return lines
 
 
 def _score_intervals(

@@ -22,11 +22,13 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import check_writable, write_text_atomically
 from experiment_core_utils.primitives.texts import ABSENT
 from experiment_core_utils.primitives.units import check_within
+from experiments.analyses.against_harness import compare_with_harness
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.comparison_page import COLUMNS, chart_of, require_plotly, write_comparison_page
 from experiments.analyses.files import AnalysisFiles, json_text
+from experiments.analyses.harness_results import HarnessResults, harness_file, read_harness
 from experiments.analyses.runs_in_turn import Side, run_in_turn
-from experiments.analyses.sweeps import labels_of
+from experiments.analyses.sweeps import Sweep, labels_of, load_sweep
 from experiments.analyses.two_runs import RATIO_MARGIN, RunComparison, RunDifference, compare_runs, runs_in
 from experiments.core_exp.multi_datasets import split_at_dashes
 
@@ -64,8 +66,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         ),
     )
     parser.add_argument("folders", type=Path, nargs="*", metavar="RUN",
-                        help="--output_dir of the first run, of the second, and of further ones; or a folder whose "
-                        "sub-folders 1, 2, ... are runs of one side")  # fmt: skip
+                        help="--output_dir of the first run, of the second, and of further ones; a folder whose "
+                        "sub-folders 1, 2, ... are runs of one side; of two, also results of lm-eval or "
+                        "lmms-eval")  # fmt: skip
     turn = parser.add_argument_group("measure two sides in turn, in fresh processes: --run A B [-- flags of both]")
     turn.add_argument("--run", nargs=2, metavar=("A", "B"),
                       help="flags of the profiling command of each side; '' for none")  # fmt: skip
@@ -79,6 +82,9 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--between_runs", type=float, metavar="FRACTION",
                         help="how much runs of one thing differ in speed, a standard deviation; used where no side has "
                         "two runs (default: 0.02, on a CPU 0.07, or a fifth of its other load)")  # fmt: skip
+    parser.add_argument("--metric", metavar="NAME",
+                        help="metric of lm-eval's or lmms-eval's results, such as exact_match,none (default: the one "
+                        "that is called like the run's)")  # fmt: skip
     parser.add_argument("--fail_on_slower", action="store_true",
                         help="exit code 1 where the latency of all settings together is SLOWER")  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="FILE", help="also write the lines as JSON")
@@ -112,12 +118,28 @@ def compared(given: argparse.Namespace, shared: Sequence[str]) -> RunComparison:
     """The comparison of the folders, or of two sides that are measured now."""
     margins = given.margin, given.accuracy_margin, given.between_runs
     if given.run is None:
+        if any(harness_file(folder) for folder in given.folders):
+            return compared_with_harness(given)
+        if given.metric is not None:
+            raise ConfigurationError("--metric is for results of lm-eval or lmms-eval, and none is given; drop it")
         runs = [runs_in(folder) for folder in given.folders]
         return compare_runs(runs, labels_of([run[0] for run in runs], given.folders), *margins)
     checkouts, pythons = given.checkout or (None, None), given.python or (None, None)
     sides = [Side.of(*each) for each in zip(given.run, checkouts, pythons, strict=True)]
     folders = run_in_turn(sides, shared, given.repeats, given.output_dir)
     return compare_runs([runs_in(each) for each in folders], [side.label for side in sides], *margins, is_paired=True)
+
+
+def compared_with_harness(given: argparse.Namespace) -> RunComparison:
+    """The comparison of two folders or files of which one at least is of lm-eval or lmms-eval."""
+    if len(given.folders) != 2:
+        raise ConfigurationError(f"results of a harness are compared with one other side, not {len(given.folders) - 1}")
+    sides: list[Sweep | HarnessResults] = []
+    for folder in given.folders:
+        found = harness_file(folder)
+        sides.append(load_sweep(folder) if found is None else read_harness(*found))
+    labels = [each.label if isinstance(each, HarnessResults) else each.provenance.model for each in sides]
+    return compare_with_harness(sides, labels, given.accuracy_margin, given.metric)
 
 
 @reporting_errors

@@ -12,6 +12,7 @@ from PIL import Image
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
+from experiments.core_exp.export import export
 from knob_profiler.__main__ import COMMANDS, Group
 from knob_profiler.__main__ import main as knobprof
 from scripts.docs_site import knobprof_parsers, parser_of, subcommands
@@ -35,6 +36,7 @@ CHEAP = {
     "experiments.controller.evaluate_controller",
     "experiments.controller.lookup",
     "experiments.core_exp.compare_runs",
+    "experiments.core_exp.export",
     "experiments.core_exp.report",
     "experiments.core_exp.write_tables",
 }
@@ -150,6 +152,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert code == 0
     for name in ("before", "after", "float32", "bfloat16", "4bit", "quickstart"):
         shutil.copytree(mine, mine.with_name(name))
+    shutil.move(export(mine, "lm-eval", folder / "exported")[0][0], folder / "THEIR_FOLDER")
     return folder
 
 

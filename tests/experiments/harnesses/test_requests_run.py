@@ -1,0 +1,85 @@
+"""Requests of a harness as a run: answers as transformers gives them, in the harness's order, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiments.harnesses.requests_run import HarnessRequest, SettingRunner
+from tests.models.tiny_checkpoints import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+def greedy(folder: Path, prompt: str, limit: int, stop: str | None) -> str:
+    """The text by transformers alone, up to the stop text."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer(prompt, return_tensors="pt")
+    with torch.no_grad():
+        found = model.generate(**ids, max_new_tokens=limit, do_sample=False)
+    text = tokenizer.decode(found[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+    return text if stop is None else text.partition(stop)[0]
+
+
+def test_answers_are_those_of_transformers_in_the_order_of_the_requests(tmp_path: Path, llama: Path) -> None:
+    # "4" is in the first answer of this model, so that the stop text acts.
+    asked = [
+        ("capitals", 4, "Question: capital of France\nAnswer:", {"until": ["4"], "max_gen_toks": 8}),
+        ("sums:all", 0, "2 plus 2", {"until": "\n", "do_sample": False, "temperature": 0.7}),
+        ("capitals", 1, "Rome is the capital of", {"until": ["4"], "max_gen_toks": 8}),
+        ("capitals", 2, "colour of the sky", {"until": [], "max_new_tokens": 3}),
+    ]
+    arguments = {"pretrained": str(llama), "output_dir": tmp_path, "device": "cuda:0", "batch_size": 1}
+    runner = SettingRunner("lm-eval", 5, arguments, is_bare=True)
+    found = runner.answers([HarnessRequest(*each) for each in asked])
+    stops, limits = ["4", "\n", "4", None], [8, 5, 8, 3]
+    expected = [greedy(llama, each[2], limit, stop) for each, limit, stop in zip(asked, limits, stops, strict=True)]
+    assert [each.pred for each in found] == expected
+    assert greedy(llama, asked[0][2], 8, None) != expected[0]
+    assert list(runner.figures()) == ["lm_eval_capitals", "lm_eval_sums_all", "lm_eval_capitals-1"]
+    assert runner.figures()["lm_eval_capitals"]["knobs"]["num_active_blocks"] == 3
+    assert runner.figures()["lm_eval_capitals"]["quantities"]["T_LLM_prefill"]["mean"] > 0
+    assert runner.figures()["lm_eval_capitals"]["accuracy"] is None
+    assert {each.name for each in tmp_path.iterdir()} == set(runner.figures())
+
+
+def test_a_knob_of_the_arguments_acts(tmp_path: Path, llama: Path) -> None:
+    request = HarnessRequest("capitals", 0, "colour of the sky", {"max_gen_toks": 8})
+    texts = []
+    for blocks in (1, 3):
+        arguments = {"pretrained": str(llama), "output_dir": tmp_path / str(blocks), "num_active_blocks": blocks}
+        runner = SettingRunner("lm-eval", 8, arguments, is_bare=True)
+        texts += [each.pred for each in runner.answers([request])]
+        assert runner.figures()["lm_eval_capitals"]["knobs"]["num_active_blocks"] == blocks
+    assert texts[0] != texts[1] == greedy(llama, request.prompt, 8, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"num_active_blocks_list": [1, 3]}, "the model knobprof runs at one setting, and these are"),
+        ({"batch_size": 8}, "one request at a time"),
+        ({"pretrained": None}, "takes pretrained=MODEL"),
+        ({"blocks": 2}, "there is no such key"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_before_anything_is_loaded(
+    tmp_path: Path, llama: Path, given: dict[str, Any], words: str
+) -> None:
+    arguments = {"pretrained": str(llama), "output_dir": tmp_path / "run", **given}
+    with pytest.raises(ConfigurationError, match=words):
+        SettingRunner("lm-eval", 8, arguments, is_bare=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("more", [{"do_sample": True}, {"num_beams": 4}, {"temperature": 0.7}])
+def test_an_answer_that_is_not_greedy_is_refused(tmp_path: Path, llama: Path, more: dict[str, Any]) -> None:
+    runner = SettingRunner("lm-eval", 8, {"pretrained": str(llama), "output_dir": tmp_path}, is_bare=True)
+    with pytest.raises(ConfigurationError, match="answers here are greedy"):
+        runner.answers([HarnessRequest("capitals", 0, "sky", {"max_gen_toks": 8, **more})])
