@@ -1,6 +1,6 @@
 """Charts as matplotlib's figures, for PNG and SVG files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from io import BytesIO
 from math import ceil
 from pathlib import Path
@@ -119,9 +119,7 @@ def figure_of(chart: Chart, caption: str) -> Figure:
         _legend(figure, grid)
         figure.draw_without_rendering()
         for axes, panel in zip(grid, chart.panels, strict=False):
-            for mark in panel.marks:
-                if isinstance(mark, Dots) and mark.labels:
-                    _label(axes, mark)
+            _label(axes, (mark for mark in panel.marks if isinstance(mark, Dots) and mark.labels))
             for bar in axes.patches:
                 if min(bar.get_window_extent().size) < LEAST_PIXELS_WITH_EDGE:
                     bar.set(linewidth=0, antialiased=False)
@@ -227,23 +225,26 @@ def _note(axes: Axes, mark: Note, order: int) -> None:
 _DRAWN = {Dots: _dots, Line: _line, Band: _band, Bars: _bars, Rule: _rule, Note: _note}
 
 
-def _label(axes: Axes, mark: Dots) -> None:
-    """Write labels to the upper left of their marks, inside the panel, each moved up where it would touch the last."""
+def _label(axes: Axes, marks: Iterable[Dots]) -> None:
+    """Write labels to the upper left of their dots, inside the panel; each moves up where it would touch a lower one."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     pixel, left_end = figure.dpi / 72, axes.bbox.x0
-    height, last_top, last_right = 10.5 * pixel, -np.inf, -np.inf
-    for y, x, label in sorted(zip(mark.y, mark.x, mark.labels, strict=True)):
+    height = 10.5 * pixel
+    taken: list[tuple[float, float, float]] = []  # left end, right end and bottom of each label
+    for y, x, label in sorted(each for mark in marks for each in zip(mark.y, mark.x, mark.labels, strict=True)):
         if not label:
             continue
         place = axes.transData.transform((x, y))
         width = 4.8 * len(label) * pixel
         to_left = place[0] - width - 8 * pixel >= left_end
         left = place[0] - width - 8 * pixel if to_left else place[0] + 8 * pixel
-        lift = 3 * pixel
-        if left < last_right and place[1] + lift < last_top + height:
-            lift = last_top + height - place[1]
-        last_top, last_right = place[1] + lift, left + width
-        axes.annotate(label, (x, y), xytext=(-8 if to_left else 8, lift / pixel), textcoords="offset points",
-                      ha="right" if to_left else "left", va="bottom", fontsize=7.5, color=INK, parse_math=False,
+        bottom = place[1] + 3 * pixel
+        for other_left, other_right, other_bottom in taken:
+            if left < other_right and other_left < left + width and bottom < other_bottom + height:
+                bottom = other_bottom + height
+        taken.append((left, left + width, bottom))
+        axes.annotate(label, (x, y), xytext=(-8 if to_left else 8, (bottom - place[1]) / pixel),
+                      textcoords="offset points", ha="right" if to_left else "left", va="bottom", fontsize=7.5,
+                      color=INK, parse_math=False,
                       arrowprops={"arrowstyle": "-", "color": QUIET, "linewidth": 0.6, "shrinkB": 3})  # fmt: skip

@@ -23,8 +23,8 @@ extern "C" void decoder_project(const float* states, const float* norm, Matrix j
     const int64_t inner = joint.inner, width = heads.width, joined = joint.columns, slots = heads.slots * width;
     const Division division(tokens, inner * joined, threads);
     const int64_t span = division.span;
-#pragma omp parallel for num_threads(division.by_tokens) schedule(dynamic)
-    for (int64_t first = 0; first < tokens; first += span) {
+    each_item(division.spans(tokens), division.by_tokens, [&](int64_t item) {
+        const int64_t first = item * span;
         static thread_local Buffer one, taken, made;
         const int64_t count = least(span, tokens - first);
         float *normed = one.of(span * inner), *panels = taken.of(span * inner), *rows = made.of(span * joined);
@@ -50,7 +50,7 @@ extern "C" void decoder_project(const float* states, const float* norm, Matrix j
                     std::memcpy(values + head * slots + token * width, own + head * width, 4 * width);
             }
         });
-    }
+    });
 }
 
 // Of both parts of a block, each [H] or null: before attention's sum is added, and before the experts.
@@ -66,8 +66,8 @@ extern "C" void decoder_route(const float* states, const float* attended, Matrix
     const int64_t width = output.columns, inner = output.inner;
     const Division division(tokens, inner * width, threads);
     const int64_t span = division.span;
-#pragma omp parallel for num_threads(division.by_tokens) schedule(dynamic)
-    for (int64_t first = 0; first < tokens; first += span) {
+    each_item(division.spans(tokens), division.by_tokens, [&](int64_t item) {
+        const int64_t first = item * span;
         static thread_local Buffer taken, made;
         const int64_t count = least(span, tokens - first);
         float *panels = taken.of(span * std::max(inner, width)), *logits = made.of(span * experts);
@@ -85,7 +85,7 @@ extern "C" void decoder_route(const float* states, const float* attended, Matrix
         if (!router) {
             std::fill_n(weights + first, count, 1.0f);
             std::fill_n(chosen + first, count, 0);
-            continue;
+            return;
         }
         pack(count, width, panels, [&](int64_t row) { return rows + row * width; }, division.by_columns);
         apply(router, experts, width, panels, count, [&](int64_t row) { return logits + row * experts; },
@@ -94,7 +94,7 @@ extern "C" void decoder_route(const float* states, const float* attended, Matrix
             const int64_t at = (first + row) * top_k;
             choose(logits + row * experts, experts, top_k, normalise, weights + at, chosen + at);
         }
-    }
+    });
 }
 
 // Places [T * k] of the pairs of token and expert, sorted by expert; ends [E]: where each expert's stop.
@@ -150,8 +150,7 @@ extern "C" void decoder_mix(const float* normed, const float* weights, const int
     const int64_t span = division.span;
     for (int64_t expert = 0; expert < experts.count; expert++)
         items += division.spans(ends[expert] - (expert ? ends[expert - 1] : 0));
-#pragma omp parallel for num_threads(division.by_tokens) schedule(dynamic)
-    for (int64_t item = 0; item < items; item++) {
+    each_item(items, division.by_tokens, [&](int64_t item) {
         static thread_local Buffer taken, middle;
         int64_t expert = 0, start = 0, before = item;
         for (;; start = ends[expert++]) {
@@ -170,7 +169,7 @@ extern "C" void decoder_mix(const float* normed, const float* weights, const int
                  division.by_columns);
         apply(experts.down + expert * width * inner, width, inner, hidden, count,
               [&](int64_t row) { return mixed + own[row] * width; }, division.by_columns);
-    }
+    });
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t token = 0; token < tokens; token++) {
         float* sum = mixed + token * top_k * width;

@@ -96,6 +96,18 @@ static inline void transpose(Lanes (&rows)[LANES]) {
     if constexpr (2 * STEP < LANES) transpose<2 * STEP>(rows);
 }
 
+// body(item) for each of `count` items, by threads that take them by turns. A single thread opens no team: the threads of
+// a team within a team are started anew for each part, which takes longer than the products of a short prompt.
+template <typename Body>
+static inline void each_item(int64_t count, int threads, Body body) {
+    if (threads == 1) {
+        for (int64_t item = 0; item < count; item++) body(item);
+        return;
+    }
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (int64_t item = 0; item < count; item++) body(item);
+}
+
 // Rows [K] of `count` tokens, which row(token) finds, -> panels.
 template <typename Row>
 static void pack(int64_t count, int64_t inner, float* panels, Row row, int threads) {

@@ -1,6 +1,8 @@
 """One description gives the same marks to both libraries."""
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 
 from experiments.analyses.charts.chart import (
     Axis,
@@ -67,6 +69,20 @@ def test_the_same_panel_for_a_file() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["a<b", "line", "aim"]
     assert {text.get_text() for text in axes.texts} == {"p", "here"}
     assert figure.get_supxlabel() == "caption  ·  of 2"
+
+
+def test_labels_of_all_marks_of_a_panel_stand_clear_of_each_other() -> None:
+    """Of a front's setting and of a reference beside it, which are marks of their own, and of one far from both."""
+    front = Dots([6.1, 74.0], [0.743, 0.29], BLUE, "front", labels=["own_blocks30_format-bfloat16", "far"])
+    reference = Dots([8.1], [0.735], ORANGE, "reference", labels=["own_blocks30, reference"])
+    figure = figure_of(Chart("name", [Panel("", Axis(), Axis(), [front, reference])]), "")
+    boxes = []
+    assert isinstance(figure.canvas, FigureCanvasAgg)
+    for text in figure.axes[0].texts:
+        text.update_positions(figure.canvas.get_renderer())
+        boxes.append(Text.get_window_extent(text))  # without its line to the dot
+    assert len(boxes) == 3
+    assert not [one for at, one in enumerate(boxes) for other in boxes[:at] if one.overlaps(other)]
 
 
 def test_bars_stand_on_one_another_in_both() -> None:
