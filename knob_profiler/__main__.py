@@ -14,15 +14,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from experiment_core_utils import __version__
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import PROGRAM, OneLineParser
 from experiment_core_utils.primitives.errors import ConfigurationError, ProfilerError
-
-DISTRIBUTION = "inference-knob-profiler"
 
 
 @dataclass(frozen=True)
@@ -177,18 +175,11 @@ def found_command(words: Sequence[str]) -> tuple[str, Command | Group, list[str]
 def group_parser(program: str, group: Group) -> OneLineParser:
     """Lists the subcommands, gives the version, and refuses every other word."""
     parser = OneLineParser(prog=program, description=group.help, examples=group.examples)
-    parser.add_argument("-V", "--version", action="version", version=f"knobprof {_version()}")
+    parser.add_argument("-V", "--version", action="version", version=f"knobprof {__version__}")
     commands = parser.add_subparsers(required=True, description=f"{program} COMMAND --help shows the flags of one")
     for name, each in group.commands.items():
         commands.add_parser(name, help=each.help)
     return parser
-
-
-def _version() -> str:
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return "of a checkout that is not installed"
 
 
 def console() -> None:

@@ -15,6 +15,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 
+from experiment_core_utils import __version__
 from experiment_core_utils.a_distributed import setup_distributed
 from experiment_core_utils.b_model_loader import ModelWrapper, load_model_tokenizer
 from experiment_core_utils.config.text import TextConfig, published_form
@@ -42,7 +43,7 @@ def test_provenance_holds_every_key_and_goes_into_json(monkeypatch: pytest.Monke
     assert found["num_processes"] == 1
     assert found["python"] == platform.python_version()
     assert found["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
-    assert all(found["versions"].values())
+    assert all(found["versions"].values()) and found["versions"]["inference-knob-profiler"] == __version__
     age = datetime.now(UTC) - datetime.fromisoformat(found["timestamp"])
     assert timedelta(seconds=-1) < age < timedelta(minutes=1)
     assert json.loads(json.dumps(found)) == found

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import torch
 
+from experiment_core_utils import __version__
 from experiment_core_utils.meters.nvml import GpuDescription, NvmlGpu
 from experiment_core_utils.primitives.cpu_threads import cpu_quota
 from experiment_core_utils.primitives.device import gpu_uuid, visible_gpus
@@ -27,13 +28,13 @@ GIB = 2**30
 
 
 def run_facts(packages: Sequence[str]) -> dict[str, Any]:
-    """The keys of `Provenance` about a run that starts now, with the versions of these packages."""
+    """The keys of `Provenance` about a run that starts now, with the versions of the profiler and of these packages."""
     return {
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command_line(),
         "git_commit": git_commit(),
         "python": platform.python_version(),
-        "versions": {name: package_version(name) for name in packages},
+        "versions": {"inference-knob-profiler": __version__, **{name: package_version(name) for name in packages}},
     }
 
 
