@@ -294,8 +294,8 @@ class EngineStages:
             ids = torch.cat([prompt, *tokens], dim=1)
             caches = self.kv_cache.keys[:, 0, :, : state.length], self.kv_cache.values[:, 0, :, : state.length]
             computed = Computed(found, list(zip(*(cache[: len(knobs.blocks)] for cache in caches), strict=True)))
-            chosen = [torch.cat(of_block) for of_block in experts.values()]
-            run = EngineRun(computed, state.length - PROOF_STEPS, [chosen])
+            chosen = [torch.cat(ids) for block, ids in experts.items() if block in self.decoder.routed_blocks]
+            run = EngineRun(computed, state.length - PROOF_STEPS, [chosen] if chosen else ())
             self._judged_knobs[knobs] = self._judged(knobs, ids, given, run)
         errors = self._judged_knobs.get(knobs)
         return KnobProof(
@@ -322,7 +322,8 @@ class EngineStages:
             return self.model.run_modules(knobs, ids, features, len(run.computed.logits), passes)
 
         names, dtype = (self._named("prefill"), self._named("decode")), self.decoder.dtype
-        return judged_by_modules(names, run, self.model.judging(dtype), repeat, self.decoder.num_experts, dtype)
+        num_experts = self.decoder.num_experts if self.decoder.routed_blocks else None
+        return judged_by_modules(names, run, self.model.judging(dtype), repeat, num_experts, dtype)
 
     def _refuse_other_features(self, inputs: Mapping[str, Any], features: Any) -> None:
         """Raises EngineRefused for features that are not those of the modules; features without a place are ignored."""

@@ -34,11 +34,19 @@ class MolmoeCheckpoint(CheckpointSource):
 
     is_published_layout: bool  #: tensors have MolmoE's published Hugging Face names
 
-    can_pause = True
     is_near_matmul = True
     takes_pictures = True
     has_chat_template = False
     chat_template_use = "none"
+
+    @property
+    def can_pause(self) -> bool:  # type: ignore[override]
+        """The controller, which pauses, chooses experts."""
+        return self.limits.num_experts is not None
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config.model_type) if self.can_pause else PUBLISHED_MODEL_TYPE
 
     @property
     def prompt_family(self) -> PromptFamily:

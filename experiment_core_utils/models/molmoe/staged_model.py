@@ -353,7 +353,7 @@ class MolmoeStagedModel(HasEnds):
         self.ends, self._eos = with_stops(self.ends, self._eos, stop, ignore_eos, self.processor.tokenizer)
 
     def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
-        """Block 0 keeps the model's own number."""
+        """Block 0 keeps the model's own number; a dense model has none."""
         return tuple(self.default_top_k if block == 0 else experts_of(setting) for block in blocks_of(setting))
 
     def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
@@ -401,9 +401,11 @@ class MolmoeStagedModel(HasEnds):
         """Bytes of weights that a decode step of one request reads."""
         every = self.model.all_blocks
         blocks = [every[index] for index in blocks_of(setting)]
-        top_k = experts_of(setting) or self.default_top_k
-        chosen = [self.default_top_k if index == 0 else top_k for index in blocks_of(setting)]
-        return step_weights(blocks, self.model.lm_head, [(self.num_experts, top_k) for top_k in chosen]).read(rows=1)
+        experts = [
+            None if self.num_experts is None or top_k is None else (self.num_experts, top_k)
+            for top_k in self.expected_experts(setting)
+        ]
+        return step_weights(blocks, self.model.lm_head, experts).read(rows=1)
 
     def describe(self) -> Mapping[str, Any]:
         return {
