@@ -27,10 +27,10 @@ from experiment_core_utils.models.molmoe import (
     MolmoeImageProcessor,
     MolmoeProcessor,
 )
-from experiment_core_utils.models.molmoe.checkpoint.published import (
+from experiment_core_utils.models.molmoe.checkpoint.published import load_published_checkpoint
+from experiment_core_utils.models.molmoe.checkpoint.published_config import (
     PUBLISHED_MODEL_TYPE,
     config_from_published,
-    load_published_checkpoint,
     load_published_tokenizer,
 )
 from experiment_core_utils.models.molmoe.costs import parameter_count

@@ -10,7 +10,7 @@ from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
 from experiment_core_utils.models.common.preferences import Preferences, preferences_in
 from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes
 from experiment_core_utils.models.molmoe import MolmoeConfig
-from experiment_core_utils.models.molmoe.checkpoint.published import PUBLISHED_MODEL_TYPE
+from experiment_core_utils.models.molmoe.checkpoint.published_config import PUBLISHED_MODEL_TYPE
 from experiment_core_utils.models.molmoe.loader import (
     find_molmoe_config,
     load_molmoe,

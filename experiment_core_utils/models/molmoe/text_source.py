@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.models.common.checkpoint_files import loaded_weights
 from experiment_core_utils.models.common.quantisation import own_method
-from experiment_core_utils.models.molmoe.checkpoint.published import (
+from experiment_core_utils.models.molmoe.checkpoint.published import published_language_tensors
+from experiment_core_utils.models.molmoe.checkpoint.published_config import (
     PUBLISHED_MODEL_TYPE,
     config_from_published,
     load_published_tokenizer,
-    published_language_tensors,
 )
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
 from experiment_core_utils.models.source import FoundFiles

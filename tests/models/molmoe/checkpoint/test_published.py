@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.molmoe.checkpoint.published import (
-    config_from_published,
     load_published_checkpoint,
     native_shapes,
     published_layout,
 )
+from experiment_core_utils.models.molmoe.checkpoint.published_config import config_from_published
 from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
