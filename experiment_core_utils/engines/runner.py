@@ -254,9 +254,9 @@ class EngineStages:
     def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`; blocks and experts as the engines record them, and the positions that were filled.
 
-        Engines that are more than plain torch are judged beside the modules, by the modules in higher precision: the
-        tower's features once for each number of crops, the decoder's logits and its choices of experts once for each
-        value of its knobs.
+        Dense blocks leave nothing that shows that they ran. Their engines, and all that are more than plain torch, are
+        judged beside the modules, by the modules in higher precision: the tower's features once for each number of
+        crops, the decoder's logits, keys and values, and its choices of experts once for each value of its knobs.
 
         Raises:
             KnobDidNotAct: a block used more or fewer experts than it should.
@@ -289,7 +289,8 @@ class EngineStages:
         if picture is not None and ways["vision"] not in PLAIN and crops not in self._judged_crops:
             self._refuse_other_features(inputs, features)
             self._judged_crops.add(crops)
-        if knobs not in self._judged_knobs and not PLAIN.issuperset((ways["prefill"], ways["decode"])):
+        is_plain = PLAIN.issuperset((ways["prefill"], ways["decode"])) and self.decoder.routed_blocks
+        if knobs not in self._judged_knobs and not is_plain:
             prompt, given = self.model.shortened(inputs, features)
             ids = torch.cat([prompt, *tokens], dim=1)
             caches = self.kv_cache.keys[:, 0, :, : state.length], self.kv_cache.values[:, 0, :, : state.length]

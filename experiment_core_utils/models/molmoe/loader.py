@@ -190,5 +190,5 @@ def _are_numbers(values: Any, count: int) -> bool:
 def _read_processor(source: MolmoeSource) -> MolmoeProcessor:
     if not source.is_published_layout:
         return MolmoeProcessor.from_pretrained(source.folder)
-    tokenizer = load_published_tokenizer(source.folder)
+    tokenizer = load_published_tokenizer(source.folder, source.config)
     return MolmoeProcessor(MolmoeImageProcessor(), tokenizer, ImageTokens.from_config(source.config))

@@ -74,6 +74,11 @@ def refuse_inductor(execution: ExecutionMode) -> None:
         )
 
 
+def _of_engines(proof: KnobProof) -> dict[str, Any]:
+    """What only a proof by engines has."""
+    return {name: getattr(proof, name) for name in ("cache_layers", "engine_error", "modules_error")}
+
+
 class MolmoeStagedModel(HasEnds):
     """The staged interface of MolmoE; one request at a time.
 
@@ -359,6 +364,9 @@ class MolmoeStagedModel(HasEnds):
     def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`; by the stages that run.
 
+        Dense blocks leave no ids of experts in engines. Which of them run is counted in the modules, beside which the
+        keys and values of each are judged at these very knobs.
+
         Raises:
             KnobDidNotAct: see `EngineStages.prove`.
         """
@@ -368,6 +376,8 @@ class MolmoeStagedModel(HasEnds):
             proof = self._stages.prove(self._knobs, inputs)
         except EngineRefused as error:
             raise engine_refused(str(error)) from error
+        if self.num_experts is None and self._stages is not self._eager:
+            proof = replace(self._eager.prove(self._knobs, inputs), **_of_engines(proof))
         executed = self._executed
         return replace(
             proof,

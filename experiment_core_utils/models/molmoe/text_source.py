@@ -26,7 +26,7 @@ class PublishedMolmoe(LanguageModelSource):
 
     def read_tokenizer(self, trust_remote_code: bool) -> Any:
         """None of the checkpoint's own code is run."""
-        return load_published_tokenizer(self.folder)
+        return load_published_tokenizer(self.folder, self.config)
 
     def read_model(self, folder: Path, config: TextConfig, **options: Any) -> PreTrainedModel:
         """Tensors of the vision part are not read."""

@@ -1,11 +1,10 @@
-"""Loading a MolmoE checkpoint in the published Hugging Face layout into the native classes."""
+"""Loading a Molmo checkpoint in the published Hugging Face layout into the native classes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers.models.olmoe.modeling_olmoe import OlmoeRotaryEmbedding
 
 from experiment_core_utils.models.common.checkpoint_files import (
     Shape,
@@ -46,18 +45,42 @@ class PublishedTensor:
     parts: tuple[TensorRows, ...]
 
 
+_HEAD_NORMS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+_DENSE_OUTPUTS = {"attn_out": "self_attn.o_proj", "ff_out": "mlp.down_proj"}
+# Weights of a block that differ in name only, by the decoder's `model_type`.
+_RENAMED_IN_BLOCKS: Mapping[str, Mapping[str, str]] = {
+    "olmoe": {
+        "attn.attn_out": "self_attn.o_proj",
+        "attn.attn_norm": "input_layernorm",
+        **{f"attn.{source}": target for source, target in _HEAD_NORMS.items()},
+        "mlp.ff_norm": "post_attention_layernorm",
+        "mlp.gate": "mlp.gate",
+    },
+    "qwen2": {**_DENSE_OUTPUTS, "attn_norm": "input_layernorm", "ff_norm": "post_attention_layernorm"},
+    # Its norms are after the parts.
+    "olmo2": {
+        **_DENSE_OUTPUTS,
+        **_HEAD_NORMS,
+        "attn_norm": "post_attention_layernorm",
+        "ff_norm": "post_feedforward_layernorm",
+    },
+}
+
+
 def published_layout(config: MolmoeConfig, native: Mapping[str, Shape]) -> dict[str, PublishedTensor]:
     """Every tensor of the published checkpoint of this config, by name, in the order of the model.
 
-    `att_proj` rows are q, k, v; experts are stacked as [E, 2 I, H] (gate, then up) and [E, H, I]; the embedding
-    table is `embedding` followed by `new_embedding`; patch columns run over (row, column, channel).
+    `att_proj` rows are q, k, v; experts are stacked as [E, 2 I, H] (gate, then up) and [E, H, I]; `ff_proj` rows of a
+    dense block are up, then gate; the embedding table is `embedding` followed by `new_embedding`; patch columns run
+    over (row, column, channel).
 
     Args:
         native: shapes of the native model's tensors.
     """
     layout = dict(_embeddings(config))
     for block in range(config.text_config.num_hidden_layers):
-        layout.update(_block(block, config))
+        layout.update(_attention(block, config))
+        layout.update(_dense_mlp(block, config) if config.num_experts is None else _experts(block, config))
     layout.update(_patches(config))
     layout.update(
         {source: PublishedTensor(native[target], (TensorRows(target),)) for source, target in _renamed(config)}
@@ -73,17 +96,35 @@ def _embeddings(config: MolmoeConfig) -> Iterator[tuple[str, PublishedTensor]]:
         yield f"model.transformer.wte.{name}", PublishedTensor((end - first, width), (part,))
 
 
-def _block(block: int, config: MolmoeConfig) -> Iterator[tuple[str, PublishedTensor]]:
+def _attention(block: int, config: MolmoeConfig) -> Iterator[tuple[str, PublishedTensor]]:
+    text = config.text_config
+    source, target = f"model.transformer.blocks.{block}.", f"{LANGUAGE_MODEL}layers.{block}."
+    width = text.hidden_size
+    kv_rows = width // text.num_attention_heads * text.num_key_value_heads
+    bounds = (0, width, width + kv_rows, width + 2 * kv_rows)
+    shapes = {"weight": (bounds[-1], width)} | ({"bias": bounds[-1:]} if text.model_type == "qwen2" else {})
+    for kind, shape in shapes.items():
+        qkv = tuple(
+            TensorRows(f"{target}self_attn.{letter}_proj.{kind}", rows=(bounds[index], bounds[index + 1]))
+            for index, letter in enumerate("qkv")
+        )
+        name = "att_proj" if config.num_experts is None else "attn.att_proj"
+        yield f"{source}{name}.{kind}", PublishedTensor(shape, qkv)
+
+
+def _dense_mlp(block: int, config: MolmoeConfig) -> Iterator[tuple[str, PublishedTensor]]:
+    width, inner = config.text_config.hidden_size, config.text_config.intermediate_size
+    parts = tuple(
+        TensorRows(f"{LANGUAGE_MODEL}layers.{block}.mlp.{name}.weight", rows=(place * inner, (place + 1) * inner))
+        for place, name in enumerate(("up_proj", "gate_proj"))
+    )
+    yield f"model.transformer.blocks.{block}.ff_proj.weight", PublishedTensor((2 * inner, width), parts)
+
+
+def _experts(block: int, config: MolmoeConfig) -> Iterator[tuple[str, PublishedTensor]]:
     text = config.text_config
     source, target = f"model.transformer.blocks.{block}.", f"{LANGUAGE_MODEL}layers.{block}."
     width, inner = text.hidden_size, text.intermediate_size
-    kv_rows = width // text.num_attention_heads * text.num_key_value_heads
-    bounds = (0, width, width + kv_rows, width + 2 * kv_rows)
-    qkv = tuple(
-        TensorRows(f"{target}self_attn.{letter}_proj.weight", rows=(bounds[index], bounds[index + 1]))
-        for index, letter in enumerate("qkv")
-    )
-    yield source + "attn.att_proj.weight", PublishedTensor((bounds[-1], width), qkv)
     gate_up, down = target + "mlp.experts.gate_up_proj", target + "mlp.experts.down_proj"
     for expert in range(text.num_experts):
         prefix = f"{source}mlp.experts.{expert}."
@@ -104,17 +145,9 @@ def _patches(config: MolmoeConfig) -> Iterator[tuple[str, PublishedTensor]]:
 def _renamed(config: MolmoeConfig) -> Iterator[tuple[str, str]]:
     """Tensors that differ in name only."""
     yield "model.transformer.ln_f.weight", LANGUAGE_MODEL + "norm.weight"
-    yield HEAD + "weight", HEAD + "weight"
-    names = {
-        "attn.attn_out": "self_attn.o_proj",
-        "attn.attn_norm": "input_layernorm",
-        "attn.q_norm": "self_attn.q_norm",
-        "attn.k_norm": "self_attn.k_norm",
-        "mlp.ff_norm": "post_attention_layernorm",
-        "mlp.gate": "mlp.gate",
-    }
+    yield (HEAD if config.num_experts else "model.transformer.ff_out.") + "weight", HEAD + "weight"
     for block in range(config.text_config.num_hidden_layers):
-        for source, target in names.items():
+        for source, target in _RENAMED_IN_BLOCKS[config.text_config.model_type].items():
             yield f"model.transformer.blocks.{block}.{source}.weight", f"{LANGUAGE_MODEL}layers.{block}.{target}.weight"
     yield from _renamed_vision(config)
 
@@ -190,7 +223,8 @@ def load_published_checkpoint(
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     model.load_state_dict(_read_native(folder, config, shapes, dtype, device, shapes), strict=True, assign=True)
     # Buffers are in no checkpoint; the frequencies stay in float32 in every precision.
-    model.model.language_model.rotary_emb = OlmoeRotaryEmbedding(config.text_config).to(device)
+    decoder = model.model.language_model
+    decoder.rotary_emb = type(decoder.rotary_emb)(config.text_config).to(device)
     embeddings = model.model.vision_tower.embeddings
     embeddings.position_ids = torch.arange(embeddings.num_positions, device=device).expand((1, -1))
     return model.eval()
