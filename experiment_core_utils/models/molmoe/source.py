@@ -1,4 +1,4 @@
-"""MolmoE checkpoints as a backend."""
+"""Molmo checkpoints as a backend."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ from experiment_core_utils.tasks.interface import PromptFamily, Task
 
 @dataclass(frozen=True)
 class MolmoeCheckpoint(CheckpointSource):
-    """A MolmoE, which has its own form of prompts and answers in short."""
+    """A Molmo, which has its own form of prompts and answers in short."""
 
-    is_published_layout: bool  #: tensors have MolmoE's published Hugging Face names
+    is_published_layout: bool  #: tensors have the published Hugging Face names
 
     is_near_matmul = True
     takes_pictures = True
@@ -72,9 +72,9 @@ class MolmoeCheckpoint(CheckpointSource):
         refuse_inductor(config.execution)
         if config.quantization != "none":
             raise ConfigurationError(
-                f"--quantization {config.quantization} is for models of transformers; MolmoE runs in full precision "
-                f"(bitsandbytes quantises linear layers, and the experts, nearly all of its weights, are not linear "
-                f"layers)"
+                f"--quantization {config.quantization} is for models of transformers; Molmo runs in full precision "
+                f"(engines take its weights as they are, and MolmoE's experts, most of them, are not the linear layers "
+                f"that bitsandbytes quantises)"
             )
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> PausableModel:
@@ -85,7 +85,7 @@ class MolmoeCheckpoint(CheckpointSource):
 
 
 def molmoe_checkpoint(requested: RequestedModel) -> MolmoeCheckpoint | None:
-    """The requested model where its config is MolmoE's, in the native or the published layout.
+    """The requested model where its config is a Molmo's, in the native or the published layout.
 
     Raises:
         ConfigurationError: its config cannot be used, or anything is requested of a chat template.

@@ -70,7 +70,7 @@ def refuse_inductor(execution: ExecutionMode) -> None:
     """Raises ConfigurationError where Inductor is requested."""
     if execution == "inductor":
         raise ConfigurationError(
-            "--execution inductor is for models of transformers, and MolmoE has own kernels; give --execution auto"
+            "--execution inductor is for models of transformers, and Molmo has own kernels; give --execution auto"
         )
 
 

@@ -1,4 +1,4 @@
-"""MolmoE's published layout as a backend of text experiments, which run its language model alone."""
+"""Molmo's published layout as a backend of text experiments, which run its language model alone."""
 
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from experiment_core_utils.models.text_model import LanguageModelSource
 
 
 class PublishedMolmoe(LanguageModelSource):
-    """A MolmoE in its published layout; `config` is the native one."""
+    """A Molmo in its published layout; `config` is the native one."""
 
     def read_tokenizer(self, trust_remote_code: bool) -> Any:
         """None of the checkpoint's own code is run."""
