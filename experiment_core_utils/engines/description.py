@@ -41,9 +41,14 @@ class EngineKnobs(NamedTuple):
         return {"top_k": self.top_k, "active_blocks": self.blocks}
 
     def refuse_impossible(self, num_experts: int, num_blocks: int) -> None:
-        """Raises ConfigurationError for more experts or blocks than a decoder has, or blocks without block 0."""
+        """Raises ConfigurationError for more experts or blocks than a decoder has, or blocks without block 0.
+
+        Args:
+            num_experts: 1 of a dense one.
+        """
         if not 1 <= self.top_k <= num_experts:
-            raise ConfigurationError(f"top_k {self.top_k} is not possible: the model has {num_experts} experts a block")
+            having = f"the model has {num_experts} experts a block" if num_experts > 1 else "the model is dense"
+            raise ConfigurationError(f"top_k {self.top_k} is not possible: {having}")
         is_ascending = list(self.blocks) == sorted(set(self.blocks))
         if not self.blocks or self.blocks[0] != 0 or not is_ascending or self.blocks[-1] >= num_blocks:
             raise ConfigurationError(

@@ -56,15 +56,19 @@ class ExpertRecord:
 
 def count_experts(
     stage: StageName, used: Mapping[int, torch.Tensor], decoder: DecoderWeights, knobs: EngineKnobs
-) -> tuple[int, ...]:
-    """Experts per token of each block in `used`, counted from ids [T, k]; only experts that exist count, each once.
+) -> tuple[int | None, ...]:
+    """Experts per token of each block in `used`, None for a dense one, counted from ids [T, k]; only experts that exist
+    count, each once.
 
     Raises:
         KnobDidNotAct: a token had more or fewer than the setting requests.
     """
-    counted = []
+    counted: list[int | None] = []
     for block, ids in used.items():
-        wanted = knobs.top_k if block else decoder.default_top_k
+        if block not in decoder.routed_blocks:
+            counted.append(None)
+            continue
+        wanted = decoder.experts_of(block, knobs.top_k)
         found = _used_mask(ids, decoder.num_experts).sum(dim=1)
         wrong = found[found != wanted].tolist()
         if wrong:

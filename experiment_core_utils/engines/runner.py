@@ -254,9 +254,9 @@ class EngineStages:
     def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`; blocks and experts as the engines record them, and the positions that were filled.
 
-        Engines that are more than plain torch are judged beside the modules, by the modules in higher precision: the
-        tower's features once for each number of crops, the decoder's logits and its choices of experts once for each
-        value of its knobs.
+        Dense blocks leave nothing that shows that they ran. Their engines, and all that are more than plain torch, are
+        judged beside the modules, by the modules in higher precision: the tower's features once for each number of
+        crops, the decoder's logits, keys and values, and its choices of experts once for each value of its knobs.
 
         Raises:
             KnobDidNotAct: a block used more or fewer experts than it should.
@@ -289,13 +289,14 @@ class EngineStages:
         if picture is not None and ways["vision"] not in PLAIN and crops not in self._judged_crops:
             self._refuse_other_features(inputs, features)
             self._judged_crops.add(crops)
-        if knobs not in self._judged_knobs and not PLAIN.issuperset((ways["prefill"], ways["decode"])):
+        is_plain = PLAIN.issuperset((ways["prefill"], ways["decode"])) and self.decoder.routed_blocks
+        if knobs not in self._judged_knobs and not is_plain:
             prompt, given = self.model.shortened(inputs, features)
             ids = torch.cat([prompt, *tokens], dim=1)
             caches = self.kv_cache.keys[:, 0, :, : state.length], self.kv_cache.values[:, 0, :, : state.length]
             computed = Computed(found, list(zip(*(cache[: len(knobs.blocks)] for cache in caches), strict=True)))
-            chosen = [torch.cat(of_block) for of_block in experts.values()]
-            run = EngineRun(computed, state.length - PROOF_STEPS, [chosen])
+            chosen = [torch.cat(ids) for block, ids in experts.items() if block in self.decoder.routed_blocks]
+            run = EngineRun(computed, state.length - PROOF_STEPS, [chosen] if chosen else ())
             self._judged_knobs[knobs] = self._judged(knobs, ids, given, run)
         errors = self._judged_knobs.get(knobs)
         return KnobProof(
@@ -322,7 +323,8 @@ class EngineStages:
             return self.model.run_modules(knobs, ids, features, len(run.computed.logits), passes)
 
         names, dtype = (self._named("prefill"), self._named("decode")), self.decoder.dtype
-        return judged_by_modules(names, run, self.model.judging(dtype), repeat, self.decoder.num_experts, dtype)
+        num_experts = self.decoder.num_experts if self.decoder.routed_blocks else None
+        return judged_by_modules(names, run, self.model.judging(dtype), repeat, num_experts, dtype)
 
     def _refuse_other_features(self, inputs: Mapping[str, Any], features: Any) -> None:
         """Raises EngineRefused for features that are not those of the modules; features without a place are ignored."""

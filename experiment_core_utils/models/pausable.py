@@ -26,9 +26,7 @@ class PromptTracer(Protocol):
 
 
 class PausableModel(StagedModel, Protocol):
-    """A `StagedModel` that can pause in its prefill; every block of it has experts."""
-
-    default_top_k: int
+    """A `StagedModel` that can pause in its prefill."""
 
     @property
     def split(self) -> PausedPrefillStages:

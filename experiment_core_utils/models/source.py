@@ -162,7 +162,7 @@ class CheckpointSource(ModelSource):
     """A checkpoint that was found, before any weight is read."""
 
     folder: Path  #: where the files lie; the file itself of a GGUF
-    #: the native config of a MolmoE, converted where the checkpoint has the published layout; else the one of
+    #: the native config of a Molmo, converted where the checkpoint has the published layout; else the one of
     #: transformers
     config: PreTrainedConfig
 

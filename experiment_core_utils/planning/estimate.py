@@ -307,7 +307,7 @@ def source_sentences(
         lines.append(f"memory: peak of the earlier result for {counted(measured, 'setting')}")
     if any(each.memory_bytes is not None and not each.memory_is_measured for each in estimates):
         lines.append(
-            "memory: by formula, for all weights, the cache of the longest prompt and (MolmoE only) the largest "
+            "memory: by formula, for all weights, the cache of the longest prompt and (Molmo only) the largest "
             "activations; what allocator and device reserve is not included"
         )
     if used != {None}:

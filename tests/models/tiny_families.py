@@ -123,6 +123,7 @@ TEXT_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         **_SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=2
     ),
     "qwen3": lambda: Qwen3Config(**_SIZES, **_WIDE_HEADS),
+    "olmo2": lambda: _text("Olmo2Config"),
     "starcoder2": lambda: Starcoder2Config(**_SIZES),
     "olmoe": lambda: OlmoeConfig(**_SIZES, **_EXPERTS),
     "mixtral": lambda: MixtralConfig(**_SIZES, num_local_experts=6, num_experts_per_tok=2),

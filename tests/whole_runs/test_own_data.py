@@ -165,7 +165,7 @@ def test_a_question_about_several_pictures_is_a_failed_sample_of_molmoe(
     config = config_for(tiny_checkpoint, tmp_path / "results", data_file=data_file, tier_list=("low",))
     (result,) = run_profiling(config).results
     assert [each.sample_id for each in result.per_sample_results] == [0]
-    assert [each.reason for each in result.failed_samples] == ["sample 1 has 2 pictures, and MolmoE takes one"]
+    assert [each.reason for each in result.failed_samples] == ["sample 1 has 2 pictures, and Molmo takes one"]
     assert describe_plan(config.replaced(dry_run=True)).exit_code == 0
 
 

@@ -1,9 +1,11 @@
 """One-line errors for what transformers and the libraries below it raise on files and names they cannot use."""
 
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from transformers.utils import logging as transformers_logging
 
@@ -11,6 +13,8 @@ from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import NO_MEMORY_LEFT, ConfigurationError, OutOfMemory, ProfilerError
 
 _LONGEST = 400
+# The packages of the extra `vision`, which some models of transformers need.
+_OF_VISION = ("torchvision", "timm")
 # What code of an architecture raises where it cannot be built or run in some way.
 HF_CODE_ERRORS = (
     ArithmeticError,
@@ -53,7 +57,18 @@ def vendor_errors_named(what: str, hint: str = "") -> Iterator[None]:
             logged.clear()
             if any(words in reports for words in (*NO_MEMORY_LEFT, "MemoryError")):
                 raise OutOfMemory(f"{what}: this process has no memory left for it") from error
-            raise ConfigurationError(f"{what}: {vendor_line(error)}{hint}") from error
+            advice = _missing_extra(error)
+            line = vendor_line(error).rstrip("." if advice else "")
+            raise ConfigurationError(f"{what}: {line}{advice}{hint}") from error
+
+
+def _missing_extra(error: BaseException) -> str:
+    """What to install, where an error names a package of the extra `vision` that is not installed."""
+    words = set(re.findall(r"\w+", str(error).lower()))
+    missing = [name for name in _OF_VISION if name in words and find_spec(name) is None]
+    if not missing:
+        return ""
+    return f"; run: pip install {' '.join(missing)} (or install this package with its extra [vision])"
 
 
 def vendor_line(error: BaseException) -> str:

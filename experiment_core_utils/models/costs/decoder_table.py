@@ -108,6 +108,7 @@ DECODERS: dict[str, Callable[[Any], _Mlps]] = {
     "llama": _gated,
     "mistral": _gated,
     "qwen2": _gated,
+    "olmo2": _gated,
     "qwen3": _gated,
     "qwen2_5_vl_text": _gated,
     "qwen3_vl_text": _gated,

@@ -60,7 +60,7 @@ def fused_decoder(model: PreTrainedModel) -> DecoderWeights:
     windows = _windows(model, len(stack.layers))
     blocks = list(stack.layers)
     layers = [layer for block in blocks for layer in _layers(block)]
-    reason = fusing_unsupported_reason([*layers, head], stack.parameters())
+    reason = fusing_unsupported_reason([*layers, head], [*stack.parameters(), head.weight])
     if reason is None and any(type(weight.data) is not torch.Tensor for weight in model.parameters()):
         reason = "its weights are not plain tensors (divided among processes, or packed)"
     _refuse(reason)

@@ -1,24 +1,30 @@
-"""The configuration of MolmoE: text decoder (OLMoE), vision tower (CLIP) and the connector between them."""
+"""The configuration of a Molmo: text decoder, vision tower (CLIP) and the connector between them."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
-from transformers import CLIPVisionConfig, OlmoeConfig, PreTrainedConfig
+from transformers import AutoConfig, CLIPVisionConfig, Olmo2Config, OlmoeConfig, PreTrainedConfig, Qwen2Config
+
+TextConfig: TypeAlias = OlmoeConfig | Qwen2Config | Olmo2Config
+_TEXT_CONFIGS: dict[str, type[TextConfig]] = {
+    config.model_type: config for config in (OlmoeConfig, Qwen2Config, Olmo2Config)
+}
 
 
 class MolmoeConfig(PreTrainedConfig):
-    """Configuration of a MolmoE model.
+    """Configuration of a Molmo model (Deitke et al. 2024, arXiv 2409.17146): MolmoE and the dense ones.
 
-    MolmoE (Deitke et al. 2024, arXiv 2409.17146) joins the OLMoE decoder (Muennighoff et al. 2024, arXiv 2409.02060)
-    to a CLIP vision tower by a pooling and a gated projection.
+    A Molmo joins a decoder to a CLIP vision tower by a pooling and a gated projection. MolmoE-1B has the decoder of
+    OLMoE (Muennighoff et al. 2024, arXiv 2409.02060), Molmo-7B-D and 72B that of Qwen2, and Molmo-7B-O that of OLMo 2.
 
     Args:
-        text_config: `OlmoeConfig` or its dict. `vocab_size` there counts the rows of the embedding table.
+        text_config: the decoder's config, or its dict, whose `model_type` is `olmoe` (also where it names none),
+            `qwen2` or `olmo2`. `vocab_size` there counts the rows of the embedding table.
         vision_config: `CLIPVisionConfig` or its dict; `image_size` is the side of a crop in pixels.
         head_vocab_size: rows of the output head; None takes the embedding's. MolmoE-1B has 50304 against 50432.
         vision_feature_layers: which hidden states of the tower are laid side by side, as negative indices into its
             blocks' outputs (-1 is the last block). MolmoE-1B: (-2, -9).
         pooling_size: side of the square window that is pooled into one feature.
-        projector_hidden_size: width of the gated projector; None takes the experts' width.
+        projector_hidden_size: width of the gated projector; None takes that of the experts, or of a dense MLP.
         keep_unused_vision_blocks: run the blocks after the last one whose output is used. It changes no output;
             it exists so that latency can be compared with implementations that run them.
         bos_token_id, image_start_token_id, image_end_token_id, image_patch_token_id, image_column_token_id: the
@@ -26,11 +32,11 @@ class MolmoeConfig(PreTrainedConfig):
     """
 
     model_type = "molmoe"
-    sub_configs: ClassVar[dict[str, Any]] = {"text_config": OlmoeConfig, "vision_config": CLIPVisionConfig}
+    sub_configs: ClassVar[dict[str, Any]] = {"text_config": AutoConfig, "vision_config": CLIPVisionConfig}
 
     def __init__(
         self,
-        text_config: OlmoeConfig | dict[str, Any] | None = None,
+        text_config: TextConfig | dict[str, Any] | None = None,
         vision_config: CLIPVisionConfig | dict[str, Any] | None = None,
         head_vocab_size: int | None = None,
         vision_feature_layers: tuple[int, ...] = (-2, -9),
@@ -51,7 +57,7 @@ class MolmoeConfig(PreTrainedConfig):
             text_config = molmoe_1b_text_config()
         if vision_config is None:
             vision_config = molmoe_1b_vision_config()
-        self.text_config = OlmoeConfig(**text_config) if isinstance(text_config, dict) else text_config
+        self.text_config = _text_config(text_config) if isinstance(text_config, dict) else text_config
         self.vision_config = CLIPVisionConfig(**vision_config) if isinstance(vision_config, dict) else vision_config
         self.head_vocab_size = head_vocab_size if head_vocab_size is not None else self.text_config.vocab_size
         self.vision_feature_layers = tuple(vision_feature_layers)
@@ -91,6 +97,16 @@ class MolmoeConfig(PreTrainedConfig):
             raise ValueError(f"vision_feature_layers is {self.vision_feature_layers!r}; give numbers of blocks")
 
     @property
+    def num_experts(self) -> int | None:
+        """Experts in each block; None in a dense model."""
+        return getattr(self.text_config, "num_experts", None)
+
+    @property
+    def default_top_k(self) -> int | None:
+        """Experts per token that the model was trained with; None in a dense one."""
+        return getattr(self.text_config, "num_experts_per_tok", None)
+
+    @property
     def patches_per_side(self) -> int:
         """Patches along one side of a crop (24 for 336 pixels and patches of 14)."""
         return self.vision_config.image_size // self.vision_config.patch_size
@@ -99,6 +115,14 @@ class MolmoeConfig(PreTrainedConfig):
     def features_per_crop(self) -> int:
         """Pooled features of one crop (144 for MolmoE)."""
         return (self.patches_per_side // self.pooling_size) ** 2
+
+
+def _text_config(fields: dict[str, Any]) -> TextConfig:
+    """Raises ValueError for another decoder than those of Molmo models."""
+    model_type = fields.get("model_type", OlmoeConfig.model_type)
+    if model_type not in _TEXT_CONFIGS:
+        raise ValueError(f"its text_config is of a {model_type}; give one of {', '.join(_TEXT_CONFIGS)}")
+    return _TEXT_CONFIGS[model_type](**fields)
 
 
 def molmoe_1b_text_config() -> OlmoeConfig:

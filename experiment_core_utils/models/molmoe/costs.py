@@ -1,4 +1,4 @@
-"""MolmoE's parameters and the elements of its largest activations, by formula.
+"""A Molmo's parameters and the elements of its largest activations, by formula.
 
 The formulas count what the stages of `modeling_molmoe.py` have at the same time when nothing is materialised
 that a fused kernel avoids: attention without its matrix of scores, experts as grouped GEMMs over all routed tokens at
@@ -26,7 +26,7 @@ def activation_elements(config: MolmoeConfig, crops: int, prompt_tokens: int, to
     Args:
         crops: crops of the picture, the one of the whole picture counted; 0 without a picture.
         prompt_tokens: positions of the prefill.
-        top_k: most experts per token in any block that runs.
+        top_k: most experts per token in any block that runs; 1 in a dense model, whose MLP counts as an expert.
     """
     return max(_vision_elements(config, crops), _prefill_elements(config, crops, prompt_tokens, top_k))
 

@@ -6,17 +6,14 @@ behind.
 """
 
 from collections.abc import Iterable
-from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import nn
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer
 
-from experiment_core_utils.engines.description import DecoderDescription
 from experiment_core_utils.engines.weights import (
     ALIGNMENT,
-    BlockWeights,
     ConnectorWeights,
     DecoderWeights,
     VisionBlockWeights,
@@ -25,102 +22,15 @@ from experiment_core_utils.engines.weights import (
     fused_rows,
     fusing_unsupported_reason,
 )
-from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
+from experiment_core_utils.models.hf.decoder_description import fused_decoder
 from experiment_core_utils.models.molmoe.modeling_molmoe import PAD_VALUE, MolmoeForConditionalGeneration
 from experiment_core_utils.primitives.errors import ConfigurationError
 
 
-def decoder_description(config: MolmoeConfig) -> DecoderDescription:
-    """The sizes of the decoder of such a model."""
-    text = config.text_config
-    return DecoderDescription(
-        width=text.hidden_size,
-        num_heads=text.num_attention_heads,
-        num_kv_heads=text.num_key_value_heads,
-        head_width=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
-        num_experts=text.num_experts,
-        expert_width=text.intermediate_size,
-        head_rows=config.head_vocab_size,
-        norm_eps=text.rms_norm_eps,
-        default_top_k=text.num_experts_per_tok,
-        normalise_top_k=bool(text.norm_topk_prob),
-    )
-
-
 def fuse_decoder_weights(model: MolmoeForConditionalGeneration) -> DecoderWeights:
-    """The decoder's weights; those of queries, keys and values in the modules become views of the fused tensor.
-
-    Raises:
-        ConfigurationError: what the blocks compute is not what the fused path does (quantised weights, clipped or
-            biased attention, a sliding window, another activation or rotary scaling), or the weights are not all on
-            one device in one dtype, or not of the sizes that the config says.
-    """
-    text = model.config.text_config
-    reason = _config_unsupported_reason(text.to_dict()) or _weights_unsupported_reason(model)
-    if reason is not None:
-        raise ConfigurationError(f"the decoder cannot be fused: {reason}; run it with --execution eager")
-    decoder = model.get_decoder()
-    return DecoderWeights.of(
-        decoder_description(model.config),
-        blocks=tuple(_fuse_weights(block) for block in model.all_blocks),
-        embedding=decoder.embed_tokens.weight.detach(),
-        final_norm=decoder.norm.weight.detach(),
-        head=model.lm_head.weight.detach(),
-        inverse_frequencies=decoder.rotary_emb.inv_freq.detach().to(model.device, torch.float32),
-    )
-
-
-def _config_unsupported_reason(text: dict[str, Any]) -> str | None:
-    rope = text["rope_parameters"]["rope_type"]
-    if text["clip_qkv"] is not None:
-        return f"queries, keys and values are clipped (clip_qkv {text['clip_qkv']})"
-    if text["attention_bias"]:
-        return "its attention has biases"
-    if text.get("sliding_window") is not None:
-        return f"its attention has a sliding window of {text['sliding_window']}"
-    if text["hidden_act"] != "silu":
-        return f"its experts use {text['hidden_act']}, not silu"
-    if rope != "default":
-        return f"its rotary positions are scaled ({rope})"
-    return None
-
-
-def _weights_unsupported_reason(model: MolmoeForConditionalGeneration) -> str | None:
-    if model.config.to_dict().get("quantization_config") is not None:
-        return "its weights are quantised"
-    decoder, blocks = model.get_decoder(), model.all_blocks
-    linear = [layer for block in blocks for layer in (*_fused(block.self_attn), block.self_attn.o_proj)]
-    weights = [decoder.embed_tokens.weight, decoder.norm.weight, model.lm_head.weight]
-    weights += [layer.weight for layer in linear]
-    weights += [attrgetter(place)(block) for block in blocks for place in _OWN_WEIGHTS.values()]
-    return fusing_unsupported_reason(linear, weights)
-
-
-# The weights of a block that are taken as they lie, by their names in the module; queries, keys and values are fused.
-_OWN_WEIGHTS = {
-    "input_norm": "input_layernorm.weight",
-    "query_norm": "self_attn.q_norm.weight",
-    "key_norm": "self_attn.k_norm.weight",
-    "output": "self_attn.o_proj.weight",
-    "ffn_norm": "post_attention_layernorm.weight",
-    "router": "mlp.gate.weight",
-    "gate_up": "mlp.experts.gate_up_proj",
-    "down": "mlp.experts.down_proj",
-}
-
-
-def _fused(attention: Any) -> list[nn.Linear]:
-    return [attention.q_proj, attention.k_proj, attention.v_proj]
-
-
-def _fuse_weights(block: Any) -> BlockWeights:
-    own = {name: attrgetter(place)(block).detach() for name, place in _OWN_WEIGHTS.items()}
-    fused = BlockWeights(qkv=fused_rows(_fused(block.self_attn)), **own)
-    # A tensor that came out of a file need not be contiguous; a copy of it would take the memory twice.
-    for name, weight in fused.tensors.items():
-        if not weight.is_contiguous():
-            raise ConfigurationError(f"the decoder cannot be fused: its {name} weights are not contiguous")
-    return fused
+    """The decoder's weights, also of blocks that are skipped; raises ConfigurationError as `fused_decoder`."""
+    with model.knobs():
+        return fused_decoder(model)
 
 
 def fuse_vision_weights(model: MolmoeForConditionalGeneration) -> VisionWeights:
@@ -185,6 +95,10 @@ def _refuse_other_tower(
         reason = f"its activation is {activation}, not quick_gelu"
     if reason is not None:
         raise ConfigurationError(f"the vision tower cannot be fused: {reason}; run it with --execution eager")
+
+
+def _fused(attention: Any) -> list[nn.Linear]:
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
 
 
 def _vision_products(layer: CLIPEncoderLayer) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""What turns each knob in MolmoE."""
+"""What turns each knob in a Molmo."""
 
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, RunningBlocks
 from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
@@ -10,18 +10,19 @@ from experiment_core_utils.models.hf.knobs.expert_mass import ExpertMassAdapter
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.visual_token_keep import PlacedTokens
 
+DENSE = "the model is dense"  #: why it has no knobs of experts
+
 
 class ExpertsPerToken:
     """The `KnobAdapter` of top-k."""
 
-    unsupported_reason: str | None = None  #: see `KnobAdapter.unsupported_reason`
-
     def __init__(self, model: MolmoeForConditionalGeneration) -> None:
         self._model = model
+        self.unsupported_reason = DENSE if model.num_experts is None else None
 
     @property
-    def value(self) -> int:
-        return self._model.active_setting.top_k
+    def value(self) -> int | None:
+        return None if self._model.num_experts is None else self._model.active_setting.top_k
 
     def put(self, value: int | None) -> None:
         """None stands for the model's own number."""
@@ -55,6 +56,6 @@ def adapters_of(model: MolmoeForConditionalGeneration, placed_tokens: PlacedToke
         VISION_TOKENS.name: RequestKnob(),
         VISUAL_TOKEN_KEEP.name: placed_tokens,
         TOP_K.name: ExpertsPerToken(model),
-        EXPERT_MASS.name: ExpertMassAdapter(model.all_blocks[1:]),
+        EXPERT_MASS.name: ExpertMassAdapter(model.all_blocks[1:], DENSE if model.num_experts is None else None),
         ACTIVE_BLOCKS.name: BlocksOfDecoder(model),
     }

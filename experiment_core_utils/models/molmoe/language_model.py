@@ -1,4 +1,4 @@
-"""MolmoE's language model without pictures: the decoder with its head, as a causal language model.
+"""A Molmo's language model without pictures: the decoder with its head, as a causal language model.
 
 Its parameters have the same names as in the whole model, so it loads from the same files; the tensors of the vision
 tower and the connector are never read.
@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, OlmoeModel
+from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithPast, MoeModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
-from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoePreTrainedModel, logits_and_loss
+from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoePreTrainedModel, logits_and_loss, new_decoder
 
 
 class MolmoeTextModel(MolmoePreTrainedModel):
@@ -24,16 +24,16 @@ class MolmoeTextModel(MolmoePreTrainedModel):
 
     def __init__(self, config: MolmoeConfig) -> None:
         super().__init__(config)
-        self.language_model = OlmoeModel(config.text_config)
+        self.language_model = new_decoder(config.text_config)
         self.post_init()
 
-    def forward(self, input_ids: torch.Tensor | None = None, **kwargs: Any) -> MoeModelOutputWithPast:
-        """The last hidden states [B, T, H] and the cache, as from `OlmoeModel`."""
+    def forward(self, input_ids: torch.Tensor | None = None, **kwargs: Any) -> BaseModelOutputWithPast:
+        """The last hidden states [B, T, H] and the cache, as from the decoder of transformers."""
         return self.language_model(input_ids=input_ids, **kwargs)
 
 
 class MolmoeForCausalLM(MolmoePreTrainedModel, GenerationMixin):
-    """MolmoE without pictures: `generate(input_ids, attention_mask=...)`, also for left-padded batches."""
+    """A Molmo without pictures: `generate(input_ids, attention_mask=...)`, also for left-padded batches."""
 
     input_modalities = ("text",)
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^model\.vision_tower\.", r"^model\.connector\."]

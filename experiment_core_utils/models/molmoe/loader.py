@@ -9,8 +9,10 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from experiment_core_utils.config.parts import ModelConfig
+from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.thinking_budget import THINKING_BUDGET
+from experiment_core_utils.knobs.top_k import TOP_K
 from experiment_core_utils.models.common.checkpoint_files import (
     loaded_weights,
     refuse_not_finite,
@@ -25,13 +27,14 @@ from experiment_core_utils.models.molmoe import (
     MolmoeImageProcessor,
     MolmoeProcessor,
 )
-from experiment_core_utils.models.molmoe.checkpoint.published import (
+from experiment_core_utils.models.molmoe.checkpoint.published import load_published_checkpoint
+from experiment_core_utils.models.molmoe.checkpoint.published_config import (
     PUBLISHED_MODEL_TYPE,
     config_from_published,
-    load_published_checkpoint,
     load_published_tokenizer,
 )
 from experiment_core_utils.models.molmoe.costs import parameter_count
+from experiment_core_utils.models.molmoe.knobs import DENSE
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
 from experiment_core_utils.models.pausable import PausableModel
@@ -82,10 +85,13 @@ def _refuse_unbuildable(config: MolmoeConfig, folder: Path) -> None:
 
 
 def molmoe_limits(config: MolmoeConfig) -> KnobLimits:
-    """What the knobs can be set to in a MolmoE of this config."""
-    text = config.text_config
-    sizes = int(text.num_hidden_layers), int(text.num_experts), int(text.num_experts_per_tok)
-    return KnobLimits(*sizes, unsupported={THINKING_BUDGET.name: "its tokenizer has no marks of thinking"})
+    """What the knobs can be set to in a Molmo of this config."""
+    reasons = {THINKING_BUDGET.name: "its tokenizer has no marks of thinking"}
+    if config.num_experts is None:
+        reasons |= dict.fromkeys((TOP_K.name, EXPERT_MASS.name), DENSE)
+    return KnobLimits(
+        int(config.text_config.num_hidden_layers), config.num_experts, config.default_top_k, unsupported=reasons
+    )
 
 
 def load_molmoe(
@@ -128,13 +134,15 @@ def refuse_several_devices(config: ModelConfig) -> None:
     for flag, given in (("--device_map", config.device_map), ("--tensor_parallel", config.tensor_parallel)):
         if given is not None:
             raise ConfigurationError(
-                f"{flag} {given} is for models of transformers; the engines of MolmoE have fused weights on one "
+                f"{flag} {given} is for models of transformers; the engines of Molmo have fused weights on one "
                 "device; drop it"
             )
 
 
 def _choose_implementations(model: MolmoeForConditionalGeneration, config: ModelConfig) -> None:
-    """Raises ConfigurationError for a name that transformers does not know."""
+    """Raises ConfigurationError for a name that transformers does not know, or one of experts for a dense model."""
+    if config.experts_implementation is not None and model.num_experts is None:
+        raise ConfigurationError(f"--experts_implementation {config.experts_implementation}: {DENSE}; drop it")
     with vendor_errors_named("the requested implementation is not available"):
         if config.attn_implementation is not None:
             model.set_attn_implementation(config.attn_implementation)
@@ -182,5 +190,5 @@ def _are_numbers(values: Any, count: int) -> bool:
 def _read_processor(source: MolmoeSource) -> MolmoeProcessor:
     if not source.is_published_layout:
         return MolmoeProcessor.from_pretrained(source.folder)
-    tokenizer = load_published_tokenizer(source.folder)
+    tokenizer = load_published_tokenizer(source.folder, source.config)
     return MolmoeProcessor(MolmoeImageProcessor(), tokenizer, ImageTokens.from_config(source.config))

@@ -1,6 +1,6 @@
-"""The MolmoE model, with three public stages (`encode_image`, `prefill`, `decode_step`) and `generate()`.
+"""The Molmo models, with three public stages (`encode_image`, `prefill`, `decode_step`) and `generate()`.
 
-The decoder is transformers' `OlmoeModel`, the vision blocks are its CLIP encoder layers; this module adds the
+The decoder is transformers' own, the vision blocks are its CLIP encoder layers; this module adds the
 connector, the placing of features among the tokens, and the two knobs of the decoder (experts per token, active
 blocks).
 """
@@ -8,21 +8,30 @@ blocks).
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import nn
-from transformers import DynamicCache, OlmoeModel, PreTrainedModel, initialization
+from transformers import DynamicCache, Olmo2Model, OlmoeModel, PreTrainedModel, Qwen2Model, initialization
 from transformers.cache_utils import Cache
 from transformers.generation import GenerationMixin
-from transformers.modeling_outputs import CausalLMOutputWithPast, ModelOutput, MoeModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, ModelOutput
 from transformers.models.clip.modeling_clip import CLIPEncoderLayer, CLIPVisionEmbeddings
 
 from experiment_core_utils.engines.description import EngineKnobs
-from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig
+from experiment_core_utils.models.molmoe.configuration_molmoe import MolmoeConfig, TextConfig
 from experiment_core_utils.primitives.private_apis import share_attention_implementation
 
 PAD_VALUE = -1.0
+Decoder: TypeAlias = OlmoeModel | Qwen2Model | Olmo2Model
+_DECODERS: dict[str, type[Decoder]] = {
+    each.config_class.model_type: each for each in (OlmoeModel, Qwen2Model, Olmo2Model)
+}
+
+
+def new_decoder(config: TextConfig) -> Decoder:
+    """A decoder with this very config, which the knobs change."""
+    return _DECODERS[config.model_type](config)
 
 
 @dataclass
@@ -129,7 +138,7 @@ class MolmoeConnector(nn.Module):
 
 
 class MolmoePreTrainedModel(PreTrainedModel):
-    """Weights, dtype and attention handling that all MolmoE classes have in common."""
+    """Weights, dtype and attention handling that all Molmo classes have in common."""
 
     config_class = MolmoeConfig
     config: MolmoeConfig
@@ -137,7 +146,9 @@ class MolmoePreTrainedModel(PreTrainedModel):
     input_modalities: tuple[str, ...] = ("image", "text")
     main_input_name = "input_ids"
     supports_gradient_checkpointing = False
-    _no_split_modules: ClassVar[list[str]] = ["OlmoeDecoderLayer", "CLIPEncoderLayer", "MolmoeConnector"]
+    _no_split_modules: ClassVar[list[str]] = [
+        *("OlmoeDecoderLayer", "Qwen2DecoderLayer", "Olmo2DecoderLayer", "CLIPEncoderLayer", "MolmoeConnector")
+    ]
     _skip_keys_device_placement: ClassVar[list[str]] = ["past_key_values"]
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -150,7 +161,7 @@ class MolmoePreTrainedModel(PreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.base_model.language_model.embed_tokens = value
 
-    def get_decoder(self) -> OlmoeModel:
+    def get_decoder(self) -> Decoder:
         """The decoder, as transformers' generic code asks for it."""
         return self.base_model.language_model
 
@@ -177,7 +188,7 @@ class MolmoeModel(MolmoePreTrainedModel):
         share_attention_implementation(config, config.vision_config)
         self.vision_tower = MolmoeVisionTower(config)
         self.connector = MolmoeConnector(config)
-        self.language_model = OlmoeModel(config.text_config)
+        self.language_model = new_decoder(config.text_config)
         self.post_init()
 
     def get_image_features(
@@ -224,7 +235,7 @@ class MolmoeModel(MolmoePreTrainedModel):
         mm_encoder_outputs: dict[str, MolmoeImageFeatures] | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
-    ) -> MoeModelOutputWithPast:
+    ) -> BaseModelOutputWithPast:
         """Last hidden states [B, T, H] for a prompt (with its pictures) or for the next tokens, and the cache."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
@@ -250,11 +261,12 @@ class MolmoeModel(MolmoePreTrainedModel):
 
 
 class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
-    """MolmoE with its head: three public stages with the knobs as arguments, and `generate()`.
+    """A Molmo with its head: three public stages with the knobs as arguments, and `generate()`.
 
     The knobs of the decoder:
 
-    - `top_k`: experts per token in every block after the first; block 0 keeps the model's own number.
+    - `top_k`: experts per token in every block after the first; block 0 keeps the model's own number. A dense model
+      has no such knob.
     - `active_blocks`: indices of the blocks that run, ascending, block 0 among them. A skipped block is not
       computed and has no cache entry.
 
@@ -268,7 +280,7 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.text_config.hidden_size, config.head_vocab_size, bias=False)
         self.post_init()
         self._all_blocks = tuple(self.model.language_model.layers)
-        self._setting = EngineKnobs(self.default_top_k, tuple(range(len(self._all_blocks))))
+        self._setting = self.checked_setting(None, None)
 
     @property
     def num_total_blocks(self) -> int:
@@ -281,14 +293,14 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         return self._all_blocks
 
     @property
-    def num_experts(self) -> int:
-        """Experts in each block."""
-        return int(self.config.text_config.num_experts)
+    def num_experts(self) -> int | None:
+        """Experts in each block; None in a dense model."""
+        return self.config.num_experts
 
     @property
-    def default_top_k(self) -> int:
-        """Experts per token that the model was trained with; block 0 always uses it."""
-        return int(self.config.text_config.num_experts_per_tok)
+    def default_top_k(self) -> int | None:
+        """Experts per token that the model was trained with; block 0 always uses it. None in a dense model."""
+        return self.config.default_top_k
 
     @property
     def active_setting(self) -> EngineKnobs:
@@ -306,7 +318,8 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
         decoder = self.model.language_model
         kept = [self._all_blocks[index] for index in wanted.blocks]
         for index, block in enumerate(self._all_blocks):
-            block.mlp.gate.top_k = self.default_top_k if index == 0 else wanted.top_k
+            if self.num_experts is not None:
+                block.mlp.gate.top_k = self.default_top_k if index == 0 else wanted.top_k
         for position, block in enumerate(kept):
             block.self_attn.layer_idx = position
         decoder.layers = nn.ModuleList(kept)
@@ -444,10 +457,10 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
 
     def checked_setting(self, top_k: int | None, active_blocks: Sequence[int] | None) -> EngineKnobs:
         """The setting that `set_knobs` would put in force; raises the errors that it raises."""
-        top_k = self.default_top_k if top_k is None else top_k
+        top_k = (self.default_top_k or 1) if top_k is None else top_k
         blocks = tuple(range(self.num_total_blocks)) if active_blocks is None else tuple(active_blocks)
         knobs = EngineKnobs(top_k, blocks)
-        knobs.refuse_impossible(self.num_experts, self.num_total_blocks)
+        knobs.refuse_impossible(self.num_experts or 1, self.num_total_blocks)
         return knobs
 
 

@@ -20,9 +20,9 @@ from experiment_core_utils.tasks.interface import Sample
 
 
 def refuse_several_pictures(sample: Sample) -> None:
-    """Raises SampleError for a question about more pictures than the one that a prompt of MolmoE has."""
+    """Raises SampleError for a question about more pictures than the one that a prompt has."""
     if len(sample.images) > 1:
-        raise SampleError(f"sample {sample.sample_id} has {len(sample.images)} pictures, and MolmoE takes one")
+        raise SampleError(f"sample {sample.sample_id} has {len(sample.images)} pictures, and Molmo takes one")
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class MolmoeWork:
                 image_part_tokens(self._processor, tiling, setting) for tiling in tilings_within(allowed)
             )
         prompt_tokens = text_tokens + image_tokens
-        own = molmoe_limits(self._source.config).default_top_k or 0
+        own = molmoe_limits(self._source.config).default_top_k or 1
         top_k = max(own, experts_of(setting) or 0) if len(blocks_of(setting)) > 1 else own
         cache = cache_elements(blocks, prompt_tokens + self._limit)
         return cache + activation_elements(self._source.config, crops, prompt_tokens, top_k)

@@ -1,4 +1,4 @@
-"""MolmoE checkpoints as a backend."""
+"""Molmo checkpoints as a backend."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
 from experiment_core_utils.models.common.preferences import Preferences, preferences_in
 from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes
 from experiment_core_utils.models.molmoe import MolmoeConfig
-from experiment_core_utils.models.molmoe.checkpoint.published import PUBLISHED_MODEL_TYPE
+from experiment_core_utils.models.molmoe.checkpoint.published_config import PUBLISHED_MODEL_TYPE
 from experiment_core_utils.models.molmoe.loader import (
     find_molmoe_config,
     load_molmoe,
@@ -30,15 +30,23 @@ from experiment_core_utils.tasks.interface import PromptFamily, Task
 
 @dataclass(frozen=True)
 class MolmoeCheckpoint(CheckpointSource):
-    """A MolmoE, which has its own form of prompts and answers in short."""
+    """A Molmo, which has its own form of prompts and answers in short."""
 
-    is_published_layout: bool  #: tensors have MolmoE's published Hugging Face names
+    is_published_layout: bool  #: tensors have the published Hugging Face names
 
-    can_pause = True
     is_near_matmul = True
     takes_pictures = True
     has_chat_template = False
     chat_template_use = "none"
+
+    @property
+    def can_pause(self) -> bool:  # type: ignore[override]
+        """The controller, which pauses, chooses experts."""
+        return self.limits.num_experts is not None
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config.model_type) if self.can_pause else PUBLISHED_MODEL_TYPE
 
     @property
     def prompt_family(self) -> PromptFamily:
@@ -64,9 +72,9 @@ class MolmoeCheckpoint(CheckpointSource):
         refuse_inductor(config.execution)
         if config.quantization != "none":
             raise ConfigurationError(
-                f"--quantization {config.quantization} is for models of transformers; MolmoE runs in full precision "
-                f"(bitsandbytes quantises linear layers, and the experts, nearly all of its weights, are not linear "
-                f"layers)"
+                f"--quantization {config.quantization} is for models of transformers; Molmo runs in full precision "
+                f"(engines take its weights as they are, and MolmoE's experts, most of them, are not the linear layers "
+                f"that bitsandbytes quantises)"
             )
 
     def load(self, config: ModelConfig, device: torch.device, *, is_profiled: bool = False) -> PausableModel:
@@ -77,7 +85,7 @@ class MolmoeCheckpoint(CheckpointSource):
 
 
 def molmoe_checkpoint(requested: RequestedModel) -> MolmoeCheckpoint | None:
-    """The requested model where its config is MolmoE's, in the native or the published layout.
+    """The requested model where its config is a Molmo's, in the native or the published layout.
 
     Raises:
         ConfigurationError: its config cannot be used, or anything is requested of a chat template.

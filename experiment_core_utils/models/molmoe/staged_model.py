@@ -70,8 +70,13 @@ def refuse_inductor(execution: ExecutionMode) -> None:
     """Raises ConfigurationError where Inductor is requested."""
     if execution == "inductor":
         raise ConfigurationError(
-            "--execution inductor is for models of transformers, and MolmoE has own kernels; give --execution auto"
+            "--execution inductor is for models of transformers, and Molmo has own kernels; give --execution auto"
         )
+
+
+def _of_engines(proof: KnobProof) -> dict[str, Any]:
+    """What only a proof by engines has."""
+    return {name: getattr(proof, name) for name in ("cache_layers", "engine_error", "modules_error")}
 
 
 class MolmoeStagedModel(HasEnds):
@@ -353,11 +358,14 @@ class MolmoeStagedModel(HasEnds):
         self.ends, self._eos = with_stops(self.ends, self._eos, stop, ignore_eos, self.processor.tokenizer)
 
     def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
-        """Block 0 keeps the model's own number."""
+        """Block 0 keeps the model's own number; a dense model has none."""
         return tuple(self.default_top_k if block == 0 else experts_of(setting) for block in blocks_of(setting))
 
     def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`; by the stages that run.
+
+        Dense blocks leave no ids of experts in engines. Which of them run is counted in the modules, beside which the
+        keys and values of each are judged at these very knobs.
 
         Raises:
             KnobDidNotAct: see `EngineStages.prove`.
@@ -368,6 +376,8 @@ class MolmoeStagedModel(HasEnds):
             proof = self._stages.prove(self._knobs, inputs)
         except EngineRefused as error:
             raise engine_refused(str(error)) from error
+        if self.num_experts is None and self._stages is not self._eager:
+            proof = replace(self._eager.prove(self._knobs, inputs), **_of_engines(proof))
         executed = self._executed
         return replace(
             proof,
@@ -401,9 +411,11 @@ class MolmoeStagedModel(HasEnds):
         """Bytes of weights that a decode step of one request reads."""
         every = self.model.all_blocks
         blocks = [every[index] for index in blocks_of(setting)]
-        top_k = experts_of(setting) or self.default_top_k
-        chosen = [self.default_top_k if index == 0 else top_k for index in blocks_of(setting)]
-        return step_weights(blocks, self.model.lm_head, [(self.num_experts, top_k) for top_k in chosen]).read(rows=1)
+        experts = [
+            None if self.num_experts is None or top_k is None else (self.num_experts, top_k)
+            for top_k in self.expected_experts(setting)
+        ]
+        return step_weights(blocks, self.model.lm_head, experts).read(rows=1)
 
     def describe(self) -> Mapping[str, Any]:
         return {

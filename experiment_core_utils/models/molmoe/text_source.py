@@ -1,4 +1,4 @@
-"""MolmoE's published layout as a backend of text experiments, which run its language model alone."""
+"""Molmo's published layout as a backend of text experiments, which run its language model alone."""
 
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.models.common.checkpoint_files import loaded_weights
 from experiment_core_utils.models.common.quantisation import own_method
-from experiment_core_utils.models.molmoe.checkpoint.published import (
+from experiment_core_utils.models.molmoe.checkpoint.published import published_language_tensors
+from experiment_core_utils.models.molmoe.checkpoint.published_config import (
     PUBLISHED_MODEL_TYPE,
     config_from_published,
     load_published_tokenizer,
-    published_language_tensors,
 )
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
 from experiment_core_utils.models.source import FoundFiles
@@ -22,11 +22,11 @@ from experiment_core_utils.models.text_model import LanguageModelSource
 
 
 class PublishedMolmoe(LanguageModelSource):
-    """A MolmoE in its published layout; `config` is the native one."""
+    """A Molmo in its published layout; `config` is the native one."""
 
     def read_tokenizer(self, trust_remote_code: bool) -> Any:
         """None of the checkpoint's own code is run."""
-        return load_published_tokenizer(self.folder)
+        return load_published_tokenizer(self.folder, self.config)
 
     def read_model(self, folder: Path, config: TextConfig, **options: Any) -> PreTrainedModel:
         """Tensors of the vision part are not read."""

@@ -228,6 +228,7 @@ class AdaptiveModel:
                 found = self._answer(inputs, first, token, request.max_new_tokens, after)
             times = _times(found, before.seconds()[0], after.seconds(), prepared.shape.preprocess_s, transfer_s)
         own = self._staged.default_top_k
+        assert own is not None
         return AdaptiveRun(
             token_ids=found.token_ids,
             text=self._staged.decode_text(found.token_ids),

@@ -12,12 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiment_core_utils.models.molmoe.checkpoint.published import (
-    assemble,
-    config_from_published,
-    native_shapes,
-    published_layout,
-)
+from experiment_core_utils.models.molmoe.checkpoint.published import assemble, native_shapes, published_layout
+from experiment_core_utils.models.molmoe.checkpoint.published_config import config_from_published
 from experiment_core_utils.models.molmoe.image_processing_molmoe import MolmoeImageProcessor
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens

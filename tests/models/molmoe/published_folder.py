@@ -1,6 +1,7 @@
-"""A small MolmoE as its folder on the hub is laid out: files, names of tensors, ids of special tokens."""
+"""Small Molmo models as their folders on the hub are laid out: files, names of tensors, ids of special tokens."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,18 @@ def golden_tensors() -> dict[str, torch.Tensor]:
 
 def write_published_folder(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **config: Any) -> Path:
     """Config, sharded weights with their index, and tokenizer; `config` changes keys of the goldens' config."""
+    content = load_goldens().spec["config"] | config
+    return write_folder(folder, content, golden_tensors() if tensors is None else tensors, SPECIAL_IDS)
+
+
+def write_folder(
+    folder: Path, config: Mapping[str, Any], tensors: dict[str, torch.Tensor], special_ids: Mapping[str, int]
+) -> Path:
+    """The folder with its files; `auto_map` is added to the config."""
     folder.mkdir(exist_ok=True)
-    tensors = golden_tensors() if tensors is None else tensors
     # The code that the hub's config names must never be fetched.
     code = {"AutoConfig": "config_molmo.MolmoConfig", "AutoModelForCausalLM": "modeling_molmo.MolmoForCausalLM"}
-    content = load_goldens().spec["config"] | {"auto_map": code} | config
-    (folder / "config.json").write_text(json.dumps(content))
+    (folder / "config.json").write_text(json.dumps({**config, "auto_map": code}))
     weight_map: dict[str, str] = {}
     for shard in range(SHARDS):
         file = f"model-{shard + 1:05}-of-{SHARDS:05}.safetensors"
@@ -44,19 +51,20 @@ def write_published_folder(folder: Path, tensors: dict[str, torch.Tensor] | None
         weight_map |= dict.fromkeys(part, file)
     total = sum(tensor.numel() * tensor.itemsize for tensor in tensors.values())
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
-    write_published_tokenizer(folder)
+    write_published_tokenizer(folder, special_ids)
     return folder
 
 
-def write_published_tokenizer(folder: Path) -> None:
-    """The embedded model's vocabulary with MolmoE's special tokens at their ids; `added_tokens.json` is of another
-    Molmo, as it is beside the published tokenizer."""
+def write_published_tokenizer(folder: Path, special_ids: Mapping[str, int] = SPECIAL_IDS) -> None:
+    """The embedded model's vocabulary with special tokens at their ids; `added_tokens.json` is of another Molmo, as it
+    is beside MolmoE's published tokenizer.
+    """
     content = json.loads((EMBEDDED_MODEL / "tokenizer.json").read_text())
     vocabulary = content["model"]["vocab"]
     for added in content["added_tokens"]:
         vocabulary.pop(added["content"], None)
         added["content"] = added["content"].replace("<|pad|>", "<|padding|>")
-        added["id"] = SPECIAL_IDS[added["content"]]
+        added["id"] = special_ids[added["content"]]
         vocabulary[added["content"]] = added["id"]
     (folder / "tokenizer.json").write_text(json.dumps(content))
     settings = {

@@ -94,12 +94,12 @@ def gelu(text: Any) -> None:
 
 
 def scaled(text: Any) -> None:
-    text.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    text.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [(clipped, "clip_qkv 8.0"), (biased, "biases"), (gelu, "gelu, not silu"), (scaled, "scaled .linear.")],
+    [(clipped, "clip_qkv 8.0"), (biased, "has a bias"), (gelu, "do not use silu"), (scaled, "of the kind dynamic")],
 )
 def test_other_arithmetic_is_refused(change: Callable[[Any], None], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):

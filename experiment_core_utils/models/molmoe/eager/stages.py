@@ -158,7 +158,7 @@ class EagerStages:
             decode_blocks = tuple(counted.blocks_run)
         refuse_not_finite(logits, after)
         return KnobProof(
-            experts_per_token=tuple(experts[block] for block in blocks),
+            experts_per_token=tuple(experts.get(block) for block in blocks),
             blocks_run=blocks,
             blocks_run_decode=decode_blocks,
             cache_layers=sum(1 for layer in state.past_key_values.layers if layer.get_seq_length() > 0),
@@ -174,7 +174,8 @@ class EagerStages:
         counted, handles = Counted(), []
         for index, block in enumerate(self._model.all_blocks):
             handles.append(block.register_forward_hook(counted.block_hook(index, token_axis=1)))
-            handles.append(block.mlp.gate.register_forward_hook(_router_hook(counted, index)))
+            if self._model.num_experts is not None:
+                handles.append(block.mlp.gate.register_forward_hook(_router_hook(counted, index)))
         with hooks_removed(handles):
             yield counted
 

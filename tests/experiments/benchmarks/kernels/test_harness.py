@@ -108,7 +108,7 @@ def test_the_gate_comes_before_the_time(tmp_path: Path) -> None:
         ("llama_3_2_1b", "no_pdl", "the decode runs by cpu step"),
         ("molmoe_1b", "launched", "it needs a GPU|cannot be captured"),
         ("llama_3_2_1b", "inductor", "^--execution inductor cannot run benchmark: it needs a GPU; give --exec"),
-        ("molmoe_1b", "inductor", "is for models of transformers, and MolmoE has own kernels; give --execution auto"),
+        ("molmoe_1b", "inductor", "is for models of transformers, and Molmo has own kernels; give --execution auto"),
     ],
 )
 def test_nothing_is_measured_in_the_place_of_another_variant(

@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.models.molmoe.checkpoint.published import (
-    config_from_published,
     load_published_checkpoint,
     native_shapes,
     published_layout,
 )
+from experiment_core_utils.models.molmoe.checkpoint.published_config import config_from_published
 from experiment_core_utils.models.molmoe.loader import load_processor
 from experiment_core_utils.models.molmoe.modeling_molmoe import MolmoeForConditionalGeneration
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
@@ -194,7 +194,7 @@ def test_a_folder_that_is_not_whole(own_copy: Path, spoil: Callable[[Path], None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"block_type": "sequential"}, "not a MolmoE config: block_type is 'sequential'.*dense Molmo models are not"),
+        ({"block_type": "sequential"}, "not a MolmoE config: block_type is 'sequential'.*or a dense one, such as"),
         ({"norm_after": True}, "norm_after is True"),
         ({"qkv_bias": True, "scale_logits": True}, "does not do: qkv_bias True, scale_logits True"),
         ({"d_model": "wide"}, "a value that cannot be used"),
@@ -204,13 +204,6 @@ def test_a_folder_that_is_not_whole(own_copy: Path, spoil: Callable[[Path], None
 def test_another_molmo_is_refused_by_its_config(tmp_path: Path, changes: dict[str, object], message: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(load_goldens().spec["config"] | changes))
     with pytest.raises(ConfigurationError, match=message):
-        find_model(str(tmp_path))
-
-
-def test_a_dense_molmo_of_the_hub_is_refused(tmp_path: Path) -> None:
-    dense = {"model_type": "molmo", "hidden_size": 3584, "num_hidden_layers": 28, "norm_after": False}
-    (tmp_path / "config.json").write_text(json.dumps(dense))
-    with pytest.raises(ConfigurationError, match="block_type is None.*the dense Molmo models are not supported"):
         find_model(str(tmp_path))
 
 
