@@ -137,6 +137,7 @@ def sample_result(
     answer = sample.answer
     places = sample.round_places or (None,) * len(sample.runs)
     runs = [_run_times(sample, number, place) for number, place in enumerate(places)]
+    scores = [ContinuationScore.of(**asdict(score)) for score in sample.scores]
     return SampleResult.of(
         request_part(sample, setting),
         theoretical_part(sample.shape.theoretical),
@@ -144,10 +145,10 @@ def sample_result(
         sample_energy(sample),
         **times_over_runs(runs, sample.thinking_tokens, is_scored=bool(sample.scores)),
         **published_figures(sample),
+        **({"continuations": scores} if scores else {}),
         output_ended=None if sample.scores else sample.ended,
         pred=sample.prediction,
         answer=sample.scored_answer,
-        continuations=[ContinuationScore.of(**asdict(score)) for score in sample.scores] or None,
         question_type=sample.question_type,
         metadata=sample_metadata(sample),
         data_sha256=sample.data_sha256,

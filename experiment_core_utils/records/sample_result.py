@@ -147,8 +147,8 @@ class SampleResult(
     output_ended: bool | None = None
     pred: Text  #: text of the first run, or of the answer in a batch, up to its end, thinking included
     answer: Text | None = None  #: the part of `pred` that is scored, without thinking; None if it is `pred`
-    #: of each option in its order, or of each window of a text, if log-probabilities were scored; None if an answer was
-    #: generated
+    #: of each option in its order, or of each window of a text, if log-probabilities were scored; not there if an
+    #: answer was generated
     continuations: list[ContinuationScore] | None = None
     question_type: Text  #: the task's category of the question
     metadata: Metadata  #: what the task says about the sample, below

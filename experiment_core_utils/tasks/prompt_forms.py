@@ -17,6 +17,7 @@ from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.datasets.questions import lettered
 from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
 from experiment_core_utils.tasks.registry import is_own_task, scored_by
+from experiment_core_utils.tasks.scoring.likelihood import Scored
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def prompt_for(task: Task, sample: Sample, family: PromptFamily) -> str:
     Raises:
         SampleError: more options than letters.
     """
-    scored = scored_by(task.metric)
+    scored = _scored(task)
     if scored == "text":
         return sample.question
     if scored == "options" and not _lists_options(task):
@@ -105,6 +106,11 @@ def prompt_for(task: Task, sample: Sample, family: PromptFamily) -> str:
     )
 
 
+def _scored(task: Task) -> Scored | None:
+    """What the task's metric scores in place of an answer; None where it has none, or another."""
+    return scored_by(getattr(task, "metric", ""))
+
+
 def _lists_options(task: Task) -> bool:
     """Whether the prompt of a question whose options are scored has them, so that their letters are the answers."""
     return "{options}" in (getattr(task, "prompt_template", None) or "")
@@ -119,7 +125,7 @@ def with_continuations(task: Task, sample: Sample, family: PromptFamily) -> Samp
     Raises:
         SampleError: more options than letters, or a question that is not the text to be scored.
     """
-    scored = scored_by(task.metric)
+    scored = _scored(task)
     if scored is None or sample.continuations is not None:
         return sample
     if scored == "text":
@@ -144,7 +150,7 @@ def described_form(
         date: that is today in every prompt; None where no template asks for it.
     """
     own = dict(getattr(task, "prompt_form", {}))
-    if (scored := scored_by(task.metric)) is not None:
+    if (scored := _scored(task)) is not None:
         own["scored"] = "letters" if scored == "options" and _lists_options(task) else scored
     if family == "molmo":
         return own
