@@ -16,10 +16,12 @@ from experiment_core_utils.engines.likelihood import CONTINUATIONS, ScoredReques
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
+from experiment_core_utils.meters.stages import StagedRequest
 from experiment_core_utils.models.common.continuations import continuation_ids, rolling_windows
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.generate import GenerateStages
 from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT
+from experiment_core_utils.models.hf.tensor_parallel import _on_host
 from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import GenerationFailed, SampleError
@@ -233,3 +235,31 @@ def test_a_setting_of_other_vision_tokens_scores_otherwise(load: Load) -> None:
         expected = float(followed.logits.log_softmax(-1).gather(1, torch.tensor([row[:8]]).T).sum())
         assert score.logprob == pytest.approx(expected, **CLOSE)
     assert all(abs(one.logprob - other.logprob) > 0.01 for one, other in zip(*found, strict=True))
+
+
+def test_the_energy_of_a_scored_request_is_of_its_prefill_and_the_whole(load: Load) -> None:
+    model: Any = load("olmoe", "graph")
+    model.apply(own_setting(model))
+    inputs = model.to_device(model.prepare(sample_of(TEXTS), "Which?", None).inputs)
+    model.warm_up(inputs, 1)
+    request = StagedRequest(model, inputs, 1, model.rewind)
+    assert request.output_tokens == 0 and list(request.acts) == ["prefill", "end_to_end"]
+    given: list[int] = []
+    follow = model.follow_tokens
+    model.follow_tokens = lambda tokens, state: given.append(tokens.shape[1]) or follow(tokens, state)
+    try:
+        for act in request.acts.values():
+            act()
+    finally:
+        del model.follow_tokens
+    # All but the last token of each different continuation of several, in both acts.
+    lengths = [len(row) - 1 for row in inputs.windows[0].continuations]
+    assert given == 2 * [length for length in (*lengths[:3], lengths[4]) if length]
+
+
+def test_a_request_goes_to_other_processes_with_its_continuations(load: Load) -> None:
+    model: Any = load("olmoe", "eager")
+    prepared = model.prepare(sample_of(TEXTS), "Which?", None).inputs
+    sent = _on_host(model.to_device(prepared))
+    assert sent.keys() == prepared.keys() and torch.equal(sent[CONTINUATIONS], prepared[CONTINUATIONS])
+    assert model.to_device(sent).windows[0].continuations == model.to_device(prepared).windows[0].continuations

@@ -366,7 +366,7 @@ class TransformersModel(HasEnds):
         return self._stages_of(state).decode_step(token, state)
 
     def follow_tokens(self, tokens: torch.Tensor, state: GenerationState | PrefilledRequest[Any]) -> torch.Tensor:
-        """See `ScoringStages`; graphs and engines take them one by one."""
+        """Logits [k, V] after each given token [1, k]; graphs and engines take them one by one."""
         if not isinstance(state, PrefilledRequest):
             return self._stages.follow_tokens(tokens, state)
         return follow_by_steps(lambda token: self.decode_step(token, state), tokens)

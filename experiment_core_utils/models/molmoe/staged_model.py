@@ -345,7 +345,7 @@ class MolmoeStagedModel(HasEnds):
         return generate_greedily(self, inputs, limit, marks)
 
     def follow_tokens(self, tokens: torch.Tensor, state: DecodeState | PrefilledRequest[EngineKnobs]) -> torch.Tensor:
-        """See `ScoringStages`; engines take them one by one."""
+        """Logits [k, V] after each given token [1, k]; engines take them one by one."""
         if not isinstance(state, PrefilledRequest):
             return self._eager.follow_tokens(tokens, state)
         return follow_by_steps(lambda token: self.decode_step(token, state), tokens)
