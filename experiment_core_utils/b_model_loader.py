@@ -29,7 +29,7 @@ from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.requests import DEFAULT_CHAT, ChatOptions
 from experiment_core_utils.models.hf.source import transformers_checkpoint
 from experiment_core_utils.models.hf.tensor_parallel import LOAD, LeadingModel, follow
-from experiment_core_utils.models.interface import Runnable
+from experiment_core_utils.models.interface import Runnable, Switchable
 from experiment_core_utils.models.molmoe.source import molmoe_checkpoint
 from experiment_core_utils.models.molmoe.text_source import published_molmoe
 from experiment_core_utils.models.source import Backend, CheckpointSource, ModelSource, RequestedModel
@@ -217,6 +217,7 @@ def load_requested(
     in_turn: bool = False,
     *,
     shown: bool,
+    modules_reason: str | None = None,
 ) -> Runnable:
     """The model of a profiling run on its device, or behind its server; processes of `crew` load their parts of it.
 
@@ -225,6 +226,7 @@ def load_requested(
     Args:
         variants: other checkpoints of the model, by the names that settings have for them.
         in_turn: whether one model is in memory at a time, and not all of them.
+        modules_reason: why its modules run it where the way was not requested; None for the fastest way.
     """
     loadings = [()] if source.is_served else loadings_of(settings)
     if crew is not None:
@@ -237,7 +239,10 @@ def load_requested(
         name = source.name if len(loadings) == 1 else f"{of_loading.name} ({loading_name(loading)})"
         work = f"connecting to {source.name} at {source.place}"
         with announced(work if source.is_served else f"loading {name} on {device}", shown=shown):
-            return of_loading.load(asked, device, is_profiled=is_profiled)
+            model = of_loading.load(asked, device, is_profiled=is_profiled)
+        while modules_reason is not None and isinstance(model, Switchable) and model.has_next_way:
+            model.run_next_way(modules_reason)
+        return model
 
     if in_turn:
         return cast(Runnable, ModelsInTurn(load, _checkpoint(source).prepare_request))

@@ -17,7 +17,7 @@ from experiment_core_utils.primitives.texts import short_digest, shown
 from experiment_core_utils.records.provenance import FinalPrompt
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.tasks.interface import Task
-from experiment_core_utils.tasks.prompt_forms import prompt_for
+from experiment_core_utils.tasks.prompt_forms import prompt_for, with_continuations
 
 
 def fingerprint_of_ids(sample_ids: Sequence[int]) -> str:
@@ -129,8 +129,9 @@ def first_final_prompt(
     for sample_id in sample_ids:
         try:
             with library_faults_named(f"sample {sample_id}"), time_limit(sample_timeout_s):
-                sample = task[sample_id]
-                request = model.prepare(sample, prompt_for(task, sample, model.prompt_family), crops)
+                sample, family = task[sample_id], model.prompt_family
+                prompt = prompt_for(task, sample, family)
+                request = model.prepare(with_continuations(task, sample, family), prompt, crops)
         except SampleError:  # not counted: it is a failed sample where it is requested
             continue
         ids = request.inputs.get("input_ids")

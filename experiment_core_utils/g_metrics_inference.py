@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from experiment_core_utils.engines.likelihood import scored_lengths
 from experiment_core_utils.h_metrics_compute import request_flops
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.thinking_budget import THINKING_BUDGET
@@ -14,6 +15,7 @@ from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.records.text import InferenceMetrics, InferenceResults
 from experiment_core_utils.tasks.content import digest_of
 from experiment_core_utils.tasks.interface import Sample
+from experiment_core_utils.tasks.scoring.likelihood import likeliest
 
 # Of every batch, and added up over all.
 _SUMMED = ("input_tokens", "padded_input_tokens", "output_tokens", "computed_output_tokens")
@@ -66,6 +68,8 @@ def combine_inference_metrics(inference_results: InferenceResults) -> InferenceM
 
 def _output_of(model: Runnable, run: StagedRun) -> tuple[object, ...]:
     """What is the same in runs of one output: its ids, or where a server sends none its text, length and end."""
+    if run.scores:
+        return likeliest(run.scores), *(score.is_greedy for score in run.scores)
     if run.first_token_s is None:
         return run.token_ids
     return model.decode_text(run.token_ids), len(run.token_ids), run.ended
@@ -101,6 +105,9 @@ def sample_record(
     if runs and runs[0].prompt_tokens is not None:
         shape = shape.counted_by_server(runs[0].prompt_tokens)
     prediction, scored = model.decode_text(read_ids), model.ends.answer(read_ids)
+    if first.scores:
+        # Of a text that is scored, that text is all that there is.
+        prediction = scored = sample.options[likeliest(first.scores)] if sample.options else sample.answers[0]
     return MeasuredSample(
         sample_id=sample.sample_id,
         shape=shape,
@@ -108,7 +115,7 @@ def sample_record(
         outputs_identical=len({_output_of(model, run) for run in runs}) == 1 if runs else None,
         host_s={} if transfer_s is None else {"transfer_s": transfer_s},
         prediction=prediction,
-        flops=request_flops(model, setting, shape, len(first.token_ids)),
+        flops=request_flops(model, setting, shape, len(first.token_ids), scored_lengths(request.inputs)),
         question_type=sample.question_type,
         image_id=sample.image_id,
         references=sample.answers,

@@ -4,6 +4,8 @@ Operations follow from formulas where the architecture is known, because they mu
 other model is counted by running it once.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import psutil
@@ -23,9 +25,37 @@ from experiment_core_utils.records.text import ComputeMetrics, GpuMemory, Infere
 from experiment_core_utils.text_run.generated_compute import text_memory
 
 
-def request_flops(model: Runnable, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-    """Operations of each stage of a request at a setting, by formula; None where the architecture is not known."""
-    return model.count_flops(setting, shape, output_tokens)
+def request_flops(
+    model: Runnable,
+    setting: Setting,
+    shape: RequestShape,
+    output_tokens: int,
+    scored: Sequence[tuple[int, Sequence[int]]] = (),
+) -> StageFlops | None:
+    """Operations of each stage of a request at a setting, by formula; None where the architecture is not known.
+
+    Args:
+        scored: tokens of each prompt whose continuations are scored, the request's own first, and of each of these. All
+            belong to the prefill then, and are counted as steps, whether they ran as steps or in one pass.
+    """
+    if not scored:
+        return model.count_flops(setting, shape, output_tokens)
+    own = model.count_flops(setting, shape, 1)
+    total = 0.0
+    for place, (prompt_tokens, lengths) in enumerate(scored):
+        of_prompt = shape if place == 0 else replace(shape, text_tokens=prompt_tokens)
+        for length in lengths:
+            found = model.count_flops(setting, of_prompt, length)
+            if own is None or found is None:
+                return None
+            total += (found.decode_flops_per_token or 0) * (length - 1)
+        if place and own is not None and found is not None:
+            total += found.prefill_flops
+    return (
+        None
+        if own is None
+        else replace(own, prefill_flops=own.prefill_flops + round(total), decode_flops_per_token=None)
+    )
 
 
 def get_flops(

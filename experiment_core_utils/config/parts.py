@@ -371,7 +371,8 @@ class TaskConfig(Part):
     )
     metric: Annotated[str, Metavar("METRIC")] | None = Field(
         default=None,
-        description="metric that scores the answers (default: the task's own; of a file mc, relaxed or em_lenient)",
+        description="metric that scores the answers (default: the task's own; of a file mc, relaxed or em_lenient); "
+        "acc, acc_norm, acc_bytes and perplexity score given options or texts by log-probability",
     )
     split: Annotated[str, Metavar("SPLIT")] | None = Field(
         default=None, description="split of the task (default: the task's own, for most validation)"

@@ -110,7 +110,7 @@ def setting_memory(
     if any(sample.answer is not None for sample in samples):
         reason = "samples were answered in batches, whose caches are in the peak"
         return memory_parts(reading.peak_memory_bytes, model.weights_bytes, None, reading.process_rss_bytes, reason)
-    positions = max((each.shape.prompt_tokens + each.output_tokens - 1 for each in samples), default=0)
+    positions = max((each.most_positions for each in samples), default=0)
     cache = model.cache_bytes(positions)
     return memory_parts(
         reading.peak_memory_bytes, model.weights_bytes, cache, reading.process_rss_bytes, reading.reason
@@ -126,7 +126,7 @@ def counted_memory(samples: Sequence[MeasuredSample], model: ModelBytes | None) 
     weights = cache = activations = None
     if model is not None and samples:
         weights = model.weights_bytes
-        cache = model.cache_bytes(max(each.shape.prompt_tokens + each.output_tokens - 1 for each in samples))
+        cache = model.cache_bytes(max(each.most_positions for each in samples))
         activations = model.activation_bytes(max(each.shape.prompt_tokens for each in samples))
     parts = {"weights": weights, "kv_cache": cache, "activation": activations}
     known = [each for each in parts.values() if each is not None]
@@ -140,7 +140,7 @@ def _countable(model: ModelBytes | None, samples: Sequence[MeasuredSample]) -> M
     """The bytes of a model; None where the cache of the largest request cannot be counted, with any other unknown."""
     try:
         if model is not None and samples:
-            model.cache_bytes(max(each.shape.prompt_tokens + each.output_tokens - 1 for each in samples))
+            model.cache_bytes(max(each.most_positions for each in samples))
     except MeterUnavailable:
         return None
     return model

@@ -20,6 +20,7 @@ from experiment_core_utils.records.requests import KnobProof, VisionGeometry
 from experiment_core_utils.records.sample_result import (
     QUANTITIES,
     QUANTITIES_BY_NAME,
+    ContinuationScore,
     DecoderKnobValues,
     Metadata,
     RunTimes,
@@ -136,14 +137,16 @@ def sample_result(
     answer = sample.answer
     places = sample.round_places or (None,) * len(sample.runs)
     runs = [_run_times(sample, number, place) for number, place in enumerate(places)]
+    scores = [ContinuationScore.of(**asdict(score)) for score in sample.scores]
     return SampleResult.of(
         request_part(sample, setting),
         theoretical_part(sample.shape.theoretical),
         score_part(score),
         sample_energy(sample),
-        **times_over_runs(runs, sample.thinking_tokens),
+        **times_over_runs(runs, sample.thinking_tokens, is_scored=bool(sample.scores)),
         **published_figures(sample),
-        output_ended=sample.ended,
+        **({"continuations": scores} if scores else {}),
+        output_ended=None if sample.scores else sample.ended,
         pred=sample.prediction,
         answer=sample.scored_answer,
         question_type=sample.question_type,

@@ -26,13 +26,14 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_fai
         num_failed: samples that could not be run.
     """
     outliers = find_outliers([[run.total_s for run in sample.runs] for sample in samples])
+    generated = [sample for sample in samples if not sample.scores]
     num_discarded = sum(sample.num_discarded_runs for sample in samples)
     counts = CountsPart.of(
         num_samples=len(samples),
         num_failed_samples=num_failed,
         num_latency_samples=sum(bool(sample.runs) for sample in samples),
-        share_truncated=mean_of([not sample.ended for sample in samples]),
-        share_one_token=mean_of([_is_cut_short(sample) for sample in samples]),
+        share_truncated=mean_of([not sample.ended for sample in generated]),
+        share_one_token=mean_of([_is_cut_short(sample) for sample in generated]),
         share_failed=fraction_of(num_failed, len(samples) + num_failed),
         share_outlier_runs=outliers.share,
         share_outlier_runs_reason=outliers.reason,

@@ -276,7 +276,8 @@ class BatchAnswerer:
     ) -> None:
         self._bench = bench
         self._results_dir = results_dir
-        self._is_together = answers_in_batches(bench.engines)
+        # Continuations are scored one request after the other: those of one share its prompt already.
+        self._is_together = answers_in_batches(bench.engines) and getattr(bench.metric, "scored", None) is None
         self._batch_size = self._limit = batch_size if self._is_together else 1
         self._timeout_s = sample_timeout_s
         self._proofs: dict[str, BatchProof] = {}
@@ -366,23 +367,28 @@ class BatchAnswerer:
         in_time = time_limit(self._timeout_s and self._timeout_s * len(requests))
         try:
             with library_faults_named(f"sample {prepared[0][0].sample_id}"), out_of_memory_named(), in_time:
-                answers = proof.answer(requests) if self._is_together else [self._as_timed(requests[0])]
+                if not self._is_together:
+                    return [self._as_timed(requests[0])]
+                answers = proof.answer(requests)
         except OutOfMemory:
             if len(requests) == 1:
                 raise
             return None
         if answers is None:
             return None
-        ends, reason = self._bench.model.ends, proof.reason if self._is_together else None
+        ends, reason = self._bench.model.ends, proof.reason
         limit = self._limit if reason is None else 1
         return [BatchedAnswer(tokens, ends.up_to_end(tokens)[1], len(requests), limit, reason) for tokens in answers]
 
-    def _as_timed(self, request: PreparedRequest) -> tuple[int, ...]:
-        """The answer to a request by what runs the timed ones."""
+    def _as_timed(self, request: PreparedRequest) -> BatchedAnswer:
+        """The answer to a request, or the scores of its continuations, by what runs the timed ones."""
         model, limit = self._bench.model, self._bench.max_new_tokens
         inputs = model.to_device(request.inputs)
         model.warm_up(inputs, limit)
-        return model.generate_timed(inputs, limit, NoMarks()).token_ids
+        found = model.generate_timed(inputs, limit, NoMarks())
+        return BatchedAnswer(
+            found.token_ids, model.ends.up_to_end(found.token_ids)[1], 1, self._limit, scores=found.scores
+        )
 
 
 GroupKey = tuple[CropRange | None, int | None, tuple[int, ...], tuple[tuple[str, Any], ...]]

@@ -31,7 +31,7 @@ from experiment_core_utils.meters.windows import (
     idle_power,
     poll_error_s,
 )
-from experiment_core_utils.models.common.side_by_side import ModelsInTurn
+from experiment_core_utils.models.common.side_by_side import ModelsInTurn, ModelsSideBySide
 from experiment_core_utils.models.interface import Stepwise, Switchable, devices_of
 from experiment_core_utils.primitives.device import MemoryWindow, out_of_memory_named, release_cached_memory
 from experiment_core_utils.primitives.errors import MeterUnavailable, SampleError, SettingError, library_faults_named
@@ -448,6 +448,8 @@ class EnergyPasses(_Passes):
             inputs = self._nearest_inputs(each)
             if not isinstance(model, Stepwise):
                 raise SettingError("the model does not run its stages one by one")
+            if isinstance(model, ModelsSideBySide):
+                inputs = model.sent(inputs)
             limit = answer_limit_at(each.setting, self.bench.max_new_tokens)
             with out_of_memory_named():
                 each.rounds.measure(StagedRequest(model, inputs, limit, model.rewind), index)

@@ -8,13 +8,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from experiment_core_utils.config.parts import ProfilerMode
 from experiment_core_utils.engines.greedy import generate_greedily
+from experiment_core_utils.engines.likelihood import ScoredRequest, ScoringStages, score_timed
 from experiment_core_utils.models.interface import Stages, devices_of
 from experiment_core_utils.primitives.device import NoMarks, synchronize
 from experiment_core_utils.primitives.files import replaced_whole, write_text_atomically
@@ -106,7 +107,10 @@ def profiled_run(model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, 
     """One run of the request under the profiler, with ranges of its components; the device is idle at both ends."""
     synchronize(*devices_of(model))
     with component_ranges(model.components()), new_profiler(model.device, mode) as profiler:
-        generate_greedily(stages_in_ranges(model), inputs, max_new_tokens, NoMarks())
+        if isinstance(inputs, ScoredRequest):
+            score_timed(cast(ScoringStages, model), inputs, NoMarks())
+        else:
+            generate_greedily(stages_in_ranges(model), inputs, max_new_tokens, NoMarks())
         synchronize(*devices_of(model))
     return profiler
 

@@ -28,7 +28,7 @@ from experiment_core_utils.records.provenance import Preparation
 from experiment_core_utils.records.requests import PreparedRequest
 from experiment_core_utils.tasks.content import read_unchanged
 from experiment_core_utils.tasks.interface import Sample, Task
-from experiment_core_utils.tasks.prompt_forms import prompt_for
+from experiment_core_utils.tasks.prompt_forms import prompt_for, with_continuations
 
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 # A process whose own time limit is up says so within this time; one that hangs in a call does not.
@@ -233,8 +233,8 @@ class SamplePreparer:
         that has changed.
         """
         with library_faults_named(f"sample {key.sample_id}"):
-            sample = self._sample(key.sample_id)
-            prompt = prompt_for(self.task, sample, self.model.prompt_family)
+            sample, family = self._sample(key.sample_id), self.model.prompt_family
+            prompt, sample = prompt_for(self.task, sample, family), with_continuations(self.task, sample, family)
             request = self.model.prepare(sample, prompt, key.crops)
             prompted = replace(sample, image=None, metadata={**sample.metadata, "prompt": prompt})
             return PrefetchedRequest(prompted, replace(request, inputs=dict(request.inputs)))

@@ -23,6 +23,7 @@ from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.meters.load import LoadSampler
 from experiment_core_utils.meters.stability import needs_another_run, warm_up_of
 from experiment_core_utils.meters.steadiness import Outlook
+from experiment_core_utils.models.common.side_by_side import ModelsSideBySide
 from experiment_core_utils.models.interface import Concurrent, Runnable, Stepwise, devices_of
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.device import (
@@ -373,7 +374,8 @@ class SampleRunner:
             model, limit = self.bench.model, answer_limit_at(at.of.setting, self.bench.max_new_tokens)
             model.apply(at.of.setting)
             model.warm_up(at.inputs, limit)
-            self.profiles.take(model, at.of.key, at.sample.sample_id, at.inputs, limit)
+            inputs = model.sent(at.inputs) if isinstance(model, ModelsSideBySide) else at.inputs
+            self.profiles.take(model, at.of.key, at.sample.sample_id, inputs, limit)
 
     def _scored_ids(self, at: SampleAtWork) -> tuple[int, ...] | None:
         """The answer that is scored where its timed requests are others; None where it is theirs."""

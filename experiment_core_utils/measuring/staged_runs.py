@@ -50,4 +50,5 @@ def staged_run(generated: TimedTokens, seconds: Sequence[float], ended: bool) ->
         prompt_tokens=generated.prompt_tokens,
         hidden_tokens=generated.hidden_tokens,
         served=generated.served,
+        scores=generated.scores,
     )

@@ -185,7 +185,7 @@ def summary_of(stages: StageEnergies) -> EnergySummary | None:
         end_to_end_uncertainty_j=whole.uncertainty_j,
         end_to_end_idle_j=whole.idle_j,
         end_to_end_net_j=whole.net_j,
-        j_per_output_token=whole.gross_j.mean / stages.output_tokens,
+        j_per_output_token=rate(whole.gross_j.mean, stages.output_tokens),
         closure_residual_share=closure.residual_share if closure else None,
         source_ratio=stages.source_ratios[END_TO_END] if whole.origin.component == "gpu" else None,
     )

@@ -6,11 +6,12 @@ own. The sum of the stages is then compared with windows of the whole request, w
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from experiment_core_utils.engines.greedy import generate_greedily
+from experiment_core_utils.engines.likelihood import ScoredRequest, ScoringStages, score_encoded, score_timed
 from experiment_core_utils.meters.energy_statistics import (
     act_figures,
     act_totals,
@@ -35,6 +36,7 @@ from experiment_core_utils.records.energy import (
     IdlePower,
     StageEnergies,
 )
+from experiment_core_utils.records.requests import TimedTokens
 
 REPEATS = 5
 # Student's t interval of fewer windows is mostly wider than any goal.
@@ -159,7 +161,7 @@ class StagedRequest:
         self._inputs = inputs
         self._max_new_tokens = max_new_tokens
         self._rewind = rewind
-        generated = generate_greedily(model, inputs, max_new_tokens, NoMarks())
+        generated = self._generated()
         self._has_vision = "vision" in generated.spans
         self.output_tokens = len(generated.token_ids)
         with torch.inference_mode():
@@ -186,8 +188,11 @@ class StagedRequest:
 
     @torch.inference_mode()
     def prefill(self) -> None:
-        """Features and prompt on the device -> first token on the host."""
-        self._prefilled()
+        """Features and prompt on the device -> first token, or the scores of continuations, on the host."""
+        if isinstance(self._inputs, ScoredRequest):
+            score_encoded(cast(ScoringStages, self._model), self._inputs, self._features)
+        else:
+            self._prefilled()
         synchronize(*devices_of(self._model))
 
     @torch.inference_mode()
@@ -203,8 +208,13 @@ class StagedRequest:
 
     def whole(self) -> None:
         """Request handed over -> last token."""
-        generate_greedily(self._model, self._inputs, self._max_new_tokens, NoMarks())
+        self._generated()
         synchronize(*devices_of(self._model))
+
+    def _generated(self) -> TimedTokens:
+        if isinstance(self._inputs, ScoredRequest):
+            return score_timed(cast(ScoringStages, self._model), self._inputs, NoMarks())
+        return generate_greedily(self._model, self._inputs, self._max_new_tokens, NoMarks())
 
     def _prefilled(self) -> tuple[torch.Tensor, Any]:
         logits, state = self._model.prefill(self._inputs, self._features)

@@ -43,10 +43,12 @@ from experiment_core_utils.requests.fitting import (
     refuse_picture_tasks,
     refuse_unfit_pictures,
     refuse_unfit_requests,
+    refuse_unscored,
 )
 from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.prompt_forms import described_form
+from experiment_core_utils.tasks.registry import scored_by
 from experiment_core_utils.tasks.sampling import SampledDataset
 
 
@@ -229,6 +231,7 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     else:
         takes_pictures = source.takes_pictures
         refuse_unfit_pictures(task, drawn.sample_ids, config.task, takes_pictures=takes_pictures, model=source.name)
+    refuse_unscored(task.metric, config, is_served=source.is_served)
     limits = config.knobs.answer_limit_list, config.knobs.thinking_tokens_list
     refuse_long_limits(task, *limits, max_new_tokens_of(config.task, task))
     reference, placebo = reference_beside(config, source, grid), placebo_beside(config, source)
@@ -332,7 +335,9 @@ def num_timed(config: ProfilingConfig, num_samples: int) -> int:
 
 
 def max_new_tokens_of(config: TaskConfig, task: Task) -> int:
-    """The requested limit, else the task's own."""
+    """The requested limit, else the task's own; 1 where log-probabilities are scored, and nothing is generated."""
+    if scored_by(task.metric) is not None:
+        return 1
     return task.max_new_tokens if config.max_new_tokens is None else config.max_new_tokens
 
 

@@ -15,6 +15,7 @@ from experiment_core_utils.b_model_loader import load_requested
 from experiment_core_utils.c_prompt_processing import first_final_prompt
 from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.d_energy_tracking import agreed_meters
+from experiment_core_utils.engines.likelihood import ScoringStages
 from experiment_core_utils.facts.run_facts import facts_of_run
 from experiment_core_utils.knobs.loading import loading_name, loading_of
 from experiment_core_utils.knobs.setting import Setting
@@ -29,6 +30,7 @@ from experiment_core_utils.meters.host_facts import facts_of_start
 from experiment_core_utils.meters.requested_energy import energy_gpus
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.models.common.side_by_side import ModelsSideBySide
+from experiment_core_utils.models.hf.tensor_parallel import LeadingModel
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Runnable, Stepwise
 from experiment_core_utils.models.source import ModelSource
 from experiment_core_utils.planning.fingerprint import refuse_other_engines
@@ -51,7 +53,7 @@ from experiment_core_utils.records.provenance import Provenance
 from experiment_core_utils.records.run_context import RunContext
 from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
-from experiment_core_utils.tasks.registry import get_metric
+from experiment_core_utils.tasks.registry import get_metric, scored_by
 from experiment_core_utils.tasks.sampling import choose_latency_ids, shards_of, split_by
 
 
@@ -80,6 +82,10 @@ def bench_of(
     config, task = requested.config, requested.task
     if requested.source.limits.untried_reason is not None:
         refuse_settings_as_loaded(model, requested.settings)
+    if scored_by(task.metric) is not None and not isinstance(model, ScoringStages | LeadingModel):
+        raise ConfigurationError(
+            f"--metric {task.metric} needs stages that follow given tokens, which {model.name} lacks"
+        )
     ids = requested.sample_ids
     latency_ids = choose_latency_ids(ids, num_timed(config, len(ids)), config.task.seed)
     taken = [each for part in split_by(latency_ids, context.own_ids) for each in part]
@@ -114,6 +120,7 @@ def bench_of(
 
 
 FOLDER_SEEN_WITHIN_S = 90.0
+_IN_ONE_PASS = "the modules alone score a text in one pass"
 # Samples that are asked with a salt and without at the start of a run.
 _ASKED_BOTH_WAYS = 8
 
@@ -258,7 +265,9 @@ def loaded_run(
     on_device = device_of_run(requested, accelerator, here)
     crew = crew_of(config)
     at_once = requested.variants, requested.in_turn_reason is not None
-    model = load_requested(config, source, settings, on_device, crew, *at_once, shown=context.is_main)
+    reason = _IN_ONE_PASS if scored_by(requested.task.metric) == "text" else None
+    asked = config, source, settings, on_device, crew, *at_once
+    model = load_requested(*asked, shown=context.is_main, modules_reason=reason)
     first = first_final_prompt(
         requested.task, model, requested.sample_ids, first_crops(requested), config.measuring.sample_timeout
     )

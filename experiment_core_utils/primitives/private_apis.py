@@ -114,9 +114,17 @@ def position_ids(model: "PreTrainedModel", ids: torch.Tensor, kwargs: Mapping[st
     return model._prepare_position_ids_for_generation(ids, kwargs)
 
 
-def carried_kwargs(model: "PreTrainedModel", outputs: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What `generate()` gives to the next step."""
-    return model._update_model_kwargs_for_generation(outputs, dict(kwargs))
+def carried_kwargs(
+    model: "PreTrainedModel", outputs: Any, kwargs: Mapping[str, Any], num_new_tokens: int = 1
+) -> dict[str, Any]:
+    """What `generate()` gives to the next step, of so many tokens."""
+    kwargs = dict(kwargs)
+    types = kwargs.pop("token_type_ids", None) if num_new_tokens > 1 else None
+    carried: dict[str, Any] = model._update_model_kwargs_for_generation(outputs, kwargs, num_new_tokens=num_new_tokens)
+    if types is not None:
+        # Each is of the type of the last one, as if they came one by one.
+        carried["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, num_new_tokens)], dim=-1)
+    return carried
 
 
 def takes_dynamic_cache(model: "PreTrainedModel") -> bool:

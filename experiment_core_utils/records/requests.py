@@ -171,6 +171,15 @@ class ServedNotes:
 
 
 @dataclass(frozen=True)
+class ScoredContinuation:
+    """How likely a model finds a given continuation of a prompt."""
+
+    logprob: float  #: sum of the natural log-probabilities of its tokens
+    num_tokens: int  #: how many these are
+    is_greedy: bool  #: whether each of them is the likeliest in its place, so that greedy decoding would give it
+
+
+@dataclass(frozen=True)
 class TimedTokens:
     """An answer, and what lies between the marks that were set while it was made."""
 
@@ -182,6 +191,7 @@ class TimedTokens:
     prompt_tokens: int | None = None  #: positions of the prompt by a server's count; None where this process counts
     hidden_tokens: int = 0  #: of thinking that a server counted and did not send, beside `token_ids`
     served: ServedNotes | None = None  #: None where no server answered
+    scores: tuple[ScoredContinuation, ...] = ()  #: of given continuations, in place of an answer; () with one
 
 
 @dataclass(frozen=True)
@@ -200,6 +210,7 @@ class StagedRun:
     prompt_tokens: int | None = None  #: as in `TimedTokens`
     hidden_tokens: int = 0  #: as in `TimedTokens`
     served: ServedNotes | None = None  #: as in `TimedTokens`
+    scores: tuple[ScoredContinuation, ...] = ()  #: as in `TimedTokens`
 
     @property
     def tpot_s(self) -> float | None:
@@ -208,8 +219,10 @@ class StagedRun:
         return None if self.decode_s is None or steps < 1 else self.decode_s / steps
 
     @property
-    def ttft_s(self) -> float:
-        """Time to the first token."""
+    def ttft_s(self) -> float | None:
+        """Time to the first token; None where given continuations were scored, and none was generated."""
+        if self.scores:
+            return None
         return (self.vision_s or 0.0) + (self.prefill_s or 0.0) + (self.first_token_s or 0.0)
 
 
@@ -297,6 +310,7 @@ class BatchedAnswer:
     batch_limit: int  #: most that were allowed together; less than what was requested where memory had run out
     #: why it was answered alone though batches were requested: in one, answers were wrong; None where they were right
     alone_reason: str | None = None
+    scores: tuple[ScoredContinuation, ...] = ()  #: as in `TimedTokens`
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from experiment_core_utils.records.json_record import (
     Count,
     Delay,
     Knob,
+    Number,
     Positive,
     Record,
     Text,
@@ -20,6 +21,14 @@ from experiment_core_utils.records.json_record import (
 from experiment_core_utils.records.quantities import compute, energy, latency
 from experiment_core_utils.records.quantities.quantity import quantities_of
 from experiment_core_utils.records.result_files import saved_traceback
+
+
+class ContinuationScore(Record):
+    """How likely a model finds a given continuation of its prompt."""
+
+    logprob: Number  #: sum of the natural log-probabilities of its tokens
+    num_tokens: Count  #: how many these are
+    is_greedy: bool  #: whether each of them is the likeliest in its place
 
 
 class Metadata(Record):
@@ -100,7 +109,9 @@ class RunTimes(latency.StageTimes):
         return sum(self.T_inter_token[: tokens - 1]) if tokens > 1 and self.T_inter_token else None
 
 
-def times_over_runs(runs: Sequence[RunTimes], thinking_tokens: int | None) -> dict[str, float | None]:
+def times_over_runs(
+    runs: Sequence[RunTimes], thinking_tokens: int | None, *, is_scored: bool = False
+) -> dict[str, float | None]:
     """The times of a sample by key: the mean of its runs, each of which weighs 1/n, so that the stages add up.
 
     A stage that no run has is None, and so is everything without runs. A run without a stage that others have counts as
@@ -108,11 +119,12 @@ def times_over_runs(runs: Sequence[RunTimes], thinking_tokens: int | None) -> di
 
     Args:
         thinking_tokens: output tokens up to the end of thinking; None as 0.
+        is_scored: whether log-probabilities were scored, so that there is no first token.
     """
     found: dict[str, Sequence[float | None]] = {
         name: [getattr(run, name) for run in runs] for name in latency.StageTimes.model_fields
     }
-    found["T_first_token"] = [run.first_token_ms for run in runs]
+    found["T_first_token"] = [None if is_scored else run.first_token_ms for run in runs]
     found["T_thinking"] = [run.thinking_ms(thinking_tokens or 0) for run in runs]
     return {name: mean_of(QUANTITIES[name].with_absent_parts(values)) for name, values in found.items()}
 
@@ -135,6 +147,9 @@ class SampleResult(
     output_ended: bool | None = None
     pred: Text  #: text of the first run, or of the answer in a batch, up to its end, thinking included
     answer: Text | None = None  #: the part of `pred` that is scored, without thinking; None if it is `pred`
+    #: of each option in its order, or of each window of a text, if log-probabilities were scored; not there if an
+    #: answer was generated
+    continuations: list[ContinuationScore] | None = None
     question_type: Text  #: the task's category of the question
     metadata: Metadata  #: what the task says about the sample, below
     data_sha256: str | None = None  #: SHA-256 of the sample's data: question, answers, options and picture

@@ -444,7 +444,8 @@ def _sample_fault(sample: SampleResult, best: float) -> str | None:
     if sample.accuracy is not None and sample.accuracy > best * (1 + 1e-9):
         return f"accuracy is {sample.accuracy}, above metric_best, {best:g}"
     # A server shows neither blocks nor stages.
-    for name in ("T_first_token", *(["T_LLM_prefill"] if sample.num_active_blocks is not None else [])):
+    first = [] if sample.continuations else ["T_first_token"]
+    for name in (*first, *(["T_LLM_prefill"] if sample.num_active_blocks is not None else [])):
         if sample.runs and getattr(sample, name) is None:
             return f"{name} is None in a sample that was measured"
     if sample.T_LLM_decode is not None and sample.output_tokens < 2 and sample.outputs_identical is not False:

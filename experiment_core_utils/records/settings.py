@@ -17,6 +17,7 @@ from experiment_core_utils.records.requests import (
     BatchedAnswer,
     KnobProof,
     RequestShape,
+    ScoredContinuation,
     StagedRun,
     StageFlops,
 )
@@ -86,6 +87,17 @@ class MeasuredSample:
     def output_tokens(self) -> int:
         """Output tokens of the first run, or of the answer in a batch."""
         return len(self._answer.token_ids)
+
+    @property
+    def scores(self) -> tuple[ScoredContinuation, ...]:
+        """Of given continuations, in the first run or in place of an answer; () where an answer was generated."""
+        return self._answer.scores
+
+    @property
+    def most_positions(self) -> int:
+        """Tokens of the prompt with its answer, or its longest continuation, of which the last is not computed."""
+        given = max((score.num_tokens for score in self.scores), default=self.output_tokens)
+        return self.shape.prompt_tokens + given - 1
 
     def thinking_s_of(self, place: int) -> float | None:
         """Decode time of the thinking tokens after the first in the run at `place`; None without such tokens."""

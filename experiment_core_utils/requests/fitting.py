@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Sequence
 
 from experiment_core_utils.config.parts import TaskConfig
+from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.requests.drawing import TEXT_TASK, VISION_TASK
 from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import Task
-from experiment_core_utils.tasks.registry import load_task_module, task_entry
+from experiment_core_utils.tasks.registry import load_task_module, scored_by, task_entry
 from experiment_core_utils.tasks.sampling import inspected
 
 
@@ -103,3 +104,35 @@ def _has_pictures(task: Task, sample_ids: Sequence[int]) -> bool:
     if isinstance(task, DataFileTask):
         return task.has_pictures
     return any(each.image is not None for each in inspected(task, sample_ids))
+
+
+def refuse_unscored(metric: str, config: ProfilingConfig, *, is_served: bool) -> None:
+    """Refuse, where a metric scores log-probabilities, what is of generated answers alone.
+
+    Args:
+        is_served: whether a server runs the model.
+
+    Raises:
+        ConfigurationError: something is given that cannot act, or the model's logits are not seen.
+    """
+    scored, task, knobs = scored_by(metric), config.task, config.knobs
+    if scored is None:
+        return
+    if is_served:
+        raise ConfigurationError(
+            f"--metric {metric} scores given texts by the model's logits, which no server shows: give --model_path a "
+            "checkpoint, or another metric"
+        )
+    given = {
+        "--max_new_tokens": task.max_new_tokens is not None,
+        "--stop": bool(task.stop),
+        "--ignore_eos": task.ignore_eos,
+        "--answer_limit_list": knobs.answer_limit_list is not None,
+        "--thinking_tokens_list": knobs.thinking_tokens_list is not None,
+        "--prompt_template": scored == "text" and task.prompt_template is not None,
+        "--system_prompt": scored == "text" and task.system_prompt is not None,
+    }
+    idle = [flag for flag, is_given in given.items() if is_given]
+    if idle:
+        what = "a text as it is" if scored == "text" else "given answers, and generates none"
+        raise ConfigurationError(f"--metric {metric} scores {what}: {', '.join(idle)} cannot act; drop it")

@@ -18,6 +18,7 @@ from experiment_core_utils.l_results_csv_cleaning import read_results, write_tab
 from experiment_core_utils.meters.correct_answers import AnsweredRequest, with_correct_answers
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError, SampleError
 from experiment_core_utils.primitives.statistics import fraction_of
+from experiment_core_utils.records.requests import ScoredContinuation
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import (
     RescoredResult,
@@ -130,6 +131,7 @@ def stored_answer(sample: SampleResult) -> Answer:
         answer_index=metadata.answer_index,
         question_type=sample.question_type,
         image_id=metadata.image_id,
+        scores=tuple(ScoredContinuation(**dict(each)) for each in sample.continuations or ()),
     )
 
 

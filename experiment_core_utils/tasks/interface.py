@@ -11,6 +11,7 @@ from PIL import Image
 
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.primitives.texts import shown
+from experiment_core_utils.records.requests import ScoredContinuation
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.tasks.answers import answer_in, scored_text
 
@@ -39,6 +40,9 @@ class Sample:
     #: `content.with_picture_digest`
     picture_sha256: str | None = None
     further_images: tuple[Image.Image, ...] = ()  #: the pictures after the first one, in the order of the question
+    #: texts that are scored as continuations of the prompt, in place of an answer; () where the prompt itself is the
+    #: text that is scored; None where an answer is generated
+    continuations: tuple[str, ...] | None = None
 
     @property
     def images(self) -> tuple[Image.Image, ...]:
@@ -90,6 +94,8 @@ class Answer:
     answer_index: int | None = None
     question_type: str = ""
     image_id: str = ""  #: captions of one picture are scored against the pictures of the whole run
+    #: of the options in their order, or of the parts of a text, in place of an output; () with one
+    scores: tuple[ScoredContinuation, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,8 @@ class Metric(Protocol):
     """Scores the answers of a whole run at once; most metrics look at each answer alone, CIDEr at all together.
 
     A metric that runs code from elsewhere, which may write files, also has `runs_foreign_code = True` and
-    `scores_of(answers)`: the scores alone.
+    `scores_of(answers)`: the scores alone. One of log-probabilities has `scored`, `options` or `text`, and
+    `check(answer)`, which raises `SampleError` for what it cannot score.
     """
 
     name: str
@@ -139,7 +146,9 @@ def check_scorable(sample: Sample, metric: Metric) -> None:
         SampleError: no answer could be scored.
         ConfigurationError: the score is none that the metric may give.
     """
-    if not getattr(metric, "runs_foreign_code", False):
+    if getattr(metric, "scored", None) is not None:
+        metric.check(answer_to(sample, ""))  # type: ignore[attr-defined]
+    elif not getattr(metric, "runs_foreign_code", False):
         scored([answer_to(sample, "")], metric, f"sample {sample.sample_id}, of which the answer is empty")
 
 
@@ -241,4 +250,5 @@ def answer_of(sample: MeasuredSample) -> Answer:
         sample.answer_index,
         sample.question_type,
         sample.image_id,
+        sample.scores,
     )

@@ -8,14 +8,16 @@ capitals in TextVQA are not followed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.datasets.questions import lettered
 from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
-from experiment_core_utils.tasks.registry import is_own_task
+from experiment_core_utils.tasks.registry import is_own_task, scored_by
+from experiment_core_utils.tasks.scoring.likelihood import Scored
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,16 @@ def form_of(task: Task, family: PromptFamily) -> PromptForm | None:
 def prompt_for(task: Task, sample: Sample, family: PromptFamily) -> str:
     """What the model is asked, before its chat template; without any placeholder of a picture.
 
+    By a metric of log-probabilities it is the prompt of an open question, or the text itself; see `with_continuations`.
+
     Raises:
         SampleError: more options than letters.
     """
+    scored = _scored(task)
+    if scored == "text":
+        return sample.question
+    if scored == "options" and not _lists_options(task):
+        sample = replace(sample, options=())
     form = form_of(task, family)
     if form is None:
         return task.prompt(sample)
@@ -97,6 +106,40 @@ def prompt_for(task: Task, sample: Sample, family: PromptFamily) -> str:
     )
 
 
+def _scored(task: Task) -> Scored | None:
+    """What the task's metric scores in place of an answer; None where it has none, or another."""
+    return scored_by(getattr(task, "metric", ""))
+
+
+def _lists_options(task: Task) -> bool:
+    """Whether the prompt of a question whose options are scored has them, so that their letters are the answers."""
+    return "{options}" in (getattr(task, "prompt_template", None) or "")
+
+
+def with_continuations(task: Task, sample: Sample, family: PromptFamily) -> Sample:
+    """The sample with what a metric of log-probabilities scores behind its prompt; the same by any other metric.
+
+    Each option follows a space (lm-eval's `target_delimiter`), and nothing where a chat template ends the prompt. What
+    the task itself gives stays.
+
+    Raises:
+        SampleError: more options than letters, or a question that is not the text to be scored.
+    """
+    scored = _scored(task)
+    if scored is None or sample.continuations is not None:
+        return sample
+    if scored == "text":
+        if sample.question != sample.answers[0]:
+            raise SampleError(
+                f"--metric {task.metric} scores a text, and this is a question with an answer: name the column of the "
+                "texts, --columns question=COLUMN answer=COLUMN"
+            )
+        return replace(sample, continuations=())
+    answers = [letter for letter, _ in lettered(sample.options)] if _lists_options(task) else sample.options
+    between = "" if family == "chat" else " "
+    return replace(sample, continuations=tuple(between + answer for answer in answers))
+
+
 def described_form(
     task: Task, family: PromptFamily, *, chat_template: str, system_prompt: str | None = None, date: str | None = None
 ) -> Mapping[str, Any]:
@@ -107,10 +150,13 @@ def described_form(
         date: that is today in every prompt; None where no template asks for it.
     """
     own = dict(getattr(task, "prompt_form", {}))
+    if (scored := _scored(task)) is not None:
+        own["scored"] = "letters" if scored == "options" and _lists_options(task) else scored
     if family == "molmo":
         return own
     form = form_of(task, family)
     words = own if form is None else {"open": form.open, "choice": form.choice}
     words.pop("style", None)
+    words |= {name: own[name] for name in ("scored",) if name in own}
     more = {name: value for name, value in (("system_prompt", system_prompt), ("date", date)) if value is not None}
     return {"family": "own" if not has_forms(task) else family, **words, "chat_template": chat_template, **more}

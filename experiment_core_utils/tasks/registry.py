@@ -29,6 +29,7 @@ from experiment_core_utils.tasks.datasets.reference_reading import ReferenceRead
 from experiment_core_utils.tasks.datasets.reference_task import GeneratedTask
 from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 from experiment_core_utils.tasks.interface import Metric, Task
+from experiment_core_utils.tasks.scoring.likelihood import Scored
 from experiment_core_utils.tasks.scoring.metrics import METRICS, RELAXED
 
 T = TypeVar("T")
@@ -116,6 +117,8 @@ def _of_lmms_eval(name: str) -> TaskEntry:
 
 
 LMMS_EVAL = "lmms_eval:"
+# What is read of a file of texts.
+TEXT_COLUMNS = MappingProxyType({"question": "text", "answer": "text"})
 _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
     {
         **{task.name: _generated(task) for task in GENERATED_TASKS},
@@ -253,6 +256,9 @@ def load_data_file(
     Raises:
         ConfigurationError: a file or template that `DataFileTask` refuses, or a metric that cannot score its rows.
     """
+    scored = None if metric is None else scored_by(metric)
+    if scored == "text" and not columns:
+        columns = TEXT_COLUMNS
     task = DataFileTask(
         path,
         data_dir=data_dir,
@@ -262,6 +268,7 @@ def load_data_file(
         text_only=text_only,
         split=split,
         revision=revision,
+        lists_options=scored is None,
     )
     if task.name in list_tasks():
         raise ConfigurationError(f"--data_file {path} would be called like the task {task.name}; rename the file")
@@ -274,6 +281,11 @@ def load_data_file(
     task.metric = metric or by_default
     task.check_scorable(get_metric(task.metric), METRICS)
     return task
+
+
+def scored_by(metric_name: str) -> Scored | None:
+    """What a metric of log-probabilities scores in place of an answer; None for any other."""
+    return getattr({**_METRICS, **_registered_metrics}.get(metric_name), "scored", None)
 
 
 def get_metric_for_dataset(name: str) -> str:

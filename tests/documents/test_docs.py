@@ -99,8 +99,8 @@ def test_every_key_of_a_result_is_documented_and_no_other(run: tuple[dict[str, A
     result = run[0]
     sample = result["per_sample_results"][0]
     assert set(result) == first_cells("Top level of a setting's file")
-    # Of a budget of thinking alone.
-    assert {*sample, "thinking_forced"} == first_cells("Per-sample results")
+    # Of a budget of thinking alone, and of scored log-probabilities.
+    assert {*sample, "thinking_forced", "continuations"} == first_cells("Per-sample results")
     assert set(sample["runs"][0]) == first_cells("Runs")
     assert set(sample["metadata"]) == first_cells("Metadata")
     # There where a knob was not seen, or counted, or left tokens out.

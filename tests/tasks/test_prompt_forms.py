@@ -13,7 +13,7 @@ from experiment_core_utils.models.hf.requests import ChatOptions, prompt_layout_
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError
 from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
 from experiment_core_utils.tasks.interface import PromptFamily, Sample, Task
-from experiment_core_utils.tasks.prompt_forms import described_form, prompt_for
+from experiment_core_utils.tasks.prompt_forms import described_form, prompt_for, with_continuations
 from experiment_core_utils.tasks.registry import load_data_file, load_task
 from tests.tasks.datasets.layouts import RED, plain, write_json, write_picture
 from tests.tasks.datasets.test_science_qa import official as science_qa
@@ -342,3 +342,38 @@ def test_without_its_template_a_chat_model_gets_a_text_to_continue(tmp_path: Pat
 def test_a_model_without_a_template_refuses_what_is_about_it(tmp_path: Path, chat: ChatOptions, line: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{line}; drop it"):
         chat_requests("paligemma", tmp_path, chat)
+
+
+@pytest.mark.parametrize(
+    ("template", "family", "prompt", "continuations", "scored"),
+    [
+        (None, "plain", "Question: Which?\nAnswer:", (" a cat", " dogs"), "options"),
+        (None, "chat", "Which?\nAnswer briefly.", ("a cat", "dogs"), "options"),
+        (None, "molmo", " User: vqa2: Which? Assistant:", (" a cat", " dogs"), "options"),
+        ("{question}|", "plain", "Which?|", (" a cat", " dogs"), "options"),
+        ("{question}\n{options}>", "plain", "Which?\nA: a cat\nB: dogs\n>", (" A", " B"), "letters"),
+    ],
+)
+def test_options_that_are_scored_follow_the_prompt_of_an_open_question(
+    template: str | None, family: PromptFamily, prompt: str, continuations: tuple[str, ...], scored: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"question": "Which?", "options": ["a cat", "dogs"], "answer": "dogs"}\n')
+    task = load_data_file(file, "acc_norm", prompt_template=template)
+    asked = with_continuations(task, task[0], family)
+    assert (prompt_for(task, task[0], family), asked.continuations) == (prompt, continuations)
+    assert described_form(task, family, chat_template="none")["scored"] == scored
+    task.metric = "mc"
+    assert with_continuations(task, task[0], family).continuations is None
+
+
+def test_a_text_that_is_scored_is_the_whole_prompt(tmp_path: Path) -> None:
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "Once {upon} a time "}\n')
+    task = load_data_file(file, "perplexity")
+    assert prompt_for(task, task[0], "chat") == "Once {upon} a time "
+    assert with_continuations(task, task[0], "chat").continuations == ()
+    file.write_text('{"question": "Which?", "answer": "this"}\n')
+    asked = load_data_file(file, "perplexity", columns={"question": "question", "answer": "answer"})
+    with pytest.raises(SampleError, match="--metric perplexity scores a text, and this is a question with an answer"):
+        with_continuations(asked, asked[0], "plain")

@@ -47,7 +47,8 @@ def test_a_split_that_is_not_named_is_the_tasks_own() -> None:
 def test_metrics_are_known_by_their_names() -> None:
     assert list_metrics() == sorted(
         "vqa_score vqa_score_molmo mc mc_molmo em em_lenient relaxed ansl_em anls cider_score mmmu_score mixed "
-        "in_sentence vqa_v2 chartqa_relaxed docvqa_anls mmmu gsm8k_boxed gsm8k_flexible".split()
+        "in_sentence vqa_v2 chartqa_relaxed docvqa_anls mmmu gsm8k_boxed gsm8k_flexible acc acc_norm acc_bytes "
+        "perplexity".split()
     )
     assert [get_metric(name).name for name in list_metrics()] == list_metrics()
 

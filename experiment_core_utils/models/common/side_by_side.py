@@ -67,10 +67,10 @@ class ModelsSideBySide:
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """For the model in force; another one's format is made when it needs the request, which `warm_up` does."""
         request = SentRequest(inputs)
-        self._sent(request)
+        self.sent(request)
         return request
 
-    def _sent(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def sent(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The tensors of a request for the model in force."""
         if not isinstance(inputs, SentRequest):
             return inputs
@@ -79,24 +79,24 @@ class ModelsSideBySide:
         return inputs.by_loading[self._loading]
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
-        return self.in_force.generate_timed(self._sent(inputs), max_new_tokens, marks)
+        return self.in_force.generate_timed(self.sent(inputs), max_new_tokens, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
-        return self.in_force.answer_batch([self._sent(each) for each in inputs_list], max_new_tokens)
+        return self.in_force.answer_batch([self.sent(each) for each in inputs_list], max_new_tokens)
 
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
     ) -> list[FollowedAnswer]:
-        return self.in_force.follow_batch([self._sent(each) for each in inputs_list], answers)
+        return self.in_force.follow_batch([self.sent(each) for each in inputs_list], answers)
 
     def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
-        return self.in_force.follow_exactly(self._sent(inputs), answer)
+        return self.in_force.follow_exactly(self.sent(inputs), answer)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        return self.in_force.encode_image(self._sent(inputs))
+        return self.in_force.encode_image(self.sent(inputs))
 
     def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
-        return self.in_force.prefill(self._sent(inputs), features)
+        return self.in_force.prefill(self.sent(inputs), features)
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
         loading, before = loading_of(setting), self._loading
@@ -131,7 +131,7 @@ class ModelsSideBySide:
 
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         with self._failing_alone():
-            self.in_force.warm_up(self._sent(inputs), max_new_tokens)
+            self.in_force.warm_up(self.sent(inputs), max_new_tokens)
 
     def prove(self, setting: Setting, inputs: Mapping[str, Any]) -> KnobProof:
         """See `StagedModel.prove`; beside what the model counts, `loading` has its weights' bytes, how far its
@@ -139,7 +139,7 @@ class ModelsSideBySide:
         """
         without = _without_loading(setting)
         with self._failing_alone():
-            proof = self.in_force.prove(without, self._sent(inputs))
+            proof = self.in_force.prove(without, self.sent(inputs))
         if not self._loading:
             return proof
         logits, memory = self._first_logits(inputs), self.count_bytes(setting)
@@ -162,7 +162,7 @@ class ModelsSideBySide:
     def _first_logits(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """[1, V] float32 on the host, from which the model in force would choose the first token of its answer."""
         answer = (next(iter(self.in_force.ends.token_ids), 0),)
-        logits: torch.Tensor = self.in_force.follow_batch([self._sent(inputs)], [answer])[0].logits
+        logits: torch.Tensor = self.in_force.follow_batch([self.sent(inputs)], [answer])[0].logits
         return logits.cpu()
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
@@ -280,12 +280,12 @@ class ModelsInTurn(ModelsSideBySide):
         """What makes requests, which are the same for all models."""
         return self.in_force.prepare if self._prepare is None else self._prepare
 
-    def _sent(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def sent(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(inputs, SentRequest):
             # What was sent for a model that is gone.
             for loading in inputs.by_loading.keys() - {self._loading}:
                 del inputs.by_loading[loading]
-        return super()._sent(inputs)
+        return super().sent(inputs)
 
     def restored_afterwards(self) -> AbstractContextManager[object]:
         restoring = ExitStack()
@@ -348,7 +348,7 @@ def _of_own_model(name: str) -> property:
 # What the model in force does by itself; `isinstance` of the interface finds members of the class alone.
 for _name in (
     "components", "decode_step", "decode_text", "decoder_blocks", "decoding", "default_top_k", "device", "ends",
-    "num_experts", "num_total_blocks", "rewind",
+    "follow_tokens", "num_experts", "num_total_blocks", "rewind",
 ):  # fmt: skip
     setattr(ModelsSideBySide, _name, _of_model_in_force(_name))
 # Requests are the same for all, whichever of them is in force while they are prepared.

@@ -28,6 +28,7 @@ from experiment_core_utils.engines.engine_proof import (
     refuse_other_tokens,
 )
 from experiment_core_utils.engines.greedy import generate_async, generate_greedily
+from experiment_core_utils.engines.likelihood import ScoredRequest, follow_by_steps, score_timed, split_request
 from experiment_core_utils.engines.request_slot import PrefilledRequest
 from experiment_core_utils.engines.runner import reasons_named
 from experiment_core_utils.engines.select import OWN_KERNELS
@@ -74,7 +75,7 @@ from experiment_core_utils.models.hf.graphed_tower import GraphedTower
 from experiment_core_utils.models.hf.knobs.adapters import adapters_of
 from experiment_core_utils.models.hf.knobs.block_inputs import BlockInputs, inputs_seen, layer_kind, other_inputs
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
-from experiment_core_utils.models.hf.requests import HFRequests
+from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT, HFRequests
 from experiment_core_utils.models.hf.slow_functions import slow_functions_of
 from experiment_core_utils.models.hf.thinking import ThinkingCloser
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
@@ -277,6 +278,7 @@ class TransformersModel(HasEnds):
         return self.requests.make(sample, prompt, crops)
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        inputs, given = split_request(inputs)
         sent = {
             name: tensor.to(self.device, self.model.dtype if tensor.is_floating_point() else None)
             for name, tensor in inputs.items()
@@ -285,7 +287,7 @@ class TransformersModel(HasEnds):
         if not isinstance(self._architecture, Architecture):
             self._counted.note(inputs, len(self._visual_tokens.places_in(sent["input_ids"]).places[0]))
         self._stages.note(inputs, sent)
-        return sent
+        return ScoredRequest(sent, given, tuple(ALONG_THE_PROMPT)) if given else sent
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
         return self.turned_knobs.apply(setting)
@@ -301,7 +303,11 @@ class TransformersModel(HasEnds):
         """In eager runs `generate()` prepares by itself, inside what is measured."""
         if self._graphed is not None:
             self.refuse_setting()
-            self._graphed.warm_up(self._graph_key, inputs, max_new_tokens)
+            if isinstance(inputs, ScoredRequest):
+                for window in inputs.windows:
+                    self._graphed.warm_up(self._graph_key, window.inputs, inputs.longest)
+            else:
+                self._graphed.warm_up(self._graph_key, inputs, max_new_tokens)
 
     def refuse_setting(self) -> None:
         if self._graphed is None:
@@ -359,6 +365,12 @@ class TransformersModel(HasEnds):
     def decode_step(self, token: torch.Tensor, state: GenerationState | PrefilledRequest[Any]) -> torch.Tensor:
         return self._stages_of(state).decode_step(token, state)
 
+    def follow_tokens(self, tokens: torch.Tensor, state: GenerationState | PrefilledRequest[Any]) -> torch.Tensor:
+        """Logits [k, V] after each given token [1, k]; graphs and engines take them one by one."""
+        if not isinstance(state, PrefilledRequest):
+            return self._stages.follow_tokens(tokens, state)
+        return follow_by_steps(lambda token: self.decode_step(token, state), tokens)
+
     def rewind(self, state: GenerationState | PrefilledRequest[Any], steps: int) -> None:
         """A cache that cannot be shortened raises SettingError."""
         self._stages_of(state).rewind(state, steps)
@@ -377,6 +389,10 @@ class TransformersModel(HasEnds):
             self._stages.preferences = before
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
+        if isinstance(inputs, ScoredRequest):
+            self.warm_up(inputs, max_new_tokens)
+            with self.raw_logits():
+                return score_timed(self, inputs, marks)
         if self._graphed is None:
             inputs = self._thinking.asked(inputs)
             with self._visual_tokens.shortening(inputs["input_ids"]):
@@ -428,6 +444,8 @@ class TransformersModel(HasEnds):
         """
         self.apply(setting)
         self.refuse_setting()
+        # Of a scored request, too, the answer is looked at.
+        inputs = dict(inputs)
         prepared, inputs = inputs, self._thinking.asked(inputs)
         features = self.encode_image(inputs)
         self._prove_blocks_inputs(setting, inputs, features)

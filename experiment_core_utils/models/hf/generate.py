@@ -18,9 +18,11 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import BaseStreamer
 
 from experiment_core_utils.engines.answer_ends import NO_ENDS, AnswerEnds, EosSources, stopping_criteria
+from experiment_core_utils.engines.likelihood import follow_by_steps
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed, replaced_method
@@ -174,6 +176,7 @@ def _vision_marked(model: PreTrainedModel, stages: _StageMarks) -> Iterator[None
         yield
 
 
+_TAKE_SEVERAL = (DynamicLayer, DynamicSlidingWindowLayer)
 # What `forward` calls its cache; the second name is that of the Mamba models.
 _CACHE_NAMES = ("past_key_values", "cache_params")
 
@@ -317,6 +320,27 @@ class GenerateStages:
         outputs = self._model(**prepared, return_dict=True)
         state.steps.append((ids, self._next_kwargs(outputs, kwargs)))
         return _processed(ids, outputs.logits[:, -1], state)
+
+    def follow_tokens(self, tokens: torch.Tensor, state: GenerationState) -> torch.Tensor:
+        """Logits [k, V] after each of the next tokens [1, k], which are given; only all of them can be rewound.
+
+        It is one pass where every layer of the cache is transformers' own of keys and values; recurrent ones take a
+        token at a time.
+        """
+        count = tokens.shape[1]
+        if count == 1 or state.cache is None or not all(type(each) in _TAKE_SEVERAL for each in state.cache.layers):
+            return follow_by_steps(lambda token: self.decode_step(token, state), tokens)
+        ids, kwargs = state.steps[-1]
+        ids = torch.cat([ids, tokens], dim=-1)
+        # They are of one token so far.
+        kwargs = carried_kwargs(self._model, {}, kwargs, count - 1) | (
+            {"logits_to_keep": count} if self._last_only else {}
+        )
+        prepared = self._model.prepare_inputs_for_generation(ids, next_sequence_length=count, **kwargs)
+        outputs = self._model(**prepared, return_dict=True)
+        state.steps += [(ids, self._next_kwargs(outputs, kwargs | self._last_only))] * count
+        found: torch.Tensor = outputs.logits[0, -count:]
+        return found
 
     def rewind(self, state: GenerationState, steps: int) -> None:
         """Undo the last so many decode steps of the state.

@@ -20,7 +20,7 @@ from experiment_core_utils.primitives.errors import SampleError
 from experiment_core_utils.records.provenance import FinalPrompt
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape
 from experiment_core_utils.tasks.interface import Sample, Task
-from experiment_core_utils.tasks.prompt_forms import prompt_for
+from experiment_core_utils.tasks.prompt_forms import prompt_for, with_continuations
 
 
 class TransformersWork:
@@ -93,4 +93,6 @@ class TransformersWork:
         return self._shapes[crops]
 
     def _made(self, sample: Sample, crops: CropRange | None) -> PreparedRequest:
-        return self._requests.make(sample, prompt_for(self._task, sample, self._requests.prompt_family), crops)
+        family = self._requests.prompt_family
+        prompt = prompt_for(self._task, sample, family)
+        return self._requests.make(with_continuations(self._task, sample, family), prompt, crops)

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import takewhile
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,8 +18,10 @@ from PIL import Image
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase, ProcessorMixin
 
 from experiment_core_utils.engines.answer_ends import TextOf, text_reader, without_appended_eos
+from experiment_core_utils.engines.likelihood import CONTINUATIONS, continuation_tensors
 from experiment_core_utils.knobs.token_units import TokenUnit, tokens_of_crops
 from experiment_core_utils.knobs.vision_tokens import CropRange
+from experiment_core_utils.models.common.continuations import continuation_ids, split_context, whole_text_request
 from experiment_core_utils.models.common.text_generation import context_fault, context_length, is_surely_longer
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.several_pictures import joined, options_of_all, placed
@@ -90,9 +93,19 @@ def unusable_named(sample_id: int, what: str) -> Iterator[None]:
         raise SampleError(f"sample {sample_id}: {what} cannot be used ({shown(first_line(error))})") from error
 
 
-def refuse_longer_prompt(sample_id: int, tokens: int, model_config: PreTrainedConfig) -> None:
-    """Raises SampleError for a prompt that is longer than the model's context."""
-    if fault := context_fault(tokens, model_config):
+def refuse_longer_prompt(
+    sample_id: int,
+    tokens: int,
+    model_config: PreTrainedConfig,
+    given: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> None:
+    """Raises SampleError for a prompt that is longer than the model's context.
+
+    Args:
+        given: tensors of continuations, which have to fit as well; their last token is not computed.
+    """
+    longest = given[CONTINUATIONS].shape[1] - 1 if given else 0
+    if fault := context_fault(tokens + longest, model_config):
         raise SampleError(f"sample {sample_id}: its prompt {fault}")
 
 
@@ -450,20 +463,29 @@ class HFRequests:
             target = self._target_tokens(crops, tuple(image.size for image in images))
         clock = HostClock()
         started_s = clock.now_s()
+        if sample.continuations == ():
+            with unusable_named(sample.sample_id, "its text"):
+                tokens = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
+                prefix = next((each for each in tokens if each is not None), None)
+                return whole_text_request(partial(self._encoded, special=True), prompt, prefix, self._config, started_s)
+        given: Mapping[str, torch.Tensor] = {}
         with unusable_named(sample.sample_id, "its prompt"):
             check_prompt(prompt, self._tokenizer, self._config)
-            text = self._layout.text(prompt, num_pictures=len(images))
+            whole = self._layout.text(prompt, num_pictures=len(images))
+            text = whole if sample.continuations is None else split_context(whole)[0]
             images = tuple(images[each] for each in self._layout.places(prompt, len(images)) if isinstance(each, int))
             inputs = self._picture_inputs(text, images, crops, target) if images else self._text_inputs(text)
+            if sample.continuations is not None:
+                given = self._continuations(whole, sample.continuations, inputs)
         preprocess_s = clock.now_s() - started_s
         tokens = inputs["input_ids"].shape[1]
         if tokens == 0:
             raise SampleError(f"sample {sample.sample_id}: its prompt has no token")
-        refuse_longer_prompt(sample.sample_id, tokens, self._config)
+        refuse_longer_prompt(sample.sample_id, tokens, self._config, given)
         closed = len(self.thinking.in_prompt) if self.thinking is not None else 0
         if not images:
             shape = RequestShape(None, None, 0, 0, tokens, preprocess_s, closed_thought_tokens=closed)
-            return PreparedRequest(inputs, shape, text)
+            return PreparedRequest({**inputs, **given}, shape, text)
         features = int((inputs["input_ids"] == self._placeholder).sum())
         if features == 0:
             raise SampleError(f"sample {sample.sample_id}: its picture gives no vision token")
@@ -479,7 +501,27 @@ class HFRequests:
         asked = target if crops is not None and crops.fraction is not None else None
         counts = features, markers, text_tokens
         shape = RequestShape(expected or actual, actual, *counts, preprocess_s, asked, closed_thought_tokens=closed)
-        return PreparedRequest(inputs, shape, text)
+        return PreparedRequest({**inputs, **given}, shape, text)
+
+    def _encoded(self, text: str, *, special: bool) -> list[int]:
+        """The ids of a text, whose end no tokenizer adds."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
+        return without_appended_eos(ids, text, self._tokenizer)
+
+    def _continuations(
+        self, text: str, continuations: Sequence[str], inputs: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """The tensors of continuations of a prompt, which has its placeholders of pictures.
+
+        Raises:
+            SampleError: the processor ends the prompt otherwise than with its text.
+        """
+        special = self._layout.template is None if not self.has_vision else not self._layout.has_begin_mark(text)
+        encode = partial(self._encoded, special=special)
+        context, ids = encode(split_context(text)[0]), inputs["input_ids"][0].tolist()
+        if ids[-1:] != context[-1:]:
+            raise SampleError("the processor adds tokens behind the prompt, so that nothing can continue its text")
+        return continuation_tensors(continuation_ids(encode, text, continuations))
 
     @cached_property
     def text_of(self) -> TextOf:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from experiment_core_utils.engines.answer_ends import AnswerEnds
+from experiment_core_utils.engines.likelihood import ScoredRequest
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.costs.memory import ModelBytes
@@ -87,9 +88,7 @@ class LeadingModel:
         self._in_step("answer_batch", [*map(_on_host, inputs_list)], max_new_tokens)
         return self._model.answer_batch(inputs_list, max_new_tokens)
 
-    def follow_batch(
-        self, inputs_list: Sequence[Inputs], answers: Sequence[tuple[int, ...]]
-    ) -> list[FollowedAnswer]:
+    def follow_batch(self, inputs_list: Sequence[Inputs], answers: Sequence[tuple[int, ...]]) -> list[FollowedAnswer]:
         self._in_step("follow_batch", [*map(_on_host, inputs_list)], answers)
         return self._model.follow_batch(inputs_list, answers)
 
@@ -123,7 +122,8 @@ class LeadingModel:
 
 
 def _on_host(inputs: Inputs) -> dict[str, torch.Tensor]:
-    return {name: tensor.cpu() for name, tensor in inputs.items()}
+    given = inputs.host if isinstance(inputs, ScoredRequest) else {}
+    return {name: tensor.cpu() for name, tensor in inputs.items()} | given
 
 
 def follow(model: TransformersModel, crew: Crew) -> None:

@@ -399,16 +399,22 @@ class MolmoeForConditionalGeneration(MolmoePreTrainedModel, GenerationMixin):
 
         `attention_mask` [B, T so far + 1] is needed for padded batches only.
         """
+        return self.next_logits(token_ids, state, attention_mask)[:, -1]
+
+    def next_logits(
+        self, token_ids: torch.Tensor, state: DecodeState, attention_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The next k tokens [B, k] -> logits [B, k, V] after each of them; the cache in `state` grows by k."""
         self.set_knobs(*state.knobs)
         positions = _positions(attention_mask)
         outputs = self.model(
             input_ids=token_ids,
             attention_mask=attention_mask,
-            position_ids=None if positions is None else positions[:, -1:],
+            position_ids=None if positions is None else positions[:, -token_ids.shape[1] :],
             past_key_values=state.past_key_values,
             use_cache=True,
         )
-        return self.lm_head(outputs.last_hidden_state[:, -1])
+        return self.lm_head(outputs.last_hidden_state)
 
     def forward(
         self,

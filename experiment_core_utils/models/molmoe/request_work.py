@@ -35,6 +35,7 @@ from experiment_core_utils.primitives.device import choose_dtype
 from experiment_core_utils.records.provenance import FinalPrompt
 from experiment_core_utils.records.requests import RequestShape, RequestSize
 from experiment_core_utils.tasks.interface import Sample, Task
+from experiment_core_utils.tasks.prompt_forms import prompt_for
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ class MolmoeWork:
         self.weight_elements = parameter_count(source.config)
         self.shapes = of_first_samples(task, sample_ids, lambda sample: self._shape(task, sample))
         self.num_samples = len(self.shapes)
-        self._first = of_first_samples(task, sample_ids, lambda sample: (sample, task.prompt(sample)), 1)[0]
+        self._first = of_first_samples(task, sample_ids, lambda sample: (sample, prompt_for(task, sample, "molmo")), 1)[
+            0
+        ]
 
     def elements_of_each(self, num_sharing: int) -> int:
         """No processes share them."""
@@ -94,7 +97,7 @@ class MolmoeWork:
 
     def _shape(self, task: Task, sample: Sample) -> PromptShape:
         refuse_several_pictures(sample)
-        prompt = task.prompt(sample)
+        prompt = prompt_for(task, sample, "molmo")
         check_prompt(prompt, self._processor.tokenizer, self._source.config)
         text_tokens = self._processor(prompt)["input_ids"].shape[1]
         size = None if sample.image is None else (sample.image.height, sample.image.width)

@@ -16,6 +16,13 @@ from experiment_core_utils.engines.batch_runner import BatchedExecution
 from experiment_core_utils.engines.cuda_graphs import engine_refused, refusal_of
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.greedy import generate_async, generate_greedily
+from experiment_core_utils.engines.likelihood import (
+    ScoredRequest,
+    continuation_tensors,
+    follow_by_steps,
+    score_timed,
+    split_request,
+)
 from experiment_core_utils.engines.paused_runner import (
     EnginePausedPrefill,
     PausedPrefillShape,
@@ -28,6 +35,7 @@ from experiment_core_utils.knobs.token_units import tokens_of_crops
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import CropRange
 from experiment_core_utils.models.common.block_modules import decoder_components
+from experiment_core_utils.models.common.continuations import continuation_ids, split_context, whole_text_request
 from experiment_core_utils.models.common.describe import implementations, stored_bytes
 from experiment_core_utils.models.common.judging import judging
 from experiment_core_utils.models.common.preferences import decoding_in_force, preferences_of, values_of
@@ -148,13 +156,20 @@ class MolmoeStagedModel(HasEnds):
         clock = HostClock()
         started_s = clock.now_s()
         with unusable_named(sample.sample_id, "its picture or prompt"):
+            if sample.continuations == ():
+                prefix = self.processor.image_tokens.bos
+                return whole_text_request(self._encoded, prompt, prefix, self.model.config, started_s)
             self.check_prompt(prompt)
-            inputs = self.processor(prompt, sample.image, crops)
+            text, given = prompt, dict[str, torch.Tensor]()
+            if sample.continuations is not None:
+                text = split_context(prompt)[0]
+                given = continuation_tensors(continuation_ids(self._encoded, prompt, sample.continuations))
+            inputs = self.processor(text, sample.image, crops)
         preprocess_s = clock.now_s() - started_s
         tokens = inputs["input_ids"].shape[1]
-        self.refuse_longer_prompt(sample.sample_id, tokens)
+        refuse_longer_prompt(sample.sample_id, tokens, self.model.config, given)
         if sample.image is None:
-            return PreparedRequest(inputs, RequestShape(None, None, 0, 0, tokens, preprocess_s), prompt)
+            return PreparedRequest({**inputs, **given}, RequestShape(None, None, 0, 0, tokens, preprocess_s), text)
         images = self.processor.image_processor
         width, height = sample.image.size
         rows, columns = images.tiling_for(height, width, crops)
@@ -167,7 +182,7 @@ class MolmoeStagedModel(HasEnds):
         actual = self._counted_geometry(inputs)
         text_tokens = tokens - vision_tokens - markers
         shape = RequestShape(theoretical, actual, vision_tokens, markers, text_tokens, preprocess_s, target)
-        return PreparedRequest(inputs, shape, prompt)
+        return PreparedRequest({**inputs, **given}, shape, text)
 
     def refuse_longer_prompt(self, sample_id: int, tokens: int) -> None:
         """Raises SampleError for a prompt that is longer than the model's context."""
@@ -194,12 +209,13 @@ class MolmoeStagedModel(HasEnds):
         return self._geometry(tiling, inputs["pixel_values"].shape[1] - 1)
 
     def to_device(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        inputs, given = split_request(inputs)
         sent = {
             name: tensor.to(self.device, self.model.dtype if tensor.is_floating_point() else None)
             for name, tensor in inputs.items()
         }
         self._placed_tokens.note(inputs, sent)
-        return sent
+        return ScoredRequest(sent, given) if given else sent
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
         return self.turned_knobs.apply(setting)
@@ -226,6 +242,10 @@ class MolmoeStagedModel(HasEnds):
     def warm_up(self, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         stages, knobs = self._engine_stages, self._knobs
         if stages is None:
+            return
+        if isinstance(inputs, ScoredRequest):
+            for window in inputs.windows:
+                self.warm_up(window.inputs, inputs.longest)
             return
         tokens = self._placed_tokens.length(inputs)
         reason = refusal_of(lambda: stages.warm_up(knobs, inputs, max_new_tokens), tokens, max_new_tokens)
@@ -264,8 +284,12 @@ class MolmoeStagedModel(HasEnds):
     def input_embeddings(self) -> torch.Tensor:
         return self.model.get_input_embeddings().weight.detach()
 
+    def _encoded(self, text: str) -> list[int]:
+        ids: list[int] = self.processor.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
     def prompt_ids(self, prompt: str) -> torch.Tensor:
-        return torch.tensor(self.processor.tokenizer(prompt, add_special_tokens=False)["input_ids"], dtype=torch.long)
+        return torch.tensor(self._encoded(prompt), dtype=torch.long)
 
     def check_prompt(self, prompt: str) -> None:
         check_prompt(prompt, self.processor.tokenizer, self.model.config)
@@ -316,11 +340,20 @@ class MolmoeStagedModel(HasEnds):
         return self._stages_of(state).decode_step(token, state)
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
+        if isinstance(inputs, ScoredRequest):
+            self.warm_up(inputs, max_new_tokens)
+            return score_timed(self, inputs, marks)
         stages, limit = self._stages, self.turned_knobs.limited(max_new_tokens)
         if isinstance(stages, EngineStages) and stages.is_graphed:
             self.warm_up(inputs, max_new_tokens)
             return generate_async(stages.async_stages(self._knobs), inputs, limit, self.ends, marks)
         return generate_greedily(self, inputs, limit, marks)
+
+    def follow_tokens(self, tokens: torch.Tensor, state: DecodeState | PrefilledRequest[EngineKnobs]) -> torch.Tensor:
+        """Logits [k, V] after each given token [1, k]; engines take them one by one."""
+        if not isinstance(state, PrefilledRequest):
+            return self._eager.follow_tokens(tokens, state)
+        return follow_by_steps(lambda token: self.decode_step(token, state), tokens)
 
     def rewind(self, state: DecodeState | PrefilledRequest[EngineKnobs], steps: int) -> None:
         self._stages_of(state).rewind(state, steps)

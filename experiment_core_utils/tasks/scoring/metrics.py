@@ -11,6 +11,7 @@ from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
 from experiment_core_utils.tasks.scoring.anls import anls, docvqa_anls
 from experiment_core_utils.tasks.scoring.cider_score import BEST, DocumentFrequencies, score_captions
 from experiment_core_utils.tasks.scoring.em import em, em_lenient
+from experiment_core_utils.tasks.scoring.likelihood import OptionLikelihood, TextLikelihood
 from experiment_core_utils.tasks.scoring.mc import UNPARSED, mc_molmo, require_index, select_mc_option
 from experiment_core_utils.tasks.scoring.mmmu_score import mmmu_open_score
 from experiment_core_utils.tasks.scoring.published import (
@@ -217,4 +218,6 @@ METRICS: tuple[Metric, ...] = (
     AnswerMetric("mmmu", _mmmu_published),
     AnswerMetric("gsm8k_boxed", _text_score(gsm8k_boxed)),
     AnswerMetric("gsm8k_flexible", _text_score(gsm8k_flexible)),
+    *map(OptionLikelihood, ("acc", "acc_norm", "acc_bytes")),
+    TextLikelihood(),
 )

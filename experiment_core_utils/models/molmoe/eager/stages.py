@@ -78,6 +78,10 @@ class EagerStages:
                 return self._model.decode_step(token, state)
         return self._model.decode_step(token, state)
 
+    def follow_tokens(self, tokens: torch.Tensor, state: DecodeState) -> torch.Tensor:
+        """Logits [k, V] after each of the next tokens [1, k], which are given, in one pass."""
+        return self._model.next_logits(tokens, state)[0]
+
     def rewind(self, state: DecodeState, steps: int) -> None:
         """A negative argument of `crop` means this in every version of transformers."""
         state.past_key_values.crop(-steps)

@@ -33,6 +33,7 @@ from experiment_core_utils.tasks.datasets.questions import (
 )
 from experiment_core_utils.tasks.datasets.tables import Row
 from experiment_core_utils.tasks.interface import Answer, Metric, Sample
+from experiment_core_utils.tasks.scoring.likelihood import right_scores
 
 # Molmo's names of short answers and of multiple choice.
 OPEN_STYLE, CHOICE_STYLE = "vqa2", "a_okvqa_mc"
@@ -54,6 +55,7 @@ class DataFileTask(RowTask):
         columns: the file's columns by our names, where they are called otherwise.
         text_only: whether the pictures are left out.
         split, revision: of a folder or a dataset of the hub.
+        lists_options: whether a prompt has to list them.
 
     Attributes:
         metric: `mc` where every row has options, `em_lenient` where none has; "" where only some have.
@@ -79,6 +81,7 @@ class DataFileTask(RowTask):
         text_only: bool = False,
         split: str | None = None,
         revision: str | None = None,
+        lists_options: bool = True,
     ) -> None:
         if data_dir is not None and not data_dir.is_dir():
             raise ConfigurationError(f"--data_dir {data_dir} is not a folder; give the folder of the pictures")
@@ -119,7 +122,8 @@ class DataFileTask(RowTask):
         self.metric = "" if len(has_options) > 1 else CHOICE_METRIC if True in has_options else OPEN_METRIC
         self._template = prompt_template
         if prompt_template is not None:
-            check_template(prompt_template, ("question", "options") if True in has_options else ("question",))
+            names_options = lists_options and True in has_options
+            check_template(prompt_template, ("question", "options") if names_options else ("question",))
 
     def __len__(self) -> int:
         return len(self._questions)
@@ -340,6 +344,8 @@ def _best_score(
     best: float | None = None
     for prediction in right:
         answer = Answer(prediction, answers, options, answer_index, question_type, image_id="any")
+        if getattr(metric, "scored", None) is not None:
+            answer = replace(answer, scores=right_scores(answer))
         value = metric.score([answer]).overall
         best = value if best is None or value is None else max(best, value)
         if best is not None and best >= metric.best:
