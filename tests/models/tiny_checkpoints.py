@@ -199,7 +199,8 @@ _FAMILIES: dict[str, _Family] = {
     "llama": _Family(lambda ids: LlamaConfig(**ids.text)),
     "longcat_flash": _Family(_longcat_flash),
     "gpt_oss": _Family(
-        lambda ids: _of("GptOssConfig", ids, num_local_experts=8, num_experts_per_tok=4, head_dim=8), template=_TEXT_CHAT
+        lambda ids: _of("GptOssConfig", ids, num_local_experts=8, num_experts_per_tok=4, head_dim=8),
+        template=_TEXT_CHAT,
     ),
     "jetmoe": _Family(lambda ids: _of("JetMoeConfig", ids, kv_channels=16, num_local_experts=4, num_experts_per_tok=2)),
     "olmoe, odd widths": _Family(lambda ids: OlmoeConfig(**{**ids.text, "intermediate_size": 21}, **_EXPERTS)),

@@ -226,7 +226,7 @@ _DRAWN = {Dots: _dots, Line: _line, Band: _band, Bars: _bars, Rule: _rule, Note:
 
 
 def _label(axes: Axes, marks: Iterable[Dots]) -> None:
-    """Write labels to the upper left of their dots, inside the panel; each moves up where it would touch a lower one."""
+    """Write labels to the upper left of their dots, inside the panel, each above the lower ones that it would touch."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     pixel, left_end = figure.dpi / 72, axes.bbox.x0
