@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from experiment_core_utils.knobs.batch_size import batch_size_of
-from experiment_core_utils.knobs.setting import setting_of
+from experiment_core_utils.knobs.batch_size import BATCH_SIZE
 from experiment_core_utils.measuring.arrivals import batch_size
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import span
@@ -122,10 +121,10 @@ class PlanSize:
 
 def rates_of(results: Iterable[SettingResult]) -> StageRates | None:
     """Median operations per second of each stage over results; None where no result has a prefill."""
-    every = [(batch_size_of(setting_of(result)), result.aggregate_stats) for result in results]
+    every = [(result.knobs.get(BATCH_SIZE.name, 1), result.aggregate_stats) for result in results]
 
     def median_rate(flops: str, milliseconds: str) -> float | None:
-        both = [(size * (stats.get(flops) or 0) or None, stats.get(milliseconds)) for size, stats in every]
+        both = [(int(size) * (stats.get(flops) or 0) or None, stats.get(milliseconds)) for size, stats in every]
         rates = [operations / (time_ms * 1e-3) for operations, time_ms in both if operations is not None and time_ms]
         return statistics.median(rates) if rates else None
 
