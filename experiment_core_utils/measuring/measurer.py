@@ -166,9 +166,7 @@ class ShardMeasurer:
         journal = stack.enter_context(Journal(context.journals, header))
         return SettingAtWork(setting, journal, Shard(sample_ids, finished), header)
 
-    def _measure_in_passes(
-        self, at_work: Sequence[SettingAtWork], batches: RequestBatches, progress: Progress
-    ) -> None:
+    def _measure_in_passes(self, at_work: Sequence[SettingAtWork], batches: RequestBatches, progress: Progress) -> None:
         """Measure memory and energy of these settings after all of their samples: it disturbs no time."""
         context, journals = self.context, {each.key: each.journal for each in at_work}
         measured = {

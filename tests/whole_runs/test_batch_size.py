@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from experiment_core_utils.config.parts import QuestionConfig
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.contrasts import PairedContrasts
@@ -16,7 +17,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.replication import COUNTED, over_batches
 from experiment_core_utils.records.journal import journals_in, read_journal
 from experiment_core_utils.records.requests import BatchedRun, StagedRun
-from experiment_core_utils.records.setting_result import SettingResult, throughput_of
+from experiment_core_utils.records.setting_result import SettingResult, setting_key, throughput_of
 from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.knobs.prices import price_list
 from experiments.analyses.sweeps import load_sweep, mixed_executions
@@ -84,7 +85,11 @@ def test_each_request_is_answered_as_alone_and_throughput_is_that_of_whole_batch
     assert mixed_executions(report.results) is None
     (grid,) = grids_of(load_sweep(tmp_path))
     assert grid.requests_per_s is not None and list(grid.batch_sizes) == [1, 3]
-    assert price_list(grid) is not None
+    prices = price_list(grid, QuestionConfig(budget_ms=1e6))
+    (budget,) = prices.types[0].budgets
+    rates = {setting_key(result): throughput_of(result).requests_per_s for result in report.results}
+    assert budget.setting is not None and budget.requests_per_s == pytest.approx(rates[budget.setting])
+    assert any(f", {budget.requests_per_s:.3g} requests/s" in line for line in prices.lines)
 
 
 def runs_in(folder: Path) -> Mapping[tuple[str, int], tuple[StagedRun, ...]]:

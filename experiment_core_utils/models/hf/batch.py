@@ -6,19 +6,21 @@ those of one request at a time, `follow_together` shows.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, repeat
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from experiment_core_utils.engines.answer_ends import AnswerEnds, stopping_criteria
 from experiment_core_utils.engines.greedy import BatchFollower
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
+from experiment_core_utils.models.common.text_generation import TokenMarks
 from experiment_core_utils.models.hf.generate import StageMarks, processors_for, vision_marked
 from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT
 from experiment_core_utils.primitives.device import Marks, NoMarks
 from experiment_core_utils.primitives.finite_logits import logits_watched
-from experiment_core_utils.records.requests import FollowedAnswer, TimedBatch
+from experiment_core_utils.records.requests import FollowedAnswer, StageName, TimedBatch
 
 Around = Callable[[torch.Tensor], AbstractContextManager[object]]
 
@@ -69,35 +71,22 @@ def generate_batch(
     Args and errors as `answer_together`.
     """
     merged = merge_requests(requests, int(model.generation_config.pad_token_id))
-    stages, prompt_tokens = StageMarks(marks), merged["input_ids"].shape[1]
-    with vision_marked(model, stages), logits_watched(model) as watch, around(merged["input_ids"]):
+    stages, names, ids = StageMarks(marks), chain[StageName](["prefill"], repeat("decode")), merged["input_ids"]
+    token_marks = TokenMarks(lambda: stages.end(next(names)), len(ids), ids.device)
+    with vision_marked(model, stages), logits_watched(model) as watch, around(ids):
         stages.begin()
-        criteria = stopping_criteria([ends] * len(requests), prompt_tokens)
+        criteria = stopping_criteria([ends] * len(requests), ids.shape[1])
         answered = model.generate(
             **merged,
             max_new_tokens=max_new_tokens,
             logits_processor=processors_for(model, merged, preferences, ends),
-            stopping_criteria=StoppingCriteriaList([_TokenMarks(stages), *criteria]),
+            stopping_criteria=StoppingCriteriaList([token_marks, *criteria]),
         )
-    rows = answered[:, prompt_tokens:].tolist()
+    rows = answered[:, ids.shape[1] :].tolist()
     # Rows that ended before the longest are padded after their end.
     ended = [ends.generated(row) for row in rows]
     watch.refuse_not_finite([len(row) for row in ended])
     return TimedBatch(tuple(map(tuple, ended)), tuple(stages.spans))
-
-
-class _TokenMarks(StoppingCriteria):
-    """Sets a mark after each token of a batch, and never stops it; `generate()`'s streamer would take one row only."""
-
-    def __init__(self, stages: StageMarks) -> None:
-        self._stages = stages
-        self._stopped: torch.Tensor | None = None
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        self._stages.end("prefill" if self._stopped is None else "decode")
-        if self._stopped is None:
-            self._stopped = torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
-        return self._stopped
 
 
 @torch.inference_mode()
