@@ -4,86 +4,157 @@ Prompts are prefilled one by one, so that none is padded; each decodes at its ow
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 
 from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.api import DecodeEngine
 from experiment_core_utils.engines.description import EngineKnobs
-from experiment_core_utils.engines.greedy import BatchAnswers, BatchFollower
+from experiment_core_utils.engines.greedy import BatchFollower, decode_together
 from experiment_core_utils.engines.kv_cache import KVCache
-from experiment_core_utils.engines.runner import SLOT_STEP, EngineStages
-from experiment_core_utils.engines.select import decode_engine
-from experiment_core_utils.records.requests import FollowedAnswer
+from experiment_core_utils.engines.weights import DecoderWeights
+from experiment_core_utils.primitives.device import Marks, NoMarks
+from experiment_core_utils.records.requests import FollowedAnswer, StageName, TimedBatch
+from experiment_core_utils.records.stages import CPU_STEP, REFERENCE
+
+# KV caches grow in these steps, so that longer requests seldom need a new one; graphs are lost with the old one.
+SLOT_STEP = 512
+Requests = Sequence[Mapping[str, Any]]
+
+
+def stages_of_batches(stages: Mapping[StageName, str], batch_size: int) -> Mapping[StageName, str]:
+    """The name of what runs each stage of batches: the CPU's compiled step is of one request, see `CpuDecode`."""
+    is_alone = batch_size == 1 or stages["decode"] != CPU_STEP
+    return stages if is_alone else {**stages, "decode": REFERENCE}
+
+
+class BatchedStages(Protocol):
+    """What prefills single requests for a batch."""
+
+    decoder: DecoderWeights
+
+    @property
+    def is_graphed(self) -> bool:
+        """Whether decode steps are graphed, so that the host need not wait for each."""
+
+    def new_decode_engine(self) -> DecodeEngine:
+        """A decode engine for a KV cache of its own."""
+
+    def most_positions(self, inputs: Mapping[str, Any]) -> int:
+        """Positions of the KV cache that a request's prompt fills at most."""
+
+    def warm_up(self, knobs: EngineKnobs, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
+        """Prepare everything that the request alone needs."""
+
+    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
+        """The vision stage; None for a request without a picture."""
+
+    def prefill_row(
+        self, knobs: EngineKnobs, inputs: Mapping[str, Any], features: Any, kv_cache: KVCache, row: int
+    ) -> torch.Tensor:
+        """Prefill a request into a row of a KV cache of several; logits [1, V], which the next call may overwrite."""
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """Decode steps of a KV cache of several requests."""
+
+    decode: DecodeEngine
+    knobs: EngineKnobs
+    kv_cache: KVCache
+    runs_ahead: bool
+
+    @property
+    def device(self) -> torch.device:
+        return self.kv_cache.next_tokens.device
+
+    @property
+    def last_tokens(self) -> torch.Tensor:
+        return self.kv_cache.checked_tokens
+
+    def advance(self) -> None:
+        self.decode.step(self.knobs, self.kv_cache)
+        self.kv_cache.note_step()
 
 
 class BatchedExecution:
-    """Answers batches; one KV cache of several requests is kept, with the engine whose CUDA graphs use it."""
+    """Answers batches; for each size a KV cache is kept, with the engine whose CUDA graphs use it."""
 
-    def __init__(self, stages: EngineStages) -> None:
+    def __init__(self, stages: BatchedStages) -> None:
         self._stages = stages
-        self._made: tuple[KVCache, DecodeEngine] | None = None
+        self._made: dict[int, tuple[KVCache, DecodeEngine]] = {}
+
+    def warm_up(self, knobs: EngineKnobs, requests: Requests, max_new_tokens: int) -> None:
+        """Prepare everything that the batch needs, and each of its requests alone."""
+        for request in requests:
+            self._stages.warm_up(knobs, request, max_new_tokens)
+        kv_cache, decode = self._kv_cache_for(requests, max_new_tokens)
+        decode.warm_up(knobs, kv_cache)
 
     @torch.inference_mode()
     def answer_batch(
         self,
         knobs: EngineKnobs,
-        requests: Sequence[Mapping[str, Any]],
+        requests: Requests,
         max_new_tokens: int,
         ends: AnswerEnds,
-    ) -> list[tuple[int, ...]]:
-        kv_cache, decode, _ = self._prefilled(knobs, requests, max_new_tokens)
-        answers = BatchAnswers(kv_cache.checked_tokens, ends)
-        for _ in range(max_new_tokens - 1):
-            if answers.have_ended:
-                break
-            decode.step(knobs, kv_cache)
-            kv_cache.note_step()
-            answers.add(kv_cache.checked_tokens)
-        return answers.token_ids
+        marks: Marks | None = None,
+    ) -> TimedBatch:
+        """The answers, with marks as `decode_together` sets them, before it one at the hand-over and one behind all
+        pictures.
+        """
+        marks = NoMarks() if marks is None else marks
+        kv_cache, decode = self._kv_cache_for(requests, max_new_tokens)
+        decode.warm_up(knobs, kv_cache)
+        marks.mark()
+        features = [self._stages.encode_image(request) for request in requests]
+        has_picture = any(each is not None for each in features)
+        if has_picture:
+            marks.mark()
+        self._prefill(knobs, requests, features, kv_cache)
+        steps = _Steps(decode, knobs, kv_cache, self._stages.is_graphed)
+        return decode_together(steps, len(requests), max_new_tokens, ends, marks, has_picture=has_picture)
 
     @torch.inference_mode()
     def follow_batch(
-        self, knobs: EngineKnobs, requests: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+        self, knobs: EngineKnobs, requests: Requests, answers: Sequence[tuple[int, ...]]
     ) -> list[FollowedAnswer]:
         follower = BatchFollower(answers, self._stages.decoder.device)
-        kv_cache, decode, logits = self._prefilled(knobs, requests, follower.num_positions)
-        tokens = follower.follow(logits)
+        kv_cache, decode = self._kv_cache_for(requests, follower.num_positions)
+        decode.warm_up(knobs, kv_cache)
+        features = [self._stages.encode_image(request) for request in requests]
+        tokens = follower.follow(self._prefill(knobs, requests, features, kv_cache))
         for _ in range(follower.num_positions - 1):
             kv_cache.next_tokens.copy_(tokens.flatten())
             tokens = follower.follow(decode.step(knobs, kv_cache))
             kv_cache.note_step()
         return follower.followed
 
-    def _prefilled(
-        self, knobs: EngineKnobs, requests: Sequence[Mapping[str, Any]], max_new_tokens: int
-    ) -> tuple[KVCache, DecodeEngine, torch.Tensor]:
-        """The KV cache of all requests with their first tokens, its decode engine, and the prefills' logits [B, V]."""
-        lengths = [self._stages.model.length(request) for request in requests]
-        kv_cache, decode = self._kv_cache_for(len(requests), max(lengths) + max_new_tokens)
-        rows = []
-        for row, request in enumerate(requests):
-            logits, state = self._stages.prefill(knobs, request, self._stages.encode_image(request))
-            rows.append(logits.clone())
-            self._stages.place_in(kv_cache, row, state)
+    def _prefill(
+        self, knobs: EngineKnobs, requests: Requests, features: Sequence[Any], kv_cache: KVCache
+    ) -> torch.Tensor:
+        """The prefills' logits [B, V], whose likeliest tokens are the first of each row."""
+        rows = [
+            self._stages.prefill_row(knobs, request, own, kv_cache, row).clone()
+            for row, (request, own) in enumerate(zip(requests, features, strict=True))
+        ]
         logits = torch.cat(rows)
         kv_cache.put_likeliest(logits)
-        kv_cache.set_lengths(lengths)
-        decode.warm_up(knobs, kv_cache)
-        return kv_cache, decode, logits
+        return logits
 
     def release(self) -> None:
-        """Release the KV cache and the CUDA graphs that use it."""
-        self._made = None
+        """Release the KV caches and the CUDA graphs that use them."""
+        self._made.clear()
 
-    def _kv_cache_for(self, batch: int, max_seq_len: int) -> tuple[KVCache, DecodeEngine]:
+    def _kv_cache_for(self, requests: Requests, max_new_tokens: int) -> tuple[KVCache, DecodeEngine]:
         """The KV cache of before where it fits; else that one is released first, as it is large, with its CUDA
         graphs.
         """
-        if self._made is None or self._made[0].batch != batch or self._made[0].max_seq_len < max_seq_len:
-            self._made = None
-            decoder = self._stages.decoder
-            kv_cache = KVCache.allocate(decoder, -(-max_seq_len // SLOT_STEP) * SLOT_STEP, batch)
-            self._made = kv_cache, decode_engine(decoder)
-        return self._made
+        batch, max_seq_len = len(requests), max(map(self._stages.most_positions, requests)) + max_new_tokens
+        if batch not in self._made or self._made[batch][0].max_seq_len < max_seq_len:
+            self._made.pop(batch, None)
+            kv_cache = KVCache.allocate(self._stages.decoder, -(-max_seq_len // SLOT_STEP) * SLOT_STEP, batch)
+            self._made[batch] = kv_cache, self._stages.new_decode_engine()
+        return self._made[batch]

@@ -13,7 +13,7 @@ import torch
 from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.primitives.device import Marks, TokenCopies
 from experiment_core_utils.primitives.finite_logits import checked_tokens, usable_token
-from experiment_core_utils.records.requests import FollowedAnswer, StageName, TimedTokens
+from experiment_core_utils.records.requests import FollowedAnswer, StageName, TimedBatch, TimedTokens
 
 
 class GreedyStages(Protocol):
@@ -103,6 +103,73 @@ class BatchAnswers:
             self._answers[row].append(usable_token(chosen[row]))
             if self._ends.are_reached(self._answers[row]):
                 self._running.remove(row)
+
+
+class BatchStages(Protocol):
+    """Decode steps of a batch that was prefilled, which feed themselves on the device."""
+
+    @property
+    def device(self) -> torch.device:
+        """The device that the model is on."""
+
+    @property
+    def last_tokens(self) -> torch.Tensor:
+        """The last token of each request [B] as `checked_tokens` gives it; the next step overwrites them."""
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a step returns before it has run, so that the next one is launched before its tokens are read."""
+
+    def advance(self) -> None:
+        """A decode step of all requests from their last tokens, and the choice of the next."""
+
+
+@torch.inference_mode()
+def decode_together(
+    stages: BatchStages, num_rows: int, max_new_tokens: int, ends: AnswerEnds, marks: Marks, *, has_picture: bool
+) -> TimedBatch:
+    """The answers of a batch from its first tokens on, which are chosen already, until every answer has ended.
+
+    A mark is set after the copy of each step's tokens to the host, that of the prefill among them. Where steps run
+    ahead, the one after the last token is launched in vain and comes after the last mark.
+
+    Args:
+        has_picture: whether a mark stands between a vision stage and the prefill.
+
+    Raises:
+        GenerationFailed: logits are not finite.
+    """
+    tokens = TokenCopies(stages.device, max_new_tokens, num_rows)
+    spans: list[StageName] = ["vision", "prefill"] if has_picture else ["prefill"]
+    answers: BatchAnswers | None = None
+
+    def launch(place: int) -> None:
+        if place:
+            stages.advance()
+        tokens.send(place, stages.last_tokens)
+        marks.mark()
+
+    launch(0)
+    for place in range(max_new_tokens):
+        is_last = place + 1 == max_new_tokens
+        if stages.runs_ahead and not is_last:
+            launch(place + 1)
+        arrived = tokens.all_arrived(place)
+        if answers is None:
+            answers = BatchAnswers(arrived, ends)
+        else:
+            answers.add(arrived)
+        if is_last:
+            break
+        if answers.have_ended:
+            if stages.runs_ahead:
+                marks.unmark()
+            break
+        if not stages.runs_ahead:
+            launch(place + 1)
+        spans.append("decode")
+    assert answers is not None
+    return TimedBatch(tuple(answers.token_ids), tuple(spans))
 
 
 # Of each answer, whose logits are kept to be compared.

@@ -70,6 +70,19 @@ class KVCache:
         if self.keys.device.type == "cpu" and (known := int(offset)):
             self.rotary_offsets = [known]
 
+    def copy_into_row(self, row: int, alone: "KVCache") -> None:
+        """Copy the keys, values and length of the only request of another KV cache into a row."""
+        length = alone.lengths[0]
+        self.keys[:, row, :, :length] = alone.keys[:, 0, :, :length]
+        self.values[:, row, :, :length] = alone.values[:, 0, :, :length]
+        self.lengths[row] = length
+        self.device_lengths[row : row + 1].fill_(length)
+        self.device_rotary_offsets[row : row + 1].copy_(alone.device_rotary_offsets)
+        if self.keys.device.type == "cpu":
+            offsets = self.rotary_offsets or [0] * self.batch
+            offsets[row] = 0 if alone.rotary_offsets is None else alone.rotary_offsets[0]
+            self.rotary_offsets = offsets if any(offsets) else None
+
     def put_likeliest(self, logits: torch.Tensor) -> None:
         """Make the likeliest token of logits [B, V] the last one of each request."""
         self.next_tokens.copy_(logits.argmax(dim=-1))

@@ -11,6 +11,8 @@ from typing import Any, get_args
 import torch
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.engines.api import DecodeEngine
+from experiment_core_utils.engines.batch_runner import SLOT_STEP
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.engine_model import EngineModel
 from experiment_core_utils.engines.engine_proof import (
@@ -26,14 +28,12 @@ from experiment_core_utils.engines.gpu.triton.tuning import untuned_reason
 from experiment_core_utils.engines.greedy import AsyncStages
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.request_slot import PrefilledRequest, RequestSlot
-from experiment_core_utils.engines.select import choose_engines, decoder_engines
+from experiment_core_utils.engines.select import choose_engines, decode_engine, decoder_engines
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.finite_logits import refuse_not_finite
 from experiment_core_utils.records.requests import KnobProof, StageName
 from experiment_core_utils.records.stages import CUDA_GRAPH, MODULES, PLAIN, REFERENCE
 
-# The KV cache grows in these steps, so that longer requests seldom need a new one; graphs are lost with the old one.
-SLOT_STEP = 512
 # Room for answers to a request that was not warmed up.
 UNANNOUNCED_TOKENS = 64
 # Decode steps of a proof, which make 32 positions with the prompt's last one. Over 368 proofs of right engines of an
@@ -244,11 +244,19 @@ class EngineStages:
         """The stages for `generate_async`: steps that feed themselves on the device."""
         return AsyncRequest(self, self.kv_cache, knobs)
 
-    def place_in(self, kv_cache: KVCache, row: int, state: PrefilledRequest[EngineKnobs]) -> None:
-        """Copy the keys and values of the current request into a row of a KV cache of several requests."""
+    def new_decode_engine(self) -> DecodeEngine:
+        return decode_engine(self.decoder)
+
+    def most_positions(self, inputs: Mapping[str, Any]) -> int:
+        return self.model.length(inputs)
+
+    def prefill_row(
+        self, knobs: EngineKnobs, inputs: Mapping[str, Any], features: Any, kv_cache: KVCache, row: int
+    ) -> torch.Tensor:
+        logits, state = self.prefill(knobs, inputs, features)
         self._resume(state)
-        kv_cache.keys[:, row, :, : state.length] = self.kv_cache.keys[:, 0, :, : state.length]
-        kv_cache.values[:, row, :, : state.length] = self.kv_cache.values[:, 0, :, : state.length]
+        kv_cache.copy_into_row(row, self.kv_cache)
+        return logits
 
     @torch.inference_mode()
     def prove(self, knobs: EngineKnobs, inputs: Mapping[str, Any]) -> KnobProof:

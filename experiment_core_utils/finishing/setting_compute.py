@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+from experiment_core_utils.knobs.batch_size import batch_size_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.host_facts import Peaks, peaks_on
 from experiment_core_utils.models.costs.memory import ModelBytes
@@ -24,6 +25,7 @@ from experiment_core_utils.records.compute import (
 )
 from experiment_core_utils.records.requests import StageFlops
 from experiment_core_utils.records.settings import MeasuredSample, MeasuredSetting, SettingLoad
+from experiment_core_utils.records.stages import MODULES
 
 
 def loads_of(loads: Sequence[SettingLoad]) -> list[ProcessLoad]:
@@ -48,7 +50,7 @@ def timelines_of(loads: Sequence[SettingLoad]) -> list[MemoryTimeline] | None:
 
 
 def _decode_steps(sample: MeasuredSample) -> int:
-    """Steps of the first run, which the operations are of."""
+    """Steps of the first run, in which all requests of a batch take part."""
     return len(sample.runs[0].inter_token_s)
 
 
@@ -67,16 +69,27 @@ def setting_utilisation(
     def mean_mfu(stage: str, flops_of: Callable[[StageFlops, int], float | None]) -> float | None:
         return mean_of(
             [
-                fraction_of_peak(flops_of(flops, _decode_steps(sample)), seconds(sample, stage), peaks.flops_per_s)
+                fraction_of_peak(of_batch(sample, flops_of(flops, own_steps(sample))), seconds(sample, stage), peak)
                 for sample, flops in measured
             ]
         )
+
+    peak = peaks.flops_per_s
+
+    def of_batch(sample: MeasuredSample, flops: float | None) -> float | None:
+        """As if all requests of a batch were as this one, which each is in turn."""
+        return None if flops is None else flops * sample.batch_size
+
+    def own_steps(sample: MeasuredSample) -> int:
+        return _decode_steps(sample) if sample.batch_size == 1 else max(sample.output_tokens - 1, 0)
 
     def decode_flops(flops: StageFlops, steps: int) -> float | None:
         return None if flops.decode_flops_per_token is None else flops.decode_flops_per_token * steps
 
     def step_bytes(sample: MeasuredSample) -> float | None:
-        return None if model is None else model.step_bytes(sample.shape.prompt_tokens, _decode_steps(sample))
+        if model is None:
+            return None
+        return model.step_bytes(sample.shape.prompt_tokens, _decode_steps(sample), sample.batch_size)
 
     return HardwareUtilisation.of(
         mfu_vision=mean_mfu("vision_s", lambda flops, _: flops.vision_flops),
@@ -96,9 +109,9 @@ def setting_utilisation(
 
 
 def setting_memory(
-    reading: MemoryReading | None, samples: Sequence[MeasuredSample], model: ModelBytes | None
+    reading: MemoryReading | None, samples: Sequence[MeasuredSample], model: ModelBytes | None, batch_size: int = 1
 ) -> MemoryParts | None:
-    """Parts of a setting's memory; None without a reading.
+    """Parts of a setting's memory; None without a reading. The cache is that of a whole batch.
 
     Where samples were answered in batches, the peak may be theirs, and no part but the weights is known.
     """
@@ -111,23 +124,28 @@ def setting_memory(
         reason = "samples were answered in batches, whose caches are in the peak"
         return memory_parts(reading.peak_memory_bytes, model.weights_bytes, None, reading.process_rss_bytes, reason)
     positions = max((each.most_positions for each in samples), default=0)
-    cache = model.cache_bytes(positions)
+    cache = batch_size * model.cache_bytes(positions)
     return memory_parts(
         reading.peak_memory_bytes, model.weights_bytes, cache, reading.process_rss_bytes, reading.reason
     )
 
 
-def counted_memory(samples: Sequence[MeasuredSample], model: ModelBytes | None) -> dict[str, int | None]:
-    """`counted_...` of `memory`: what the largest request of a setting needs by formula, run alone.
+def counted_memory(
+    samples: Sequence[MeasuredSample], model: ModelBytes | None, batch_size: int = 1, rows_of_prefill: int = 1
+) -> dict[str, int | None]:
+    """`counted_...` of `memory`: what the largest request of a setting needs by formula, or a batch of such requests.
 
     It follows from the setting, not from the machine, the order of settings or batches. Not counted is what
     `activation_elements` leaves out.
+
+    Args:
+        rows_of_prefill: requests whose prompts are computed together: engines take them one by one.
     """
     weights = cache = activations = None
     if model is not None and samples:
         weights = model.weights_bytes
-        cache = model.cache_bytes(max(each.most_positions for each in samples))
-        activations = model.activation_bytes(max(each.shape.prompt_tokens for each in samples))
+        cache = batch_size * model.cache_bytes(max(each.most_positions for each in samples))
+        activations = model.activation_bytes(rows_of_prefill * max(each.shape.prompt_tokens for each in samples))
     parts = {"weights": weights, "kv_cache": cache, "activation": activations}
     known = [each for each in parts.values() if each is not None]
     return {
@@ -156,8 +174,11 @@ def setting_compute(setting: Setting, merged: MeasuredSetting, model: Runnable, 
         dtype: of the model's products.
     """
     counted = _countable(model.count_bytes(setting) if isinstance(model, Inspectable) else None, merged.samples)
-    parts = setting_memory(merged.memory, merged.samples, counted)
-    by_formula = counted_memory(merged.samples, counted)
+    size = batch_size_of(setting)
+    stages = (None if merged.proof is None else merged.proof.execution_stages) or {}
+    parts = setting_memory(merged.memory, merged.samples, counted, size)
+    rows = size if stages.get("prefill", MODULES) == MODULES else 1
+    by_formula = counted_memory(merged.samples, counted, size, rows)
     memory = None if merged.memory is None or parts is None else {**asdict(merged.memory), **parts, **by_formula}
     num_sharing = model.num_sharing if isinstance(model, Shared) else None
     peaks = peaks_on(model.device, dtype).times(num_sharing or 1)

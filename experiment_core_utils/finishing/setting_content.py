@@ -165,11 +165,12 @@ def sample_result(
 
 def _run_times(sample: MeasuredSample, number: int, place: int | None) -> RunTimes:
     """The published times of a sample's run, in milliseconds."""
-    stages = [QUANTITIES[key] for key in StageTimes.model_fields]
+    stages, run = [QUANTITIES[key] for key in StageTimes.model_fields], sample.runs[number]
     return RunTimes.of(
         **{each.key: each.published(value_of_run(sample, number, each.name)) for each in stages},
-        T_inter_token=[milliseconds(gap) for gap in sample.runs[number].inter_token_s],
+        T_inter_token=[milliseconds(gap) for gap in run.inter_token_s],
         place_in_round=place,
+        **({} if run.num_requests == 1 else {"batch_output_tokens": run.all_output_tokens}),
     )
 
 

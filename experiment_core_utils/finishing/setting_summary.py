@@ -1,7 +1,9 @@
 """Accuracy and distributions of a setting over its samples."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from experiment_core_utils.meters.stability import find_outliers
@@ -10,13 +12,18 @@ from experiment_core_utils.primitives.statistics import (
     bounded_mean_interval,
     describe,
     fraction_of,
+    half_of_interval,
     mean_of,
+    positive_interval,
 )
 from experiment_core_utils.records.quantities.readings import value_of_run, value_of_sample
 from experiment_core_utils.records.sample_result import QUANTITIES
 from experiment_core_utils.records.setting_result import AccuracyPart, CountsPart, TypeScores
 from experiment_core_utils.records.settings import MeasuredSample, SettingSummary
 from experiment_core_utils.tasks.interface import Answer, Metric, Score, Scoring
+
+# Quantities that all requests of a batch have together.
+_OF_BATCHES = {quantity.name for quantity in QUANTITIES.values() if quantity.of == "run"} | {"energy_j"}
 
 
 def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_failed: int) -> SettingSummary:
@@ -42,6 +49,16 @@ def summarise(samples: Sequence[MeasuredSample], accuracy: AccuracyPart, num_fai
         num_disturbed_samples=sum(bool(sample.disturbances) for sample in samples),
     )
     return SettingSummary(accuracy, counts, distributions(samples), typical_distributions(samples), outliers.by_sample)
+
+
+def of_batches(spread: Distribution, batch_size: int) -> Distribution:
+    """The spread of what batches of so many requests share, whose interval is sqrt(batch_size) times as wide: each
+    request is in as many batches (`replication.over_batches`)."""
+    if batch_size == 1 or not spread.ci_low or spread.ci_high is None:
+        return spread
+    half = math.sqrt(batch_size) * half_of_interval(spread.mean, spread.ci_low, spread.ci_high)
+    low, high = positive_interval(spread.mean, half)
+    return replace(spread, ci_low=low, ci_high=high)
 
 
 def _is_cut_short(sample: MeasuredSample) -> bool:
@@ -132,7 +149,8 @@ def _spreads(
         ]
         spread = describe(*zip(*known, strict=True)) if known else None
         if spread is not None:
-            spreads[name] = spread
+            size = max(sample.batch_size for sample in samples)
+            spreads[name] = of_batches(spread, size) if name in _OF_BATCHES else spread
     return spreads
 
 

@@ -24,6 +24,7 @@ class AnswerLimit(ListedKnob):
     meaning = "largest number of tokens of an answer"
     name, title, plural, flags = "answer_limit", "answer limit", "answer limits", AnswerLimitFlags
     flag, prefix, at_rest = "answer_limit_list", "answer", "task"
+    turned_by_run = True
 
     def prove(self, proof: Any, setting: Turned, model: Any) -> CannotBeSeen | None:
         """The loop over tokens has it, or the request to a server, where longer answers make a caveat."""

@@ -106,6 +106,7 @@ class Knob(ABC, Generic[V]):
     #: whether `applied` leaves the operations of a request and the bytes of its weights as they are; else they are null
     #: unless `flops` and `step_bytes` give them
     keeps_costs: ClassVar[bool] = False
+    turned_by_run: ClassVar[bool] = False  #: whether what runs a model turns it, so that nothing in the model has to
     #: stages by their columns, such as `T_vision_total`, whose time it cannot change: controls of a run in rounds
     untouched_stages: ClassVar[tuple[str, ...]] = ()
 

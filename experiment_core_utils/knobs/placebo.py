@@ -33,7 +33,7 @@ class Placebo(Knob[str]):
 
     meaning = "whether a setting is measured again as a control"
     name, title, plural, flags = "placebo", "placebo", "placebos", PlaceboFlags
-    neutral = "none"
+    neutral, turned_by_run = "none", True
 
     def own(self, limits: KnobLimits) -> str:
         return self.neutral

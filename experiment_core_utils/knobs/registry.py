@@ -10,6 +10,7 @@ from typing import Any
 
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS
 from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT
+from experiment_core_utils.knobs.batch_size import BATCH_SIZE
 from experiment_core_utils.knobs.expert_mass import EXPERT_MASS
 from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.loading import ATTENTION, ENGINE, NUMBER_FORMAT, QUANTIZED
@@ -36,7 +37,7 @@ _KNOBS: dict[str, Knob[Any]] = {
     knob.name: knob
     for knob in (
         VISION_TOKENS, VISUAL_TOKEN_KEEP, TOP_K, EXPERT_MASS, ACTIVE_BLOCKS,
-        PICTURE_SIDE, ANSWER_LIMIT, THINKING_BUDGET, REASONING_EFFORT, VARIANT,
+        BATCH_SIZE, PICTURE_SIDE, ANSWER_LIMIT, THINKING_BUDGET, REASONING_EFFORT, VARIANT,
         NUMBER_FORMAT, QUANTIZED, ENGINE, ATTENTION, PLACEBO,
     )
 }

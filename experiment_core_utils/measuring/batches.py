@@ -17,6 +17,7 @@ from experiment_core_utils.engines.engine_proof import higher_precision, is_righ
 from experiment_core_utils.engines.greedy import MOST_POSITIONS
 from experiment_core_utils.g_metrics_inference import sample_record
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS, blocks_of
+from experiment_core_utils.knobs.batch_size import batch_size_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K, experts_of
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS, CropRange, vision_of
@@ -138,6 +139,11 @@ class BatchProof:
         self._model = model
         self._max_new_tokens = max_new_tokens
         self._proven = (-1, -1, -1)
+
+    def is_new(self, requests: Sequence[PreparedRequest]) -> bool:
+        """Whether a batch of these requests has to be compared with each of them alone."""
+        extent = _extent([replace(each, shape=self.setting.shape(each.shape)) for each in requests])
+        return any(new > old for new, old in zip(extent, self._proven, strict=True))
 
     def answer(self, requests: Sequence[PreparedRequest]) -> list[tuple[int, ...]] | None:
         """Token ids of the greedy answer to each request, end-of-sequence included where it came.
@@ -277,7 +283,9 @@ class BatchAnswerer:
         self._bench = bench
         self._results_dir = results_dir
         # Continuations are scored one request after the other: those of one share its prompt already.
-        self._is_together = answers_in_batches(bench.engines) and getattr(bench.metric, "scored", None) is None
+        are_scored = getattr(bench.metric, "scored", None) is not None
+        self._are_modules = self._is_together = answers_in_batches(bench.engines) and not are_scored
+        self._modules_size = batch_size
         self._batch_size = self._limit = batch_size if self._is_together else 1
         self._timeout_s = sample_timeout_s
         self._proofs: dict[str, BatchProof] = {}
@@ -296,6 +304,10 @@ class BatchAnswerer:
             OutOfMemory: for a single request; what was yielded before is valid.
             GenerationFailed: the logits of a sample are not finite; what was yielded before is valid.
         """
+        # Where requests run together, so do those that are not timed, by what runs the timed ones.
+        together = batch_size_of(setting)
+        self._is_together = self._are_modules or together > 1
+        self._batch_size = together if together > 1 else self._modules_size if self._are_modules else 1
         self._limit = self._batch_size
         left = list(sample_ids)
         at_once = self._batch_size * _BATCHES_PREPARED

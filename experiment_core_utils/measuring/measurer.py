@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from experiment_core_utils.config.parts import MeasuringConfig
+from experiment_core_utils.knobs.batch_size import batch_size_of
 from experiment_core_utils.knobs.loading import Loading, loading_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.measuring.arrivals import MOST_ARRIVALS, batch_size
@@ -19,6 +20,7 @@ from experiment_core_utils.measuring.energy_budget import EnergyBudget
 from experiment_core_utils.measuring.live_table import LiveTable
 from experiment_core_utils.measuring.passes import EnergyPasses, MemoryPasses, there_and_back
 from experiment_core_utils.measuring.profiles import TorchProfiles
+from experiment_core_utils.measuring.request_batches import RequestBatches
 from experiment_core_utils.measuring.request_source import RequestKey
 from experiment_core_utils.measuring.rounds import RoundOrder, RoundsSeen, RoundTimes, common_factor
 from experiment_core_utils.measuring.sample_runs import (
@@ -125,13 +127,15 @@ class ShardMeasurer:
             progress.show(LiveTable(at_work, self.bench.metric).lines)
             if isinstance(self.bench.model, Concurrent):
                 self.bench.model.while_waiting(WaitingLines(self.context.stop, progress.say))
-            at = self.config, self.context, self.bench, progress, self._outlook
+            timed_ids, _ = split_by(self.bench.latency_ids, ids_of(at_work))
+            batches = RequestBatches(self.bench.model, self.bench.max_new_tokens, timed_ids)
+            at = self.config, self.context, self.bench, batches, progress, self._outlook
             runner = SampleRunner(*at, self.profiles, self._warm_layouts)
             for each in at_work:
                 # What an earlier run left.
                 runner.look(each)
             self._measure_with_retries(at_work, runner)
-            self._measure_in_passes([each for each in at_work if each.failure is None], progress)
+            self._measure_in_passes([each for each in at_work if each.failure is None], batches, progress)
             number = num_requested(at_work, self.goal)
             for each in at_work:
                 end = each.end_before
@@ -162,7 +166,7 @@ class ShardMeasurer:
         journal = stack.enter_context(Journal(context.journals, header))
         return SettingAtWork(setting, journal, Shard(sample_ids, finished), header)
 
-    def _measure_in_passes(self, at_work: Sequence[SettingAtWork], progress: Progress) -> None:
+    def _measure_in_passes(self, at_work: Sequence[SettingAtWork], batches: RequestBatches, progress: Progress) -> None:
         """Measure memory and energy of these settings after all of their samples: it disturbs no time."""
         context, journals = self.context, {each.key: each.journal for each in at_work}
         measured = {
@@ -174,6 +178,7 @@ class ShardMeasurer:
         settings = [each.setting for each in timed or at_work]
         here: dict[str, Any] = {
             "bench": self.bench,
+            "batches": batches,
             "experiment_id": context.experiment_id,
             "rank": context.rank,
             "sample_timeout_s": self.config.sample_timeout,
@@ -364,6 +369,7 @@ class RoundsOfAttempt:
     arriving: dict[str, list[SampleAtWork]] = field(default_factory=dict)
     #: of each batch of them that counts, by its setting and round
     arrived: dict[tuple[str, int], ArrivalsTrace] = field(default_factory=dict)
+    taken: Taken = field(default_factory=dict)  #: requests of the last group and of its batches
 
     def run(self) -> None:
         """Run group after group of samples; at the end repeat the first one's round, which shows the machine's change.
@@ -375,6 +381,7 @@ class RoundsOfAttempt:
             return
         if isinstance(self.measurer.bench.model, ModelsInTurn):
             self._run_in_loads(self.measurer.bench.model)
+            self._kept_for(())
             return
         bench, context = self.measurer.bench, self.measurer.context
         model = bench.model
@@ -389,6 +396,7 @@ class RoundsOfAttempt:
             with self.runner.written_together(self.settings) if arrives else nullcontext():
                 done = self._group(begin // size, ids)
             first, begin = first or done, begin + size
+        self._kept_for(())
         if len(self.settings) > 1 and self.seen.num_rounds:
             if self.measurer.request_rate is None:
                 self._close(first)
@@ -432,8 +440,9 @@ class RoundsOfAttempt:
             place: of the sample among those that are timed.
             earlier: its runs so far, by setting and sample.
         """
-        runner, config, taken = self.runner, self.measurer.config, Taken()
+        runner, config = self.runner, self.measurer.config
         self.measurer.context.stop.raise_if_requested()
+        taken = self._kept_for([sample_id])
         at_work: dict[str, list[SampleAtWork]] = {}
         for each in settings:
             if each.needs(sample_id):
@@ -452,15 +461,26 @@ class RoundsOfAttempt:
                 with runner.sample_boundary(at.of, sample_id):
                     runner.finish(at, time.time(), in_rounds=len(self.settings) > 1)
             else:
-                earlier[at.of.key, sample_id] = replace(at, inputs={})
-        self.measurer.bench.requests.let_go(RequestKey(*key) for key in taken)
+                earlier[at.of.key, sample_id] = replace(at, inputs={}, batch=())
         self.measurer.note_conditions_if_due(self.settings)
+
+    def _kept_for(self, sample_ids: Sequence[int]) -> Taken:
+        """What is taken already of the requests of these samples and of their batches; the rest is let go."""
+        largest = max(batch_size_of(each.setting) for each in self.settings)
+        needed = self.runner.batches.needed(sample_ids, largest)
+        gone = [key for key in self.taken if key[0] not in needed]
+        for key in gone:
+            del self.taken[key]
+        if len(self.settings) > 1:
+            # All settings have had them.
+            self.measurer.bench.requests.let_go(RequestKey(*key) for key in gone)
+        return self.taken
 
     def _group(self, place: int, sample_ids: Sequence[int]) -> list[SampleAtWork]:
         """All rounds of a group of samples, which has that place among the groups; what was measured."""
         runner, num_runs = self.runner, self.measurer.config.num_runs_per_sample
         self.measurer.context.stop.raise_if_requested()
-        taken: Taken = {}
+        taken = self._kept_for(sample_ids)
         at_work: dict[str, list[SampleAtWork]] = {}
         for sample_id in sample_ids:
             for each in self.settings:
@@ -479,8 +499,6 @@ class RoundsOfAttempt:
                 with runner.sample_boundary(at.of, at.sample_id):
                     runner.finish(at, now_unix_s, in_rounds=len(self.settings) > 1)
         if len(self.settings) > 1:
-            # All settings have had them.
-            self.measurer.bench.requests.let_go(RequestKey(*place) for place in taken)
             self.measurer.publish()
         self.measurer.note_conditions_if_due(self.settings)
         return done

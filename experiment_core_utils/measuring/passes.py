@@ -16,13 +16,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 from experiment_core_utils.knobs.answer_limit import answer_limit_at
+from experiment_core_utils.knobs.batch_size import batch_size_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.energy_budget import CounterTicks, EnergyBudget, WindowPlan
-from experiment_core_utils.measuring.staged_runs import run_staged
+from experiment_core_utils.measuring.request_batches import RequestBatches
+from experiment_core_utils.measuring.staged_runs import run_batch, warm_up_batch
 from experiment_core_utils.meters.energy_statistics import preferred_act
 from experiment_core_utils.meters.power import allocated_to_runs
+from experiment_core_utils.meters.setting_energy import divided_acts
 from experiment_core_utils.meters.stages import StagedRequest, StageMeasurement, StageRounds, are_narrow
 from experiment_core_utils.meters.windows import (
     WARM_AGAIN_S,
@@ -65,6 +68,7 @@ LIMIT_S = 20.0
 BUDGET_TICKS = 5
 _STOPPED = "while energy was measured"
 Inputs = Mapping[str, Any]
+Taken = dict[int, tuple[PreparedRequest, Inputs]]
 Measured = Mapping[str, Sequence[MeasuredSample]]
 T = TypeVar("T")
 LOGGER = logging.getLogger(__name__)
@@ -113,6 +117,27 @@ class _Passes:
     experiment_id: str
     rank: int
     sample_timeout_s: float | None = None  #: limit for the preparation of each sample
+    batches: RequestBatches | None = None  #: of the samples that were timed here; None for all that were timed
+
+    def _batch(self, setting: Setting, sample_id: int, taken: Taken) -> tuple[Inputs, ...]:
+        """The inputs of a sample's batch, as it was timed, with what the model keeps for their shape.
+
+        Args:
+            taken: requests so far, to which these are added.
+        """
+        batches = self.batches or RequestBatches(
+            self.bench.model, self.bench.max_new_tokens, sorted(self.bench.latency_ids)
+        )
+
+        def take(own_id: int) -> tuple[PreparedRequest, Inputs]:
+            if own_id not in taken:
+                taken[own_id] = self._take(setting, own_id)
+            return taken[own_id]
+
+        with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
+            batch = batches.of(setting, sample_id, take)
+            warm_up_batch(self.bench.model, batch, self.bench.max_new_tokens)
+        return batch
 
     def _take(self, setting: Setting, sample_id: int) -> tuple[PreparedRequest, Inputs]:
         """A sample's request, and its inputs on the device with what the model keeps for their shape."""
@@ -175,15 +200,17 @@ class MemoryPasses(_Passes):
             gc.collect()
             release_cached_memory(model.device)
         model.apply(setting)
-        ready = [self._take(setting, sample_id)[1] for sample_id in sample_ids]
+        taken: Taken = {}
+        ready = [self._batch(setting, sample_id, taken) for sample_id in sample_ids]
+        taken.clear()
         with library_faults_named(f"memory of {setting.key}"), out_of_memory_named():
-            for inputs in ready:
-                run_staged(model, inputs, limit)
+            for batch in ready:
+                run_batch(model, batch, limit)
             with self.window(*devices_of(model)) as window:
-                for inputs in ready:
+                for batch in ready:
                     # What is prepared for the longest request serves all.
-                    model.warm_up(inputs, limit)
-                    run_staged(model, inputs, limit)
+                    warm_up_batch(model, batch, limit)
+                    run_batch(model, batch, limit)
                 reading = window.read()
         return MemoryPass(self.experiment_id, self.rank, index, tuple(sample_ids), reading)
 
@@ -343,40 +370,46 @@ class EnergyPasses(_Passes):
         if plan is not None:
             how = replace(how, goal=plan.goal(ends_s - clock.now_s()))
         tokens: dict[int, int] = {}
+        size = batch_size_of(setting)
 
-        def run(sample_id: int, inputs: Inputs) -> None:
+        def run(sample_id: int, batch: Sequence[Inputs]) -> None:
             stop.raise_if_requested(_STOPPED)
-            tokens[sample_id] = len(run_staged(self.bench.model, inputs, self.bench.max_new_tokens).token_ids)
+            tokens[sample_id] = run_batch(self.bench.model, batch, self.bench.max_new_tokens).all_output_tokens
 
         with library_faults_named(f"energy of {setting.key}"), out_of_memory_named():
             requests = [partial(run, *each) for each in ready.items()]
-            windows, allocated = energy_of_pass(requests, how, plan is not None and plan.is_between_ticks)
+            windows, allocated = energy_of_pass(requests, how, plan is not None and plan.is_between_ticks, size)
         return EnergyPass(
             experiment_id=self.experiment_id,
             rank=self.rank,
             pass_index=0,
             place=0,
             sample_ids=tuple(ready),
-            output_tokens=sum(tokens.values()),
+            # Of one request of each batch, as its joules.
+            output_tokens=round(sum(tokens.values()) / size),
             windows=windows,
             allocated=allocated,
             idle=(),
         )
 
-    def _warm_requests(self, setting: Setting, sample_ids: Sequence[int], stop: StopRequest) -> dict[int, Inputs]:
-        """Inputs of the samples that can be read, on the device; each layout has run at this setting before."""
-        ready: dict[int, Inputs] = {}
+    def _warm_requests(
+        self, setting: Setting, sample_ids: Sequence[int], stop: StopRequest
+    ) -> dict[int, tuple[Inputs, ...]]:
+        """The batches of the samples that can be read, on the device; each layout has run at this setting before."""
+        ready: dict[int, tuple[Inputs, ...]] = {}
+        taken: Taken = {}
         for sample_id in sample_ids:
             stop.raise_if_requested(_STOPPED)
             try:
-                request, inputs = self._take(setting, sample_id)
-                if (setting.key, request.shape.layout) not in self._warm:
+                batch = self._batch(setting, sample_id, taken)
+                layout = taken[sample_id][0].shape.layout
+                if (setting.key, layout) not in self._warm:
                     with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
-                        run_staged(self.bench.model, inputs, self.bench.max_new_tokens)
-                    self._warm.add((setting.key, request.shape.layout))
+                        run_batch(self.bench.model, batch, self.bench.max_new_tokens)
+                    self._warm.add((setting.key, layout))
             except SampleError:  # not counted: the window says which samples it is of
                 continue
-            ready[sample_id] = inputs
+            ready[sample_id] = batch
         return ready
 
     def measure_stages(
@@ -445,6 +478,8 @@ class EnergyPasses(_Passes):
         model = self.bench.model
         try:
             model.apply(each.setting)
+            if batch_size_of(each.setting) > 1:
+                raise SettingError("the stages of a batch are not repeated one by one; its passes have its energy")
             inputs = self._nearest_inputs(each)
             if not isinstance(model, Stepwise):
                 raise SettingError("the model does not run its stages one by one")
@@ -506,13 +541,17 @@ def nearest_the_mean(samples: Sequence[MeasuredSample]) -> list[tuple[int, float
 
 
 def energy_of_pass(
-    requests: Sequence[Callable[[], object]], how: StageMeasurement, is_between_ticks: bool = False
+    requests: Sequence[Callable[[], object]],
+    how: StageMeasurement,
+    is_between_ticks: bool = False,
+    batch_size: int = 1,
 ) -> tuple[tuple[ActEnergy, ...], tuple[AllocatedJoules, ...]]:
     """One window in which all requests run back to back, as often as the goal needs; an act is each of them once.
 
     Args:
         requests: at least one; each runs one, warm and prepared, and begins and ends synchronised.
         is_between_ticks: whether all of them may take less than a tick, and the window is to lie between two then.
+        batch_size: requests that each runs together, one of which has an equal part of the joules.
 
     Returns:
         The energy of an act by every source and device, and the part of it that each request has.
@@ -534,4 +573,5 @@ def energy_of_pass(
             windows = tuple(energy_of_act(run_all, how.using, how.goal, WARM_AGAIN_S))
         else:
             windows = tuple(energy_of_whole_acts(run_all, how.using, how.goal))
+    windows = divided_acts(windows, batch_size)
     return windows, allocated_to_runs(preferred_act(windows), traces, spans)

@@ -12,14 +12,16 @@ from experiment_core_utils.config.parts import MeasuringConfig
 from experiment_core_utils.g_metrics_inference import sample_record
 from experiment_core_utils.j_results_saving import save_samples
 from experiment_core_utils.knobs.answer_limit import answer_limit_at
-from experiment_core_utils.knobs.loading import Loading, loading_of
+from experiment_core_utils.knobs.batch_size import batch_size_of
+from experiment_core_utils.knobs.loading import loading_of
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.measuring.arrivals import arrivals_s, arrive, trace_of
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.profiles import TorchProfiles
-from experiment_core_utils.measuring.staged_runs import run_staged
+from experiment_core_utils.measuring.request_batches import RequestBatches
+from experiment_core_utils.measuring.staged_runs import run_batch, run_staged, warm_up_batch
 from experiment_core_utils.meters.load import LoadSampler
 from experiment_core_utils.meters.stability import needs_another_run, warm_up_of
 from experiment_core_utils.meters.steadiness import Outlook
@@ -61,7 +63,7 @@ T = TypeVar("T")
 class TakenRequest:
     """A request of a group of samples, which settings with the same crops share."""
 
-    sample: Sample
+    sample: Sample | None  #: None where the request alone is needed
     request: PreparedRequest
     inputs: Mapping[str, Any] | None = None  #: on the device; None until a setting needs them
     transfer_s: float = 0.0  #: that bringing them there took
@@ -192,6 +194,7 @@ class SampleAtWork:
     request: PreparedRequest
     inputs: Mapping[str, Any]  #: on the model's device
     transfer_s: float
+    batch: tuple[Mapping[str, Any], ...]  #: the inputs of all requests that run together, its own first
     spent_s: float = 0.0  #: of its time limit
     runs: list[StagedRun] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  #: of each run in its round
@@ -211,6 +214,7 @@ class SampleRunner:
     config: MeasuringConfig
     context: RunContext
     bench: Bench
+    batches: RequestBatches
     progress: Progress
     outlook: Outlook  #: of the run
     profiles: TorchProfiles | None = None  #: decides which samples are run once more under a profiler; None for none
@@ -254,11 +258,16 @@ class SampleRunner:
                 with self.sample_boundary(each, sample_id):
                     with time_limit(self.config.sample_timeout):
                         request = self.bench.requests.take(sample_id, each.crops)[1]
-                    each.proof = self._warm_up(each, request)
+                    each.proof = self._warm_up(each, sample_id, request)
                 if each.proof is not None or each.error is not None:
                     return
 
-    def _warm_up(self, each: SettingAtWork, request: PreparedRequest) -> KnobProof:
+    def _limit_s(self, each: SettingAtWork) -> float | None:
+        """The time limit of what runs together at a setting."""
+        limit_s = self.config.sample_timeout
+        return None if limit_s is None else limit_s * batch_size_of(each.setting)
+
+    def _warm_up(self, each: SettingAtWork, sample_id: int, request: PreparedRequest) -> KnobProof:
         """Prove the knobs, then run until the times agree; each run has the time of a sample."""
         setting, model = each.setting, self.bench.model
         with time_limit(self.config.sample_timeout):
@@ -267,11 +276,13 @@ class SampleRunner:
             proof = self.bench.proofs.get(setting.key) or model.prove(setting, inputs)
         unseen = check_proof(proof, setting, model)
         proof = replace(proof, knobs_not_seen={**proof.knobs_not_seen, **unseen})
+        with time_limit(self._limit_s(each)):
+            batch = self._batch(each, sample_id, {(sample_id, each.crops): TakenRequest(None, request, inputs)})
         least, totals_s = self.config.num_warmup_runs, list[float]()
         while needs_another_run(totals_s, least, self.config.max_warmup_runs):
-            with time_limit(self.config.sample_timeout):
-                totals_s.append(run_staged(model, inputs, self.bench.max_new_tokens).total_s)
-        self.warm_layouts.add((loading_of(setting), request.shape.layout))
+            with time_limit(self._limit_s(each)):
+                totals_s.append(run_batch(model, batch, self.bench.max_new_tokens).total_s)
+        self.warm_layouts.add(self._layout(each, request))
         each.journal.append(warm_up_of(totals_s, least, self.context.experiment_id, self.context.rank))
         return proof
 
@@ -284,19 +295,41 @@ class SampleRunner:
         with time_limit(self.config.sample_timeout):
             found = self._taken(each, sample_id, taken)
         # Scored at the merge, with all others; one that no answer could score is not worth the time of its runs.
+        assert found.sample is not None
         check_scorable(found.sample, self.bench.metric)
         model, started_s = self.bench.model, self._clock.now_s()
-        with time_limit(self.config.sample_timeout):
+        with time_limit(self._limit_s(each)):
             model.apply(each.setting)
+            batch = self._batch(each, sample_id, taken)
+            self._warm_up_shape(self._layout(each, found.request), batch)
+        spent_s = self._clock.now_s() - started_s
+        return SampleAtWork(each, found.sample, found.request, batch[0], found.transfer_s, batch, spent_s)
+
+    def _batch(self, each: SettingAtWork, sample_id: int, taken: Taken) -> tuple[Mapping[str, Any], ...]:
+        """The inputs of a sample's batch at the setting in force, for which everything is prepared.
+
+        Args:
+            taken: as of `begin`.
+        """
+        model = self.bench.model
+
+        def sent(own_id: int) -> tuple[PreparedRequest, Mapping[str, Any]]:
+            found = self._taken(each, own_id, taken)
             if found.inputs is None:
                 sent_s = self._clock.now_s()
                 found.inputs = model.to_device(found.request.inputs)
                 synchronize(*devices_of(model))
                 found.transfer_s = self._clock.now_s() - sent_s
-            model.warm_up(found.inputs, self.bench.max_new_tokens)
-            self._warm_up_shape((loading_of(each.setting), found.request.shape.layout), found.inputs)
-        spent_s = self._clock.now_s() - started_s
-        return SampleAtWork(each, found.sample, found.request, found.inputs, found.transfer_s, spent_s)
+            return found.request, found.inputs
+
+        batch = self.batches.of(each.setting, sample_id, sent)
+        warm_up_batch(model, batch, self.bench.max_new_tokens)
+        return batch
+
+    def _layout(self, each: SettingAtWork, request: PreparedRequest) -> tuple[object, ...]:
+        """What requests have in common that libraries prepare the same kernels for; its loading is first."""
+        size = batch_size_of(each.setting)
+        return loading_of(each.setting), request.shape.layout, *((size,) if size > 1 else ())
 
     def _taken(self, each: SettingAtWork, sample_id: int, taken: Taken) -> TakenRequest:
         place = sample_id, each.crops
@@ -311,23 +344,23 @@ class SampleRunner:
             raise found
         return found
 
-    def _warm_up_shape(self, layout: tuple[Loading, object], inputs: Mapping[str, Any]) -> None:
+    def _warm_up_shape(self, layout: tuple[object, ...], batch: Sequence[Mapping[str, Any]]) -> None:
         """One unmeasured run for a layout that a model meets first: libraries prepare kernels for new shapes."""
         if self.config.num_warmup_runs and layout not in self.warm_layouts:
-            run_staged(self.bench.model, inputs, self.bench.max_new_tokens)
+            run_batch(self.bench.model, batch, self.bench.max_new_tokens)
         self.warm_layouts.add(layout)
 
     def run(self, at: SampleAtWork) -> tuple[StagedRun, float]:
         """One measured run of a sample, and the seconds that it took to put its setting in force."""
-        model, limit_s, started_s = self.bench.model, self.config.sample_timeout, self._clock.now_s()
+        model, limit_s, started_s = self.bench.model, self._limit_s(at.of), self._clock.now_s()
         # What is left is never 0, which would be no limit.
         with time_limit(None if limit_s is None else max(limit_s - at.spent_s, 1e-3)):
             model.apply(at.of.setting)
             switch_s = self._clock.now_s() - started_s
             # For what is prepared already it costs next to nothing.
-            model.warm_up(at.inputs, self.bench.max_new_tokens)
+            warm_up_batch(model, at.batch, self.bench.max_new_tokens)
             with at.of.memory_window(model):
-                run = run_staged(model, at.inputs, self.bench.max_new_tokens)
+                run = run_batch(model, at.batch, self.bench.max_new_tokens)
         at.spent_s += self._clock.now_s() - started_s
         return run, switch_s
 
@@ -357,7 +390,8 @@ class SampleRunner:
         Args:
             now_unix_s: when they were done, with those of the samples that took turns with it.
         """
-        parts = self.bench.model, at.of.setting, at.sample, at.request, tuple(at.runs), at.transfer_s
+        model = self.bench.model
+        parts = model, at.of.setting, at.sample, at.request, tuple(at.runs), at.transfer_s
         record = sample_record(*parts, scored_ids=self._scored_ids(at))
         self.note(
             at.of,
@@ -369,9 +403,10 @@ class SampleRunner:
             ),
             now_unix_s,
         )
-        if self.profiles is not None and self.profiles.needs(at.of.key) and isinstance(self.bench.model, Stepwise):
+        is_alone = len(at.batch) == 1
+        if self.profiles is not None and is_alone and self.profiles.needs(at.of.key) and isinstance(model, Stepwise):
             # One more run of a sample that is on the disk already, outside its time limit.
-            model, limit = self.bench.model, answer_limit_at(at.of.setting, self.bench.max_new_tokens)
+            limit = answer_limit_at(at.of.setting, self.bench.max_new_tokens)
             model.apply(at.of.setting)
             model.warm_up(at.inputs, limit)
             inputs = model.sent(at.inputs) if isinstance(model, ModelsSideBySide) else at.inputs

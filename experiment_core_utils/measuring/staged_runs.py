@@ -1,11 +1,11 @@
-"""One request run stage by stage, its times named, and the record of its sample."""
+"""One request, or a batch of them, run stage by stage, and its times named."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiment_core_utils.models.interface import Runnable, devices_of
+from experiment_core_utils.models.interface import Batched, Runnable, devices_of
 from experiment_core_utils.primitives.device import Marks, new_marks, synchronize
-from experiment_core_utils.records.requests import SpanName, StagedRun, TimedTokens
+from experiment_core_utils.records.requests import BatchedRun, SpanName, StagedRun, TimedTokens
 
 
 def run_staged(
@@ -26,6 +26,35 @@ def run_staged(
     marks = new_marks(*devices) if marks is None else marks
     generated = model.generate_timed(inputs, max_new_tokens, marks)
     return staged_run(generated, marks.seconds(), model.ends.up_to_end(generated.token_ids)[1])
+
+
+def run_batch(
+    model: Runnable, batch: Sequence[Mapping[str, Any]], max_new_tokens: int, marks: Marks | None = None
+) -> StagedRun:
+    """The run of the first request of a batch, whose times are those of all of them; of one alone `run_staged`.
+
+    Args:
+        batch: inputs of each request on the model's device.
+        marks: as of `run_staged`.
+    """
+    if len(batch) == 1:
+        return run_staged(model, batch[0], max_new_tokens, marks)
+    assert isinstance(model, Batched)  # as `RequestBatches` has made sure
+    devices = devices_of(model)
+    synchronize(*devices)
+    marks = new_marks(*devices) if marks is None else marks
+    answered = model.generate_batch_timed(batch, max_new_tokens, marks)
+    own = answered.token_ids[0]
+    run = staged_run(TimedTokens(own, answered.spans), marks.seconds(), model.ends.up_to_end(own)[1])
+    return BatchedRun(**vars(run), batch_size=len(batch), batch_output_tokens=sum(map(len, answered.token_ids)))
+
+
+def warm_up_batch(model: Runnable, batch: Sequence[Mapping[str, Any]], max_new_tokens: int) -> None:
+    """Prepare what a batch needs, see `Batched.warm_up_batch`; of one request alone `Runnable.warm_up`."""
+    if len(batch) == 1:
+        model.warm_up(batch[0], max_new_tokens)
+    elif isinstance(model, Batched):
+        model.warm_up_batch(batch, max_new_tokens)
 
 
 def staged_run(generated: TimedTokens, seconds: Sequence[float], ended: bool) -> StagedRun:

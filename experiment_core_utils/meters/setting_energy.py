@@ -1,6 +1,6 @@
 """The energy of a setting, of the stages of one request and of passes over many samples, from their windows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -72,7 +72,7 @@ def passes_energy(passes: Sequence[EnergyPass], end: EnergyPassesEnd | None) -> 
     alike = [each for each in passes if [window.origin for window in each.windows] == origins]
     readings = [each.idle for each in alike] + ([] if end is None else [end.idle])
     idle = list(zip(*(each for each in readings if [one.origin for one in each] == origins), strict=True))
-    figures, ratio = act_figures([_per_request(one_pass) for one_pass in alike], idle)
+    figures, ratio = act_figures([divided_acts(each.windows, len(each.sample_ids)) for each in alike], idle)
     tokens = mean_of([each.output_tokens / len(each.sample_ids) for each in alike])
     known: dict[str, Any] = {
         "sample_ids": list(alike[0].sample_ids),
@@ -121,14 +121,13 @@ def _by_pass(passes: Sequence[EnergyPass], origin: EnergyOrigin) -> list[float]:
     return [sum(joules for joules, _ in own) / sum(count for _, count in own) for own in whole]
 
 
-def _per_request(one: EnergyPass) -> list[ActEnergy]:
-    """The windows of a pass, with one request as the act."""
-    number = len(one.sample_ids)
+def divided_acts(windows: Iterable[ActEnergy], number: int) -> tuple[ActEnergy, ...]:
+    """The windows with one of `number` equal parts of each act as the act."""
 
     def part(value: float | None) -> float | None:
         return None if value is None else value / number
 
-    return [
+    return tuple(
         replace(
             each,
             joules=part(each.joules),
@@ -136,8 +135,8 @@ def _per_request(one: EnergyPass) -> list[ActEnergy]:
             act_s=part(each.act_s),
             count=None if each.count is None else each.count * number,
         )
-        for each in one.windows
-    ]
+        for each in windows
+    )
 
 
 def _figure(figure: EnergyFigure) -> StageFigure:

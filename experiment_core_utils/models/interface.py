@@ -1,6 +1,6 @@
 """The interface of models: prepare a request, run its three stages under a setting, prove that the knobs acted."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
@@ -21,6 +21,7 @@ from experiment_core_utils.records.requests import (
     PreparedRequest,
     RequestShape,
     StageFlops,
+    TimedBatch,
     TimedTokens,
 )
 from experiment_core_utils.records.stages import MODULES, SERVER, Component
@@ -136,6 +137,32 @@ class Stepwise(Stages, Protocol):
 
     def rewind(self, state: Any, steps: int) -> None:
         """Undo the last so many decode steps of a state."""
+
+
+@runtime_checkable
+class Batched(Protocol):
+    """A model that runs several requests together, timed as one."""
+
+    def batch_kind(self, inputs: Mapping[str, Any]) -> Hashable:
+        """Equal for requests that can be in one batch."""
+
+    def warm_up_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> None:
+        """As `Runnable.warm_up` for a batch of these requests.
+
+        Raises:
+            EngineRefused: what runs the model does not take batches, or not this one.
+        """
+
+    def generate_batch_timed(
+        self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int, marks: Marks
+    ) -> TimedBatch:
+        """The greedy answers to requests that run together, with a mark where a stage of all of them ends.
+
+        They are those of `answer_batch` where the setting in force has batches of several requests.
+
+        Raises:
+            GenerationFailed: logits are not finite.
+        """
 
 
 @runtime_checkable
@@ -278,7 +305,7 @@ class Concurrent(Protocol):
         """
 
 
-class StagedModel(Runnable, Stepwise, Inspectable, Switchable, Protocol):
+class StagedModel(Runnable, Stepwise, Batched, Inspectable, Switchable, Protocol):
     """A model in this process, whose vision, prefill and decode can be called one by one; it may have several ways to
     run them.
     """

@@ -20,6 +20,7 @@ from experiment_core_utils.config.parts import ModelConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.f_experiment_info import describe_hardware
 from experiment_core_utils.facts.variables import shown_endpoints
+from experiment_core_utils.knobs.batch_size import batch_size_of
 from experiment_core_utils.knobs.loading import Loading, loading_of
 from experiment_core_utils.knobs.setting import reference_setting
 from experiment_core_utils.l_results_csv_cleaning import read_results
@@ -48,6 +49,7 @@ from experiment_core_utils.planning.plan import (
     loads_decided,
     max_new_tokens_of,
     plan_size,
+    refuse_unfilled_batches,
     requested_run,
 )
 from experiment_core_utils.planning.remarks import (
@@ -116,6 +118,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
     ledger = Ledger(config.machine.output_dir, agreed_fingerprint(requested, accelerator))
     earlier = earlier_results(config.machine.output_dir, config.model, source, task, device, dtype)
     output_tokens = limit if earlier.output_tokens is None else earlier.output_tokens
+    refuse_unfilled_batches(requested, accelerator.num_processes)
     size = plan_size(config, len(drawn), accelerator.num_processes)
     has_rough = source.is_near_matmul and earlier.rates is None
     matmul_rate = matmul_flops_per_second(device, dtype) if has_rough else None
@@ -125,8 +128,9 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         request = planned.at(setting)
         is_done = ledger.result(setting.key) is not None
         of_copy, element_bytes = weights.get(loading_of(setting), (weights_bytes, dtype.itemsize))
-        memory_bytes = None if request.elements is None else of_copy + request.elements * element_bytes
-        work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done)
+        batch = batch_size_of(setting)
+        memory_bytes = None if request.elements is None else of_copy + batch * request.elements * element_bytes
+        work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done, batch)
         estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
     due = [estimate.work.key for estimate in estimates if not estimate.work.is_done]
     faults = broken_rows(task, range(len(task)))

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from experiment_core_utils.knobs.batch_size import BATCH_SIZE
 from experiment_core_utils.measuring.arrivals import batch_size
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import span
@@ -35,6 +36,7 @@ class SettingWork:
     #: weights, cache and largest activations of the largest request that the setting allows; None without a formula
     memory_bytes: int | None
     is_done: bool  #: its result is there already
+    batch_size: int = 1  #: requests that run together, for which `flops` counts once
 
 
 @dataclass(frozen=True)
@@ -119,10 +121,10 @@ class PlanSize:
 
 def rates_of(results: Iterable[SettingResult]) -> StageRates | None:
     """Median operations per second of each stage over results; None where no result has a prefill."""
-    every = [result.aggregate_stats for result in results]
+    every = [(result.knobs.get(BATCH_SIZE.name, 1), result.aggregate_stats) for result in results]
 
     def median_rate(flops: str, milliseconds: str) -> float | None:
-        both = [(stats.get(flops), stats.get(milliseconds)) for stats in every]
+        both = [(int(size) * (stats.get(flops) or 0) or None, stats.get(milliseconds)) for size, stats in every]
         rates = [operations / (time_ms * 1e-3) for operations, time_ms in both if operations is not None and time_ms]
         return statistics.median(rates) if rates else None
 
@@ -158,10 +160,10 @@ def estimate_setting(
         preprocess_s = (result.aggregate_stats["T_preprocess_mean"] or 0.0) * 1e-3
         source, request_s = "measured", total_ms * 1e-3
     elif work.flops is not None and rates is not None:
-        source, request_s = "scaled", request_seconds(work.flops, output_tokens, rates)
+        source, request_s = "scaled", work.batch_size * request_seconds(work.flops, output_tokens, rates)
     elif work.flops is not None and matmul_rate is not None:
         rates = StageRates(matmul_rate, matmul_rate, matmul_rate)
-        source, request_s = "matmul", request_seconds(work.flops, output_tokens, rates)
+        source, request_s = "matmul", work.batch_size * request_seconds(work.flops, output_tokens, rates)
     setting_s: float | None = None
     if size.arrivals_s is not None:
         # The last of each batch, warm-up and what is only answered are waited for.

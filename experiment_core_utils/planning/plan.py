@@ -12,6 +12,7 @@ from experiment_core_utils.b_model_loader import find_requested_model, find_vari
 from experiment_core_utils.config.parts import ModelConfig, TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.knobs.active_blocks import block_choice_of, blocks_of
+from experiment_core_utils.knobs.batch_size import batch_size_of
 from experiment_core_utils.knobs.block_choice import BlockChoice
 from experiment_core_utils.knobs.interface import KnobRequest, Level, RequestedValues
 from experiment_core_utils.knobs.loading import (
@@ -49,7 +50,7 @@ from experiment_core_utils.tasks.content import digests_of
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiment_core_utils.tasks.prompt_forms import described_form
 from experiment_core_utils.tasks.registry import scored_by
-from experiment_core_utils.tasks.sampling import SampledDataset
+from experiment_core_utils.tasks.sampling import SampledDataset, choose_latency_ids, shards_of
 
 
 def knob_request(config: ProfilingConfig, source: ModelSource) -> KnobRequest:
@@ -238,6 +239,24 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     requested = RequestedRun(config, source, grid, task, drawn, reference, placebo, find_variants(config, source))
     source.refuse_settings(requested.settings, task, drawn.sample_ids, max_new_tokens_of(config.task, task))
     return requested
+
+
+def refuse_unfilled_batches(requested: RequestedRun, num_processes: int) -> None:
+    """Raises ConfigurationError for batches that the timed samples of some process do not fill."""
+    largest, config = max(map(batch_size_of, requested.settings)), requested.config
+    ids = requested.sample_ids
+    timed = choose_latency_ids(ids, num_timed(config, len(ids)), config.task.seed)
+    fewest = min(len(timed.intersection(shard)) for shard in shards_of(ids, num_processes).values())
+    if largest > 1 and config.measuring.until_precision is not None:
+        raise ConfigurationError(
+            "--until_precision looks at samples one by one, and batches of --batch_size_list share them; drop one"
+        )
+    if largest > max(fewest, 1):
+        whose = "" if num_processes == 1 else f" for each of {num_processes} processes"
+        raise ConfigurationError(
+            f"--batch_size_list {largest} needs as many timed samples, and there are {fewest}{whose}; give at most "
+            f"{max(fewest, 1)}, or raise --num_samples and --num_latency_samples"
+        )
 
 
 def loads_decided(requested: RequestedRun, device: torch.device, processes_here: int) -> RequestedRun:

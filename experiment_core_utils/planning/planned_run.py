@@ -12,7 +12,13 @@ from experiment_core_utils.knobs.loading import loading_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.meters.stages import StageMeasurement
 from experiment_core_utils.planning.fingerprint import agreed_fingerprint
-from experiment_core_utils.planning.plan import RequestedRun, left_out_by, loads_decided, requested_run
+from experiment_core_utils.planning.plan import (
+    RequestedRun,
+    left_out_by,
+    loads_decided,
+    refuse_unfilled_batches,
+    requested_run,
+)
 from experiment_core_utils.planning.remarks import knob_lines, resumed_lines, unusable_lines_of, warnings_before
 from experiment_core_utils.planning.tidying import (
     check_and_make_folder,
@@ -83,6 +89,7 @@ def planned_run(
     """
     folder = config.machine.output_dir
     requested = requested_run(config)
+    refuse_unfilled_batches(requested, accelerator.num_processes)
     here = processes_on_this_machine(accelerator)
     device = choose_device(config.machine.device, accelerator.local_process_index)
     # Free memory may differ between processes: the main one decides.

@@ -120,27 +120,32 @@ class TokenCopies:
 
     Args:
         most: tokens of one answer, each at a place of its own.
+        rows: answers, each of which has a token at every place.
     """
 
-    def __init__(self, device: torch.device, most: int) -> None:
+    def __init__(self, device: torch.device, most: int, rows: int = 1) -> None:
         self._is_cuda = device.type == "cuda"
-        self._tokens = torch.empty(most, dtype=torch.int64, pin_memory=self._is_cuda)
+        self._tokens = torch.empty(most, rows, dtype=torch.int64, pin_memory=self._is_cuda)
         self._events = [torch.cuda.Event() for _ in range(most)] if self._is_cuda else []
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def send(self, place: int, token: torch.Tensor) -> None:
-        """After what the current stream has been given so far; `token` [1] may be overwritten after it."""
-        self._tokens[place : place + 1].copy_(token, non_blocking=True)
+        """After what the current stream has been given so far; `token` [rows] may be overwritten after it."""
+        self._tokens[place].copy_(token, non_blocking=True)
         if self._is_cuda:
             self._events[place].record()
 
     def arrived(self, place: int) -> int:
-        """The token that was sent there."""
+        """The token that was sent there, of a single answer."""
+        return int(self.all_arrived(place))
+
+    def all_arrived(self, place: int) -> torch.Tensor:
+        """The tokens [rows] that were sent there, on the host."""
         if self._is_cuda:
             self._events[place].synchronize()
-        return int(self._tokens[place])
+        return self._tokens[place]
 
 
 def refuse_unfit_host(proc: Path = Path("/proc"), now_unix_s: float | None = None) -> None:

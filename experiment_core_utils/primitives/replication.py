@@ -18,7 +18,8 @@ from experiment_core_utils.primitives.texts import counted
 
 # `pass`: a window of all samples of a setting; `load`: a copy of the model from when it is loaded until it is dropped;
 # `run`: a process on a machine.
-Level = Literal["sample", "picture", "round", "pass", "load", "run"]
+# `batch`: requests that ran together, most of which run together again in the batch of the next sample.
+Level = Literal["sample", "picture", "round", "pass", "load", "run", "batch"]
 # Windows are repeated in passes; with fewer the spread between them is as good as unknown.
 FEWEST_PASSES = 3
 # What is suggested: Student's t of three degrees of freedom tells differences of a few windows' spreads.
@@ -207,6 +208,26 @@ def in_loads(means: Sequence[Sequence[float]]) -> Replication:
         )
     component = Component.of_passes(np.array([own[:loads] for own in means]), "load")
     return Replication(("sample", "picture", "load"), "loads", (component,))
+
+
+def over_batches(within: Replication, logarithms: np.ndarray, batch_sizes: np.ndarray) -> Replication:
+    """The same of batches that overlap: of B requests each has B - 1 that are in the next one.
+
+    Where a batch takes as long as the sum over its requests, its logarithm varies by 1 / sqrt(B) of theirs from sample
+    to sample, and the mean over samples as much as theirs: B times what samples show of its variance.
+
+    Args:
+        logarithms: [S, n], of each sample's batch at each setting; nan where there is none.
+        batch_sizes: [S], B of each setting.
+    """
+    known = logarithms[:, np.isfinite(logarithms).all(axis=0)]
+    number = known.shape[1]
+    if batch_sizes.max(initial=1) == 1 or number < 2:
+        return within
+    roots = np.sqrt(batch_sizes)
+    covariance = np.atleast_2d(np.cov(known)) / number * (np.outer(roots, roots) - 1)
+    component = Component("batch", number, covariance, number - 1)
+    return replace(within, levels=(*within.levels, "batch"), components=(*within.components, component))
 
 
 def across_runs(within: Replication, variance: float, runs: Sequence[object]) -> Replication:

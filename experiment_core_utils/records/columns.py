@@ -135,12 +135,13 @@ SETTING_COLUMNS = (
     *map(_figure, _FIRST_STATS),
     SettingColumn(
         "tokens_per_second",
-        meaning="output tokens / mean time of a sample's runs, over the measured samples, one at a time; absent with "
-        "`--request_rate`",
+        meaning="output tokens of a batch / mean time of a sample's runs, over the measured samples, one batch at a "
+        "time; absent with `--request_rate`",
     ),
     SettingColumn(
         "requests_per_second",
-        meaning="measured samples / mean time of a sample's runs, one request at a time; absent with `--request_rate`",
+        meaning="`batch_size` x measured samples / mean time of a sample's runs, one batch at a time; absent with "
+        "`--request_rate`",
     ),
     *_of("memory", "", *(f"counted_{part}_bytes" for part in ("memory", "weights", "kv_cache", "activation"))),
     *_of("memory", "", "peak_memory_bytes", "process_rss_bytes"),
@@ -194,7 +195,8 @@ SLOPE_KEYS = ("slope_ms", "intercept_ms")
 HEADINGS = frozenset(
     (
         "crops", "tokens", "accuracy [95 %]", "samples", "vision ms", "prefill ms", "first token ms", "decode ms",
-        "total ms", "of reference", "p95 ms", "ms/token", "answered/s", "under way", "GFLOP", "MB", "J", "failed",
+        "total ms", "of reference", "p95 ms", "ms/token", "requests/s", "tokens/s", "answered/s", "under way",
+        "GFLOP", "MB", "J", "failed",
         "unparsed", "cut", "empty", "one token", "search", "front by mean",
     )
 )  # fmt: skip

@@ -96,8 +96,10 @@ class Memory(Record):
     #: ([compute.md](compute.md#memory)); None if one is null, or no sample was run
     counted_memory_bytes: Amount | None = None
     counted_weights_bytes: Amount | None = None  #: as `weights_bytes`; None if unknown, or no sample was run
-    counted_kv_cache_bytes: Amount | None = None  #: keys and values of the longest sample at its end; None as above
-    counted_activation_bytes: Amount | None = None  #: the largest of its prefill; None without a formula
+    #: keys and values of the longest sample at its end, x `batch_size`; None as above
+    counted_kv_cache_bytes: Amount | None = None
+    #: the largest of its prefill, x `batch_size` if modules run it; None without a formula
+    counted_activation_bytes: Amount | None = None
 
 
 class ProcessLoad(Record):

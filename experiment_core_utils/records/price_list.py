@@ -30,6 +30,7 @@ class Price:
     accuracy_difference: float | None  #: its accuracy less the reference's, in the metric's scores
     accuracy_difference_ci95: Interval | None
     samples_needed: int | None  #: samples of the type that would decide, were means as they are; None if decided
+    requests_per_s: float | None = None  #: in its batches; None where no setting has batches
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class WithinBudget:
     time_ratio: float | None  #: as in `Price`
     accuracy: float | None  #: its mean score
     accuracy_ci95: Interval | None  #: of this setting alone
+    requests_per_s: float | None = None  #: as in `Price`
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class PriceList:
         ends = price.accuracy_difference_ci95
         ends_text = "" if ends is None else " [{}, {}]".format(*map(self._number, ends))
         time = f"{_percent(price.time_ratio, price.time_ratio_ci95)} of the time"
-        return f"{price.setting}, {time}{joules}, accuracy {change}{ends_text}"
+        return f"{price.setting}, {time}{joules}{_throughput(price)}, accuracy {change}{ends_text}"
 
     def _budget(self, found: WithinBudget) -> str:
         if found.unit == "score":
@@ -179,7 +181,7 @@ class PriceList:
         cost = "" if found.unit == "score" else f"{found.cost:.4g} {found.unit}, "
         ends = "" if found.accuracy_ci95 is None else " [{}, {}]".format(*map(self._score, found.accuracy_ci95))
         time = "" if found.time_ratio is None else f", {100 * found.time_ratio:.0f} % of the time"
-        figures = f"{found.setting}, {cost}accuracy {self._score(found.accuracy)}{ends}{time}"
+        figures = f"{found.setting}, {cost}accuracy {self._score(found.accuracy)}{ends}{time}{_throughput(found)}"
         return f"{asked}: {'surely' if found.word == 'yes' else self._not_sure(found.word)} {figures}"
 
     def _routing(self) -> list[str]:
@@ -206,6 +208,10 @@ class PriceList:
         scale, decimals = (100.0, 1) if self.metric_best == 1 else (1.0, 3)
         # Not minus zero.
         return f"{round(scale * change, decimals) + 0.0:+.{decimals}f}"
+
+
+def _throughput(of: Price | WithinBudget) -> str:
+    return "" if of.requests_per_s is None else f", {of.requests_per_s:.3g} requests/s"
 
 
 def _percent(ratio: float, ends: Interval | None) -> str:

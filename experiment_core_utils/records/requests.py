@@ -195,6 +195,15 @@ class TimedTokens:
 
 
 @dataclass(frozen=True)
+class TimedBatch:
+    """The answers to several requests that ran together, and what lies between the marks that were set meanwhile."""
+
+    token_ids: tuple[tuple[int, ...], ...]  #: of each request, end-of-sequence included where it came
+    #: as in `TimedTokens`: vision of all, prefill of all, then one `decode` for each step, until every answer has ended
+    spans: tuple[SpanName, ...]
+
+
+@dataclass(frozen=True)
 class StagedRun:
     """One run of one request, from marks of that run; the stages add up to the total."""
 
@@ -224,6 +233,32 @@ class StagedRun:
         if self.scores:
             return None
         return (self.vision_s or 0.0) + (self.prefill_s or 0.0) + (self.first_token_s or 0.0)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that ran in this time."""
+        return 1
+
+    @property
+    def all_output_tokens(self) -> int:
+        """Output tokens of all of them."""
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class BatchedRun(StagedRun):
+    """One run of a batch, as one of its requests sees it: its own tokens, and the times of the whole batch."""
+
+    batch_size: int = field(kw_only=True)  #: requests of the batch, this one among them
+    batch_output_tokens: int = field(kw_only=True)  #: true tokens of all of their answers, without padding
+
+    @property
+    def num_requests(self) -> int:
+        return self.batch_size
+
+    @property
+    def all_output_tokens(self) -> int:
+        return self.batch_output_tokens
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,8 @@ class RunTimes(latency.StageTimes):
     T_inter_token: list[Delay]
     #: how many settings ran this sample before in the same round; None if measured outside rounds
     place_in_round: Count | None = None
+    #: output tokens of all requests of the batch, without padding; only there at a `batch_size` above 1
+    batch_output_tokens: Count | None = None
 
     @property
     def first_token_ms(self) -> float:

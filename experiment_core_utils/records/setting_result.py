@@ -8,19 +8,21 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field
 
+from experiment_core_utils.knobs.batch_size import batch_size_of
 from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.knobs.vision_tokens import TIERS
 from experiment_core_utils.primitives.errors import ConfigurationError, OtherVersion, ResultsRefused
 from experiment_core_utils.primitives.files import write_json_atomically
 from experiment_core_utils.primitives.notebook_html import block, field_table, shown
-from experiment_core_utils.primitives.statistics import fraction_of
+from experiment_core_utils.primitives.statistics import fraction_of, mean_of, rate
 from experiment_core_utils.primitives.texts import without_hidden
 from experiment_core_utils.records.at_dfe8f148 import completed_result
 from experiment_core_utils.records.columns import ANALYSIS_KEYS, TABLE_COLUMNS
@@ -448,7 +450,10 @@ def _sample_fault(sample: SampleResult, best: float) -> str | None:
     for name in (*first, *(["T_LLM_prefill"] if sample.num_active_blocks is not None else [])):
         if sample.runs and getattr(sample, name) is None:
             return f"{name} is None in a sample that was measured"
-    if sample.T_LLM_decode is not None and sample.output_tokens < 2 and sample.outputs_identical is not False:
+    # A request of a batch waits for the others.
+    is_alone = all(run.batch_output_tokens is None for run in sample.runs)
+    too_few = sample.output_tokens < 2 and sample.outputs_identical is not False
+    if sample.T_LLM_decode is not None and is_alone and too_few:
         return f"output_tokens is {sample.output_tokens}, too few for a decode time"
     metadata = sample.metadata
     index, options = metadata.answer_index, metadata.options
@@ -473,6 +478,32 @@ def published_names() -> frozenset[str]:
             yield from keys_of(each)
 
     return TABLE_COLUMNS | ANALYSIS_KEYS | frozenset(keys_of(SettingResult))
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """What a setting gets done in the time of its measured runs, batch after batch."""
+
+    requests_per_s: float | None
+    output_tokens_per_s: float | None
+
+
+def throughput_of(result: SettingResult) -> Throughput:
+    """Requests and output tokens of all batches over their times; a batch of one is a request alone.
+
+    None where nothing was measured, and where requests overlapped (`--request_rate`).
+    """
+    measured = [sample for sample in result.per_sample_results if sample.mean_total is not None]
+    if result.open_loop or not measured:
+        return Throughput(None, None)
+    size = batch_size_of(setting_of(result))
+    # Of a sample's runs the mean, so that each sample weighs as much.
+    total_s = sum(sample.mean_total or 0.0 for sample in measured) / 1000
+    tokens = sum(
+        sample.output_tokens if size == 1 else mean_of([run.batch_output_tokens or 0 for run in sample.runs]) or 0.0
+        for sample in measured
+    )
+    return Throughput(rate(size * len(measured), total_s), rate(tokens, total_s))
 
 
 def setting_key(result: SettingResult) -> str:

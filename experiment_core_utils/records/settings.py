@@ -15,6 +15,7 @@ from experiment_core_utils.records.compute import LoadTrace
 from experiment_core_utils.records.energy import AllocatedJoules, EnergyPass, EnergyPassesEnd, SettingEnergy
 from experiment_core_utils.records.requests import (
     BatchedAnswer,
+    BatchedRun,
     KnobProof,
     RequestShape,
     ScoredContinuation,
@@ -36,7 +37,8 @@ class MeasuredSample:
 
     sample_id: int
     shape: RequestShape  #: sizes of its request
-    runs: tuple[StagedRun, ...]  #: every measured run, in order; none where the sample was answered in a batch
+    #: every measured run, in order; none where the sample was answered in a batch
+    runs: tuple[BatchedRun | StagedRun, ...]
     outputs_identical: bool | None  #: whether every run gave the same tokens; None without runs
     #: host times outside the total, by the name of the quantity; those of runs are missing without runs
     host_s: Mapping[str, float]
@@ -77,6 +79,11 @@ class MeasuredSample:
     def mean_log_s(self) -> float | None:
         """Mean of the natural logarithm of its runs' total times in seconds, which is compared; None without runs."""
         return mean_of([math.log(run.total_s) for run in self.runs])
+
+    @property
+    def batch_size(self) -> int:
+        """Requests that ran together in each of its runs."""
+        return self.runs[0].num_requests if self.runs else 1
 
     @property
     def energy_j(self) -> float | None:

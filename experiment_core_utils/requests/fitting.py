@@ -129,6 +129,7 @@ def refuse_unscored(metric: str, config: ProfilingConfig, *, is_served: bool) ->
         "--ignore_eos": task.ignore_eos,
         "--answer_limit_list": knobs.answer_limit_list is not None,
         "--thinking_tokens_list": knobs.thinking_tokens_list is not None,
+        "--batch_size_list": any(size > 1 for size in knobs.batch_size_list or ()),
         "--prompt_template": scored == "text" and task.prompt_template is not None,
         "--system_prompt": scored == "text" and task.system_prompt is not None,
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiment_core_utils.knobs.batch_size import BATCH_SIZE
 from experiment_core_utils.knobs.interface import Knob, Level
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import setting_of
@@ -22,6 +23,7 @@ from experiment_core_utils.records.setting_result import (
     reference_of,
     setting_key,
     share_of_reference,
+    throughput_of,
 )
 from experiment_core_utils.saved_results.result_caveats import MOST_UNREADABLE
 from experiment_core_utils.tables.frames import further_knobs
@@ -148,6 +150,9 @@ def closing_table(
                 REFERENCE_HEADING: _of_reference(result, reference),
                 "p95 ms": _text(stats.get("T_total_p95"), 1),
                 "ms/token": _text(stats.get("T_decode_per_token_mean"), 2),
+                # Where requests run together.
+                "requests/s": _text(throughput_of(result).requests_per_s, 2),
+                "tokens/s": _text(throughput_of(result).output_tokens_per_s, 1),
                 # At `--request_rate`.
                 "answered/s": _text(getattr(result.open_loop, "achieved_rate", None), 2),
                 "under way": _text(getattr(result.open_loop, "most_under_way", None), 0),
@@ -164,6 +169,8 @@ def closing_table(
         table[FRONT_HEADING] = [fronts.get(setting_key(result)) for result in results]
     if reference is None:
         table = table.drop(columns=REFERENCE_HEADING)
+    if BATCH_SIZE not in further:
+        table = table.drop(columns=["requests/s", "tokens/s"])
     table = table.drop(columns=[heading for heading in ("failed", "unparsed") if not table[heading].any()])
     # What the model, or the task, does not have.
     lacking = [heading for heading in (*titles, *_NOT_EVERYWHERE) if table[heading].eq(ABSENT).all()]
@@ -187,6 +194,8 @@ def column_lines(results: Sequence[SettingResult], front: Mapping[str, str]) -> 
     marks = {"+-": "half of the 95 % interval over passes", ESTIMATED: "estimated"}
     shown = "".join(f"; {mark}: {meaning}" for mark, meaning in marks.items() if mark in joules)
     lines = [f"{costs}{shown}; {ABSENT}: not measured, or not applicable"]
+    if BATCH_SIZE in further_knobs(results):
+        lines.append("requests/s, tokens/s: of whole batches, over the time of a batch; times: what each request waits")
     rates = {each.open_loop.request_rate for each in results if each.open_loop is not None}
     if rates:
         came = " or ".join(f"{rate:g}" for rate in sorted(rates))

@@ -12,7 +12,6 @@ from experiment_core_utils.knobs.interface import Knob
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting, setting_of
 from experiment_core_utils.primitives.csv_tables import Cell
-from experiment_core_utils.primitives.statistics import rate
 from experiment_core_utils.records.columns import (
     KNOB_COLUMNS,
     LAST_COLUMNS,
@@ -22,7 +21,12 @@ from experiment_core_utils.records.columns import (
     SettingColumn,
 )
 from experiment_core_utils.records.sample_result import SampleResult
-from experiment_core_utils.records.setting_result import SettingResult, setting_file_name, share_of_reference
+from experiment_core_utils.records.setting_result import (
+    SettingResult,
+    setting_file_name,
+    share_of_reference,
+    throughput_of,
+)
 
 
 def sample_rows(result: SettingResult, setting_key: str) -> Iterator[dict[str, Cell]]:
@@ -125,9 +129,7 @@ def _setting_row(
     result: SettingResult, further: Sequence[Knob[Any]], reference: SettingResult | None
 ) -> dict[str, Any]:
     """The cells of a setting by column, in the order of the table."""
-    measured = [sample for sample in result.per_sample_results if sample.mean_total is not None]
-    # Of requests that overlap the sum of their times is no time.
-    total_s = 0.0 if result.open_loop else sum(sample.mean_total or 0.0 for sample in measured) / 1000
+    throughput = throughput_of(result)
     setting = setting_of(result)
     low, high = result.accuracy_ci95 or (None, None)
     computed = {
@@ -135,8 +137,8 @@ def _setting_row(
         "file": setting_file_name(result),
         "accuracy_ci95_low": low,
         "accuracy_ci95_high": high,
-        "tokens_per_second": rate(sum(sample.output_tokens for sample in measured), total_s),
-        "requests_per_second": rate(len(measured), total_s),
+        "tokens_per_second": throughput.output_tokens_per_s,
+        "requests_per_second": throughput.requests_per_s,
         "vision": setting.level("vision"),
         SHARE_OF_REFERENCE: None if reference is None else share_of_reference(result, reference),
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from experiment_core_utils.knobs.batch_size import batch_size_of
 from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.knobs.loading import Loading, loading_of
 from experiment_core_utils.knobs.registry import all_knobs
@@ -208,15 +209,17 @@ def _one_sweep(stored: Sequence[StoredSetting]) -> Sweep:
 
 
 def mixed_executions(results: Sequence[SettingResult]) -> str | None:
-    """The sentence that refuses settings of one run and loading that were not all executed in the same way; None where
-    they were.
+    """The sentence that refuses settings of one run, loading and batch size that were not all executed in the same way;
+    None where they were.
 
-    A model runs several times faster by engines or CUDA graphs than by its modules, whatever its other knobs are.
+    A model runs several times faster by engines or CUDA graphs than by its modules, whatever its other knobs are. How
+    many requests run together decides which kernels do, which is a part of what it costs.
     """
-    by_loading: dict[Loading, list[SettingResult]] = {}
+    alike: dict[tuple[Loading, int], list[SettingResult]] = {}
     for result in results:
-        by_loading.setdefault(loading_of(setting_of(result)), []).append(result)
-    return next((found for alike in by_loading.values() if (found := _mixed(alike)) is not None), None)
+        setting = setting_of(result)
+        alike.setdefault((loading_of(setting), batch_size_of(setting)), []).append(result)
+    return next((found for own in alike.values() if (found := _mixed(own)) is not None), None)
 
 
 def _mixed(results: Sequence[SettingResult]) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from experiment_core_utils.config.parts import ExecutionMode
-from experiment_core_utils.engines import batch_runner
+from experiment_core_utils.engines import batch_runner, runner
 from experiment_core_utils.engines.answer_ends import NO_ENDS, AnswerEnds
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.gpu.decode import GraphedDecode
@@ -344,7 +344,7 @@ def test_batches_that_cannot_be_captured_are_refused(
     """The engine that captures says of itself that it cannot here."""
     model = staged(lambda config: None, models["eager"])
     model.eos_token_ids = frozenset()
-    monkeypatch.setattr(batch_runner, "decode_engine", GraphedDecode)
+    monkeypatch.setattr(runner, "decode_engine", GraphedDecode)
     model.apply(SETTINGS[1])
     with pytest.raises(
         EngineRefused, match="^answers in batches: the decode step cannot be captured: CUDA graphs need"

@@ -30,6 +30,18 @@ def test_requests_of_a_pass_share_its_window() -> None:
         assert (each.method, each.origin, each.reason) == ("apportioned", counter.origin, None)
 
 
+def test_of_a_batch_each_request_has_an_equal_part() -> None:
+    """The same two runs as batches of 3 requests: 600 J for six of them, 200 J and 400 J for three each."""
+    device = scripted_device()
+    how = StageMeasurement(instruments_of(device, sample_every_s=0.01), WindowGoal(0.05, least_s=5.0))
+    runs = [lambda: device.run(1.0, 200.0), lambda: device.run(1.0, 400.0)]
+    (counter, _), allocated = energy_of_pass(runs, how, batch_size=3)
+    # An act is one request of each batch; three passes of 2 s are nine of them.
+    assert (counter.count, counter.window_s) == (9, pytest.approx(6.0))
+    assert (counter.joules, counter.act_s) == (pytest.approx(200.0, rel=0.02), pytest.approx(2.0 / 3))
+    assert [each.joules for each in allocated] == [pytest.approx(each / 3, rel=0.02) for each in (200.0, 400.0)]
+
+
 def test_a_request_that_fails_ends_the_readings() -> None:
     device = scripted_device()
     how = StageMeasurement(instruments_of(device), WindowGoal())

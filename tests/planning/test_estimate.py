@@ -33,7 +33,7 @@ NOTHING = EarlierResults({}, None, None, 0)
 
 
 def result(
-    vision_ms: float | None, prefill_ms: float, decode_ms: float | None, peak: int | None = None
+    vision_ms: float | None, prefill_ms: float, decode_ms: float | None, peak: int | None = None, batch_size: int = 1
 ) -> SettingResult:
     stats = {
         "vision_flops_mean": 600.0 if vision_ms else None,
@@ -45,7 +45,8 @@ def result(
         "T_total_mean": 500.0,
         "T_preprocess_mean": 100.0,
     }
-    return SettingResult.model_construct(aggregate_stats=stats, memory=Memory(peak_memory_bytes=peak))
+    knobs = {} if batch_size == 1 else {"batch_size": batch_size}
+    return SettingResult.model_construct(aggregate_stats=stats, memory=Memory(peak_memory_bytes=peak), knobs=knobs)
 
 
 def test_the_largest_shard_decides() -> None:
@@ -73,6 +74,8 @@ def test_rates_are_medians_of_operations_over_seconds() -> None:
     assert found == StageRates(pytest.approx(2500.0), pytest.approx(6000.0), pytest.approx(4000.0))
     assert rates_of([]) is None
     assert rates_of([result(None, 100.0, None)]) == StageRates(None, pytest.approx(12000.0), None)
+    # A batch of 4 computes as much in the time of all of them.
+    assert rates_of([result(None, 100.0, None, batch_size=4)]) == StageRates(None, pytest.approx(48000.0), None)
 
 
 def test_a_request_is_its_stages_one_after_the_other() -> None:
@@ -123,7 +126,7 @@ def test_requests_that_arrive_at_a_rate_take_the_time_in_which_they_come() -> No
 
 def test_an_earlier_result_without_times_is_no_estimate() -> None:
     stats = {"T_total_mean": None, "T_preprocess_mean": None}
-    untimed = SettingResult.model_construct(aggregate_stats=stats, memory=None)
+    untimed = SettingResult.model_construct(aggregate_stats=stats, memory=None, knobs={})
     assert estimate_setting(WORK, SIZE, EarlierResults({WORK.key: untimed}, None, None, 1), 5.0, None).setting_s is None
 
 

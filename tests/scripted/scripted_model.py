@@ -22,6 +22,7 @@ from experiment_core_utils.records.requests import (
     PreparedRequest,
     RequestShape,
     StageFlops,
+    TimedBatch,
     TimedTokens,
 )
 from experiment_core_utils.records.stages import Component
@@ -137,6 +138,21 @@ class ScriptedModel:
 
     def rewind(self, state: list[int], steps: int) -> None:
         del state[len(state) - steps :]
+
+    def batch_kind(self, inputs: Mapping[str, Any]) -> bool:
+        return "pixel_values" in inputs
+
+    def warm_up_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> None:
+        self.calls.append(f"warm_up_batch of {len(inputs_list)}")
+
+    def generate_batch_timed(
+        self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int, marks: Marks
+    ) -> TimedBatch:
+        marks.mark()
+        answers = tuple(self.answer_batch(inputs_list, max_new_tokens))
+        for _ in answers[0]:
+            marks.mark()
+        return TimedBatch(answers, ("prefill", *["decode"] * (len(answers[0]) - 1)))  # type: ignore[arg-type]
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         self.calls.append(f"answer_batch of {len(inputs_list)}")

@@ -1,7 +1,7 @@
 """Several loaded models as one, whose loading knobs say which of them answers: all in memory, or one at a time."""
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,14 @@ from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.models.interface import StagedModel, devices_of
 from experiment_core_utils.primitives.device import Marks, release_cached_memory
 from experiment_core_utils.primitives.errors import EngineRefused, KnobDidNotAct
-from experiment_core_utils.records.requests import FollowedAnswer, KnobProof, RequestShape, StageFlops, TimedTokens
+from experiment_core_utils.records.requests import (
+    FollowedAnswer,
+    KnobProof,
+    RequestShape,
+    StageFlops,
+    TimedBatch,
+    TimedTokens,
+)
 
 
 class SentRequest(dict[str, Any]):
@@ -80,6 +87,18 @@ class ModelsSideBySide:
 
     def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
         return self.in_force.generate_timed(self.sent(inputs), max_new_tokens, marks)
+
+    def batch_kind(self, inputs: Mapping[str, Any]) -> Hashable:
+        return self.in_force.batch_kind(inputs)
+
+    def warm_up_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> None:
+        with self._failing_alone():
+            self.in_force.warm_up_batch([self._sent(each) for each in inputs_list], max_new_tokens)
+
+    def generate_batch_timed(
+        self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int, marks: Marks
+    ) -> TimedBatch:
+        return self.in_force.generate_batch_timed([self._sent(each) for each in inputs_list], max_new_tokens, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         return self.in_force.answer_batch([self.sent(each) for each in inputs_list], max_new_tokens)

@@ -5,7 +5,7 @@ Single requests run by the stages of a knob run's timed samples where there are 
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +28,7 @@ from experiment_core_utils.engines.cuda_graphs import ADVICE
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.primitives.clock import Clock, HostClock
-from experiment_core_utils.primitives.device import Marks, new_marks, out_of_memory_named, synchronize
+from experiment_core_utils.primitives.device import new_marks, out_of_memory_named, synchronize
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
     EngineRefused,
@@ -128,7 +128,7 @@ class TextGenerator:
             ids, mask = prompts["input_ids"].to(device), prompts["attention_mask"].to(device)
             marks = new_marks(device)
             stops = stopping_criteria(ends_of_rows, ids.shape[1])
-            criteria = StoppingCriteriaList([TokenMarks(marks, len(ids), device), *stops])
+            criteria = StoppingCriteriaList([TokenMarks(marks.mark, len(ids), device), *stops])
             synchronize(device)
             started_s = self.clock.now_s()
             marks.mark()
@@ -218,18 +218,18 @@ class TextGenerator:
 
 
 class TokenMarks(StoppingCriteria):
-    """Sets a mark after every token of a batch, and never stops it.
+    """Calls `mark` after every token of a batch, and never stops it.
 
     `generate()` asks its stopping criteria once for each position that it adds, for any number of rows; its streamer
     would take one row only.
     """
 
-    def __init__(self, marks: Marks, rows: int, device: torch.device) -> None:
-        self._marks = marks
+    def __init__(self, mark: Callable[[], None], rows: int, device: torch.device) -> None:
+        self._mark = mark
         self._stopped = torch.zeros(rows, dtype=torch.bool, device=device)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        self._marks.mark()
+        self._mark()
         return self._stopped
 
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from torch import nn
 
 from experiment_core_utils.knobs.answer_limit import ANSWER_LIMIT, limited_answer
+from experiment_core_utils.knobs.batch_size import BATCH_SIZE
 from experiment_core_utils.knobs.interface import Knob
-from experiment_core_utils.knobs.placebo import PLACEBO
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.interface import Stages
@@ -104,6 +104,11 @@ class TurnedKnobs:
         """How many tokens an answer may have at the setting in force, of the limit of all answers."""
         return limited_answer(self._others.get(ANSWER_LIMIT.name), max_new_tokens)
 
+    @property
+    def batch_size(self) -> int:
+        """How many requests run together at the setting in force."""
+        return int(self._others.get(BATCH_SIZE.name, BATCH_SIZE.at_rest))
+
     def apply(self, setting: Setting) -> ExitStack:
         """Put a setting in force; a knob that it has no value of is as in the model itself.
 
@@ -132,7 +137,7 @@ class TurnedKnobs:
             if knob.name in self.adapters:
                 self.adapters[knob.name].put(value)
             elif knob.name in values:
-                if type(knob).applied is Knob.applied and knob not in (PLACEBO, ANSWER_LIMIT):
+                if type(knob).applied is Knob.applied and not knob.turned_by_run:
                     raise ConfigurationError(
                         f"{knob.title} cannot be turned in this model: {type(knob).__name__} has no method `applied` "
                         "that acts on its modules; write one, or leave the knob at rest"

@@ -61,7 +61,7 @@ class ModelBytes:
     """A staged model's memory at a setting."""
 
     weights_bytes: int  #: parameters and buffers as stored, those of blocks that do not run among them
-    step_weights_bytes: float  #: that a decode step of one request reads
+    step_weights_bytes: float  #: that a decode step of the requests that run together reads
     blocks: tuple[BlockShape, ...]  #: those that run, of which the cache has keys and values
     element_bytes: int  #: of a number in the cache
     hidden: int | None = None  #: width of the residual stream; None where activations are not counted
@@ -76,11 +76,14 @@ class ModelBytes:
         """Bytes of the cache of one request of `tokens` positions; see `cache_elements`."""
         return cache_elements(self.blocks, tokens) * self.element_bytes
 
-    def step_bytes(self, prompt_tokens: int, steps: int) -> float:
-        """Bytes that the decode steps of one request read: each the weights, and the keys and values that it sees."""
+    def step_bytes(self, prompt_tokens: int, steps: int, requests: int = 1) -> float:
+        """Bytes that the decode steps of so many alike requests read together: each the weights, and the keys and
+        values that its requests see.
+        """
         # Step i (from 1) attends to the prompt and i generated tokens.
         contexts = range(prompt_tokens + 1, prompt_tokens + steps + 1)
-        return steps * self.step_weights_bytes + read_elements(self.blocks, contexts) * self.element_bytes
+        seen = requests * read_elements(self.blocks, contexts)
+        return steps * self.step_weights_bytes + seen * self.element_bytes
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ number of vision tokens is set (`vision_tokens`), and the formulas of its operat
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, get_args
+from functools import partial
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import nn
@@ -17,7 +18,15 @@ from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.engines.answer_ends import AnswerEnds, HasEnds, ThinkingLimit, eos_sources, with_stops
-from experiment_core_utils.engines.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
+from experiment_core_utils.engines.batch_runner import BatchedExecution, stages_of_batches
+from experiment_core_utils.engines.cuda_graphs import (
+    NO_GRAPHS,
+    CudaGraphs,
+    GraphCapturer,
+    engine_refused,
+    refusal_of,
+)
+from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.engine_proof import (
     Computed,
     EngineErrors,
@@ -32,6 +41,7 @@ from experiment_core_utils.engines.likelihood import ScoredRequest, follow_by_st
 from experiment_core_utils.engines.request_slot import PrefilledRequest
 from experiment_core_utils.engines.runner import reasons_named
 from experiment_core_utils.engines.select import OWN_KERNELS
+from experiment_core_utils.knobs.batch_size import BATCH_SIZE, batch_size_of
 from experiment_core_utils.knobs.interface import unsupported_knobs
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import TOP_K
@@ -53,8 +63,9 @@ from experiment_core_utils.models.common.preferences import NO_PREFERENCES, deco
 from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
-from experiment_core_utils.models.hf.batch import answer_together, follow_together
+from experiment_core_utils.models.hf.batch import answer_together, follow_together, generate_batch, request_kind
 from experiment_core_utils.models.hf.counted_costs import CountedCosts
+from experiment_core_utils.models.hf.engine_batch import EngineRequests
 from experiment_core_utils.models.hf.engine_stages import EngineParts
 from experiment_core_utils.models.hf.generate import (
     GenerateStages,
@@ -95,11 +106,13 @@ from experiment_core_utils.records.requests import (
     RequestShape,
     StageFlops,
     StageName,
+    TimedBatch,
     TimedTokens,
 )
 from experiment_core_utils.records.stages import MODULES, Component
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
 
+T = TypeVar("T")
 # Room for answers to a request that was not warmed up.
 UNANNOUNCED_TOKENS = 64
 # Decode steps of a proof, which make eight positions with the prompt's last one.
@@ -315,6 +328,8 @@ class TransformersModel(HasEnds):
         reason, on_modules = self.turned_knobs.engines_unsupported_reason, self.turned_knobs.on_modules
         if on_modules and self._has_engines:
             reason = f"{', '.join(on_modules)} acts on modules, which engines do not run"
+        if reason is None and self.turned_knobs.batch_size > 1 and not self._has_engines:
+            reason = f"graphs of its modules run one request at a time, and not {self.turned_knobs.batch_size}"
         if reason is not None:
             raise engine_refused(reason)
 
@@ -405,7 +420,60 @@ class TransformersModel(HasEnds):
         requests = AsyncRequests(self._graphed, self._stages, self._graph_key)
         return generate_async(requests, inputs, max_new_tokens, self.ends, marks)
 
+    @property
+    def _batched(self) -> BatchedExecution | None:
+        """What answers batches at the setting in force by engines; None where the modules do."""
+        graphed = self._graphed
+        if graphed is None or not isinstance(graphed.parts, EngineParts) or self.turned_knobs.batch_size == 1:
+            return None
+        if graphed.batched is None:
+            graphed.batched = BatchedExecution(EngineRequests(graphed, graphed.parts, lambda: self._graph_key))
+        return graphed.batched
+
+    def _by_engines(self, run: Callable[[BatchedExecution, EngineKnobs], T]) -> T | None:
+        """What `run` makes of a batch with the knobs in force; None where the modules answer batches."""
+        batched = self._batched
+        if batched is None or self._graphed is None or not isinstance(self._graphed.parts, EngineParts):
+            return None
+        try:
+            return run(batched, self._graphed.parts.knobs_in_force())
+        except ConfigurationError as error:
+            raise engine_refused(f"answers in batches: {error}") from error
+
+    def batch_kind(self, inputs: Mapping[str, Any]) -> Hashable:
+        """Engines take all requests; modules, in one batch, those whose tensors can be put together."""
+        return request_kind(inputs) if self._graphed is None else None
+
+    def warm_up_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> None:
+        """It is `refuse_setting` that refuses where neither engines nor modules run."""
+        self.refuse_setting()
+        batched = self._batched
+        if batched is None:
+            return
+        tokens = max(inputs["input_ids"].shape[1] for inputs in inputs_list)
+        warm_up = partial(self._by_engines, lambda own, knobs: own.warm_up(knobs, inputs_list, max_new_tokens))
+        reason = refusal_of(warm_up, tokens, max_new_tokens)
+        if reason is not None:
+            batched.release()
+            release_cached_memory(self.device)
+            raise engine_refused(f"batches of {len(inputs_list)}: {reason}")
+
+    def generate_batch_timed(
+        self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int, marks: Marks
+    ) -> TimedBatch:
+        limit = self.turned_knobs.limited(max_new_tokens)
+        found = self._by_engines(
+            lambda batched, knobs: batched.answer_batch(knobs, inputs_list, limit, self.ends, marks)
+        )
+        if found is not None:
+            return found
+        inputs_list = [self._thinking.asked(inputs) for inputs in inputs_list]
+        around = self._visual_tokens.shortening
+        return generate_batch(self.model, inputs_list, self.ends, limit, marks, self.preferences, around)
+
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
+        if self._batched is not None:
+            return list(self.generate_batch_timed(inputs_list, max_new_tokens, NoMarks()).token_ids)
         around, limit = self._visual_tokens.shortening, self.turned_knobs.limited(max_new_tokens)
         inputs_list = [self._thinking.asked(inputs) for inputs in inputs_list]
         return answer_together(self.model, inputs_list, self.ends, limit, self.preferences, around)
@@ -413,12 +481,18 @@ class TransformersModel(HasEnds):
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
     ) -> list[FollowedAnswer]:
+        found = self._by_engines(lambda batched, knobs: batched.follow_batch(knobs, inputs_list, answers))
+        return self._followed_by_modules(inputs_list, answers) if found is None else found
+
+    def _followed_by_modules(
+        self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
+    ) -> list[FollowedAnswer]:
         inputs_list = [self._thinking.asked(inputs) for inputs in inputs_list]
         return follow_together(self.model, inputs_list, answers, self._visual_tokens.shortening)
 
     def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
         with judging(self.model, self.model.dtype):
-            return self.follow_batch([inputs], [answer])[0]
+            return self._followed_by_modules([inputs], [answer])[0]
 
     def decode_text(self, token_ids: tuple[int, ...]) -> str:
         return self.ends.text(token_ids)
@@ -476,7 +550,7 @@ class TransformersModel(HasEnds):
             cache_layers=self._cached_blocks(state),
             execution=self._mode,
             execution_reason=self._execution_reason,
-            execution_stages=self._execution_stages(),
+            execution_stages=stages_of_batches(self._execution_stages(), self.turned_knobs.batch_size),
             engine_error=None if errors is None else errors.engine,
             modules_error=None if errors is None else errors.modules,
             compile_s=None if self._graphed is None else self._graphed.compile_s.get(self._graph_key),
@@ -505,6 +579,8 @@ class TransformersModel(HasEnds):
             KnobDidNotAct: no knob is turned, and the tokens are not those of the model's own `generate()`.
         """
         before, num_tokens = self.turned_knobs.in_force, PROOF_STEPS + 1
+        # Of a single request it changes nothing.
+        before.pop(BATCH_SIZE.name, None)
         if before[TOP_K.name] == self.default_top_k:
             before[TOP_K.name] = None
         with self.turned_knobs.restored_afterwards():
@@ -643,13 +719,13 @@ class TransformersModel(HasEnds):
         )
 
     def _step_bytes(self, setting: Setting) -> float | None:
-        """Bytes of weights that a decode step of one request reads; None where it is not seen how many experts."""
+        """Bytes of weights that a step of the setting's requests reads; None where it is not seen how many experts."""
         chosen, every = self.knobs.experts_at(setting), self.num_experts
         if any(index in self.knobs.routed_blocks and None in (each, every) for index, each in chosen.items()):
             return None
         experts = [None if each is None or every is None else (every, each) for each in chosen.values()]
         kept = [self._blocks[index] for index in chosen]
-        return step_weights(kept, self.model.get_output_embeddings(), experts).read(rows=1)
+        return step_weights(kept, self.model.get_output_embeddings(), experts).read(batch_size_of(setting))
 
     def describe(self) -> Mapping[str, Any]:
         """Values are those in force, whatever was requested."""

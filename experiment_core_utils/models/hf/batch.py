@@ -1,23 +1,26 @@
 """Greedy answers of a transformers model to a batch of requests with any lengths and pictures.
 
-Nothing here is timed. Blocks of some families look at the padding, or at the other requests: whether the answers are
+Blocks of some families look at the padding, or at the other requests: whether the answers are
 those of one request at a time, `follow_together` shows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, repeat
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
 from experiment_core_utils.engines.answer_ends import AnswerEnds, stopping_criteria
 from experiment_core_utils.engines.greedy import BatchFollower
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
-from experiment_core_utils.models.hf.generate import processors_for
+from experiment_core_utils.models.common.text_generation import TokenMarks
+from experiment_core_utils.models.hf.generate import StageMarks, processors_for, vision_marked
 from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT
+from experiment_core_utils.primitives.device import Marks, NoMarks
 from experiment_core_utils.primitives.finite_logits import logits_watched
-from experiment_core_utils.records.requests import FollowedAnswer
+from experiment_core_utils.records.requests import FollowedAnswer, StageName, TimedBatch
 
 Around = Callable[[torch.Tensor], AbstractContextManager[object]]
 
@@ -45,22 +48,45 @@ def answer_together(
     """
     answers: dict[int, tuple[int, ...]] = {}
     for places in _alike(requests):
-        merged = merge_requests([requests[place] for place in places], int(model.generation_config.pad_token_id))
-        prompt_tokens = merged["input_ids"].shape[1]
-        processors = processors_for(model, merged, preferences, ends)
-        with logits_watched(model) as watch, around(merged["input_ids"]):
-            answered = model.generate(
-                **merged,
-                max_new_tokens=max_new_tokens,
-                logits_processor=processors,
-                stopping_criteria=stopping_criteria([ends] * len(places), prompt_tokens),
-            )
-        rows = answered[:, prompt_tokens:].tolist()
-        # Rows that ended before the longest are padded after their end.
-        ended = [ends.generated(row) for row in rows]
-        watch.refuse_not_finite([len(row) for row in ended])
-        answers |= {place: tuple(row) for place, row in zip(places, ended, strict=True)}
+        alike = [requests[place] for place in places]
+        batch = generate_batch(model, alike, ends, max_new_tokens, NoMarks(), preferences, around)
+        answers |= dict(zip(places, batch.token_ids, strict=True))
     return [answers[place] for place in range(len(requests))]
+
+
+@torch.inference_mode()
+def generate_batch(
+    model: PreTrainedModel,
+    requests: Sequence[Mapping[str, Any]],
+    ends: AnswerEnds,
+    max_new_tokens: int,
+    marks: Marks,
+    preferences: Preferences = NO_PREFERENCES,
+    around: Around = nullcontext,
+) -> TimedBatch:
+    """The answers to requests of one kind, padded to one batch before the first mark; the others as `generate_timed`.
+
+    A mark after a token is set when all rows have it on the device.
+
+    Args and errors as `answer_together`.
+    """
+    merged = merge_requests(requests, int(model.generation_config.pad_token_id))
+    stages, names, ids = StageMarks(marks), chain[StageName](["prefill"], repeat("decode")), merged["input_ids"]
+    token_marks = TokenMarks(lambda: stages.end(next(names)), len(ids), ids.device)
+    with vision_marked(model, stages), logits_watched(model) as watch, around(ids):
+        stages.begin()
+        criteria = stopping_criteria([ends] * len(requests), ids.shape[1])
+        answered = model.generate(
+            **merged,
+            max_new_tokens=max_new_tokens,
+            logits_processor=processors_for(model, merged, preferences, ends),
+            stopping_criteria=StoppingCriteriaList([token_marks, *criteria]),
+        )
+    rows = answered[:, ids.shape[1] :].tolist()
+    # Rows that ended before the longest are padded after their end.
+    ended = [ends.generated(row) for row in rows]
+    watch.refuse_not_finite([len(row) for row in ended])
+    return TimedBatch(tuple(map(tuple, ended)), tuple(stages.spans))
 
 
 @torch.inference_mode()
@@ -97,13 +123,13 @@ def _alike(requests: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Places of the requests that can be in one batch: the same arguments, pictures of shapes that fit."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, request in enumerate(requests):
-        groups.setdefault(_kind(request), []).append(place)
+        groups.setdefault(request_kind(request), []).append(place)
     return list(groups.values())
 
 
-def _kind(request: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The kind of a tensor: pictures [1, crops, ...] may differ in the number of crops, as a processor pads it; others
-    in rows.
+def request_kind(request: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Equal for requests that can be put together: pictures [1, crops, ...] may differ in the number of crops, as a
+    processor pads it; other tensors in rows.
     """
     return tuple(
         sorted(

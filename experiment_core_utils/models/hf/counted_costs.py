@@ -39,11 +39,11 @@ class CountedBytes(ModelBytes):
     def cache_bytes(self, tokens: int) -> int:
         return self.cache_elements(tokens) * self.element_bytes
 
-    def step_bytes(self, prompt_tokens: int, steps: int) -> float:
+    def step_bytes(self, prompt_tokens: int, steps: int, requests: int = 1) -> float:
         # Beside what is cached a step reads its own keys and values; a state of one size has none.
         own = self.cache_bytes(2) - self.cache_bytes(1)
         cached = range(prompt_tokens, prompt_tokens + steps)
-        return steps * (self.step_weights_bytes + own) + sum(map(self.cache_bytes, cached))
+        return steps * self.step_weights_bytes + requests * (steps * own + sum(map(self.cache_bytes, cached)))
 
 
 class CountedCosts:

@@ -69,7 +69,7 @@ class EngineParts(StageParts):
         self.decoder: DecoderWeights = fused_decoder(model)
         # Weights that are views now lay there before.
         release_cached_memory(model.device)
-        self.engines: Engines = self._new_engines()
+        self.engines: Engines = self.new_engines()
         # Where graphs of the modules are the other choice, plain torch is none.
         for stage in ("decode",) if on_cpu else STAGES_OF_DECODER:
             if self.engines.ways[stage] in PLAIN and not (takes_plain and on_cpu):
@@ -91,7 +91,8 @@ class EngineParts(StageParts):
     def _name(self, stage: StageName) -> str:
         return f"{self.ways[stage]} engine of the {stage}"
 
-    def _knobs(self) -> EngineKnobs:
+    def knobs_in_force(self) -> EngineKnobs:
+        """The setting in force as engines have it."""
         top_k, blocks = self._in_force()
         return EngineKnobs(self.decoder.default_top_k if top_k is None else top_k, blocks)
 
@@ -102,7 +103,7 @@ class EngineParts(StageParts):
 
     def reserve(self, tokens: int) -> None:
         if not self.is_captured:
-            self.engines.prefill.warm_up(self._knobs(), self.kv_cache, tokens)
+            self.engines.prefill.warm_up(self.knobs_in_force(), self.kv_cache, tokens)
 
     def forget_experts(self) -> None:
         """What is chosen from now on is not mixed with what other settings chose."""
@@ -114,25 +115,26 @@ class EngineParts(StageParts):
         """The KV cache's size decides; without graphs it is ()."""
         return () if self._new_capturer is None else (self.kv_cache.max_seq_len,)
 
-    def _new_engines(self) -> Engines:
+    def new_engines(self) -> Engines:
+        """Engines of the decoder, with their own graphs."""
         return decoder_engines(self.decoder, None if self._new_capturer is None else self._new_capturer())
 
     def release(self) -> None:
         self.kv_cache = KVCache.allocate(self.decoder, max_seq_len=0)
         if self._new_capturer is not None:
             # Their graphs hold the KV cache of before.
-            self.engines = self._new_engines()
+            self.engines = self.new_engines()
 
     def new_decode(self, max_seq_len: int) -> "EngineDecode":
         if self.kv_cache.max_seq_len < max_seq_len:
             self.release()
             self.kv_cache = KVCache.allocate(self.decoder, max_seq_len)
-        return EngineDecode(self, self._knobs())
+        return EngineDecode(self, self.knobs_in_force())
 
     def new_prefill(self) -> "EnginePrefill":
         # What an earlier prefill chose is not that of one that falls to the modules.
         self.engines.prefill.forget_experts()
-        return EnginePrefill(self, self._knobs())
+        return EnginePrefill(self, self.knobs_in_force())
 
 
 def _tower(model: PreTrainedModel) -> tuple[EngineTower | None, str, dict[StageName, str]]:

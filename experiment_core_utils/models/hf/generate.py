@@ -56,7 +56,7 @@ def greedy_config(model: PreTrainedModel, eos: EosSources | None = None) -> Gene
     )
 
 
-class _StageMarks:
+class StageMarks:
     """Sets marks and names the intervals between them."""
 
     def __init__(self, marks: Marks) -> None:
@@ -64,9 +64,11 @@ class _StageMarks:
         self.spans: list[StageName] = []
 
     def begin(self) -> None:
+        """The request is handed over."""
         self._marks.mark()
 
     def end(self, stage: StageName) -> None:
+        """A stage ends, or a part of it."""
         self._marks.mark()
         self.spans.append(stage)
 
@@ -74,7 +76,7 @@ class _StageMarks:
 class _TokenMarks(BaseStreamer):
     """A mark for each token that reaches the host; `generate()` gives the prompt first."""
 
-    def __init__(self, stages: _StageMarks) -> None:
+    def __init__(self, stages: StageMarks) -> None:
         self._stages = stages
         self._has_prompt = False
         self.token_ids: list[int] = []
@@ -111,9 +113,9 @@ def generate_timed(
     Raises:
         GenerationFailed: logits are not finite.
     """
-    stages = _StageMarks(marks)
+    stages = StageMarks(marks)
     tokens = _TokenMarks(stages)
-    with _vision_marked(model, stages), logits_watched(model) as watch:
+    with vision_marked(model, stages), logits_watched(model) as watch:
         stages.begin()
         processors = processors_for(model, inputs, preferences, ends)
         model.generate(
@@ -153,7 +155,7 @@ def vision_entry(model: PreTrainedModel) -> nn.Module | str | None:
 
 
 @contextmanager
-def _vision_marked(model: PreTrainedModel, stages: _StageMarks) -> Iterator[None]:
+def vision_marked(model: PreTrainedModel, stages: StageMarks) -> Iterator[None]:
     """A context with marks around every call of the vision entry, which is restored afterwards."""
     entry = vision_entry(model)
     with ExitStack() as stack:

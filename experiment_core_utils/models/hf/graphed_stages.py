@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from transformers import PreTrainedModel
 
+from experiment_core_utils.engines.batch_runner import BatchedExecution
 from experiment_core_utils.engines.cuda_graphs import GraphCapturer, engine_refused, refused_without_memory
 from experiment_core_utils.engines.greedy import AsyncStages
 from experiment_core_utils.engines.request_slot import PrefilledRequest, RequestSlot
@@ -161,6 +162,7 @@ class GraphedGeneration:
         vision_unsupported_reason: why the modules run all pictures though there is an engine; None where it runs them.
         prefill_unsupported_reason: why the modules run the prefills of all settings; None where these are graphed.
         compile_s: seconds that the last compilation at a setting took, by setting; empty where nothing is compiled.
+        batched: what answers batches; None where nothing does yet.
         is_fixed: whether a prefill that cannot be graphed is refused and no longer decides for all settings.
         is_whole: whether such a prefill is refused from the first on, because another way may run both stages.
     """
@@ -175,6 +177,7 @@ class GraphedGeneration:
         self.is_fixed = self.is_whole = False
         self.compile_s: dict[Hashable, float] = {}
         self._slot = RequestSlot[Hashable]("the cache of fixed size")
+        self.batched: BatchedExecution | None = None
         self._most_settings = MOST_SETTINGS
         self._had_memory = True
 
@@ -277,6 +280,8 @@ class GraphedGeneration:
     def release_prepared(self) -> None:
         self._slot.release()
         self._graphed_settings.clear()
+        if self.batched is not None:
+            self.batched.release()
         if self.parts.tower is not None:
             self.parts.tower.release()
         self.parts.release()

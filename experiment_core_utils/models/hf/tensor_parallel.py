@@ -4,7 +4,7 @@ The first process has the run and a `LeadingModel`; the others `follow` it with 
 the knobs that are in force. A timed call begins when all are ready for it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -26,6 +26,7 @@ from experiment_core_utils.records.requests import (
     PreparedRequest,
     RequestShape,
     StageFlops,
+    TimedBatch,
     TimedTokens,
 )
 from experiment_core_utils.tasks.interface import PromptFamily, Sample
@@ -84,6 +85,16 @@ class LeadingModel:
         self._in_step("generate_timed", _on_host(inputs), max_new_tokens)
         return self._model.generate_timed(inputs, max_new_tokens, marks)
 
+    def batch_kind(self, inputs: Inputs) -> Hashable:
+        return self._model.batch_kind(inputs)
+
+    def warm_up_batch(self, inputs_list: Sequence[Inputs], max_new_tokens: int) -> None:
+        """The modules prepare nothing."""
+
+    def generate_batch_timed(self, inputs_list: Sequence[Inputs], max_new_tokens: int, marks: Marks) -> TimedBatch:
+        self._in_step("generate_batch_timed", [*map(_on_host, inputs_list)], max_new_tokens)
+        return self._model.generate_batch_timed(inputs_list, max_new_tokens, marks)
+
     def answer_batch(self, inputs_list: Sequence[Inputs], max_new_tokens: int) -> list[tuple[int, ...]]:
         self._in_step("answer_batch", [*map(_on_host, inputs_list)], max_new_tokens)
         return self._model.answer_batch(inputs_list, max_new_tokens)
@@ -134,7 +145,7 @@ def follow(model: TransformersModel, crew: Crew) -> None:
         model.turned_knobs.put(in_force)
         crew.meet()
         with suppress(ProfilerError):
-            getattr(model, call)(*sent, *([NoMarks()] if call == "generate_timed" else []))
+            getattr(model, call)(*sent, *([NoMarks()] if call in ("generate_timed", "generate_batch_timed") else []))
 
 
 def _sent(model: TransformersModel, argument: Any) -> Any:

@@ -1,6 +1,6 @@
 """The staged interface of MolmoE, by engines or by its modules."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cached_property
@@ -12,7 +12,7 @@ from torch import nn
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.engines.answer_ends import AnswerEnds, HasEnds, eos_sources, with_stops
-from experiment_core_utils.engines.batch_runner import BatchedExecution
+from experiment_core_utils.engines.batch_runner import BatchedExecution, stages_of_batches
 from experiment_core_utils.engines.cuda_graphs import engine_refused, refusal_of
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.greedy import generate_async, generate_greedily
@@ -30,6 +30,7 @@ from experiment_core_utils.engines.paused_runner import (
 from experiment_core_utils.engines.request_slot import PrefilledRequest
 from experiment_core_utils.engines.runner import EngineStages, engine_stages, modules_run
 from experiment_core_utils.knobs.active_blocks import blocks_of
+from experiment_core_utils.knobs.batch_size import batch_size_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.token_units import tokens_of_crops
 from experiment_core_utils.knobs.top_k import experts_of
@@ -56,7 +57,7 @@ from experiment_core_utils.models.molmoe.prefix_traces import PromptTraces
 from experiment_core_utils.models.molmoe.processing_molmoe import MolmoeProcessor, refuse_several_pictures
 from experiment_core_utils.models.molmoe.visual_token_keep import PlacedTokens
 from experiment_core_utils.primitives.clock import HostClock
-from experiment_core_utils.primitives.device import Marks, release_cached_memory
+from experiment_core_utils.primitives.device import Marks, NoMarks, release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, EngineRefused
 from experiment_core_utils.records.requests import (
     FollowedAnswer,
@@ -65,6 +66,7 @@ from experiment_core_utils.records.requests import (
     RequestShape,
     RequestSize,
     StageFlops,
+    TimedBatch,
     TimedTokens,
     VisionGeometry,
 )
@@ -322,6 +324,8 @@ class MolmoeStagedModel(HasEnds):
     def release_prepared(self) -> None:
         if self._engine_stages is not None:
             self._engine_stages.release_prepared()
+        if self._batched is not None:
+            self._batched.release()
         release_cached_memory(self.device)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> MolmoeImageFeatures | None:
@@ -361,9 +365,29 @@ class MolmoeStagedModel(HasEnds):
     def _stages_of(self, state: DecodeState | PrefilledRequest[EngineKnobs]) -> Any:
         return self._engine_stages if isinstance(state, PrefilledRequest) else self._eager
 
-    def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
+    def batch_kind(self, inputs: Mapping[str, Any]) -> Hashable:
+        """All requests can be together, with a picture or without."""
+        return None
+
+    def warm_up_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> None:
+        knobs, batched = self._knobs, self._batched
+        if batched is None:
+            return
+        tokens = max(map(self._placed_tokens.length, inputs_list))
+        reason = refusal_of(lambda: batched.warm_up(knobs, inputs_list, max_new_tokens), tokens, max_new_tokens)
+        if reason is not None:
+            batched.release()
+            release_cached_memory(self.device)
+            raise engine_refused(f"batches of {len(inputs_list)}: {reason}")
+
+    def generate_batch_timed(
+        self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int, marks: Marks
+    ) -> TimedBatch:
         knobs, ends, limit = self._knobs, self.ends, self.turned_knobs.limited(max_new_tokens)
-        return self._together(lambda stages: stages.answer_batch(knobs, inputs_list, limit, ends))
+        return self._together(lambda stages: stages.answer_batch(knobs, inputs_list, limit, ends, marks))
+
+    def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
+        return list(self.generate_batch_timed(inputs_list, max_new_tokens, NoMarks()).token_ids)
 
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
@@ -375,7 +399,7 @@ class MolmoeStagedModel(HasEnds):
         with judging(self.model, self.model.dtype):
             return self._eager.follow_batch(self._knobs, [inputs], [answer])[0]
 
-    def _together(self, run: Callable[[EagerStages | BatchedExecution], list[T]]) -> list[T]:
+    def _together(self, run: Callable[[EagerStages | BatchedExecution], T]) -> T:
         """What `run` makes of a batch by engines, or by the modules where these run the model."""
         if self._batched is None:
             return run(self._eager)
@@ -416,7 +440,7 @@ class MolmoeStagedModel(HasEnds):
             proof,
             execution=executed.mode,
             execution_reason=executed.reason,
-            execution_stages=executed.stages,
+            execution_stages=stages_of_batches(executed.stages, self.turned_knobs.batch_size),
             counted=self.turned_knobs.counted(setting, self, inputs),
         )
 
@@ -441,14 +465,14 @@ class MolmoeStagedModel(HasEnds):
         )
 
     def _step_bytes(self, setting: Setting) -> float:
-        """Bytes of weights that a decode step of one request reads."""
+        """Bytes of weights that a decode step of the setting's requests reads together."""
         every = self.model.all_blocks
         blocks = [every[index] for index in blocks_of(setting)]
         experts = [
             None if self.num_experts is None or top_k is None else (self.num_experts, top_k)
             for top_k in self.expected_experts(setting)
         ]
-        return step_weights(blocks, self.model.lm_head, experts).read(rows=1)
+        return step_weights(blocks, self.model.lm_head, experts).read(batch_size_of(setting))
 
     def describe(self) -> Mapping[str, Any]:
         return {

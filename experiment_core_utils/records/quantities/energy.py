@@ -9,8 +9,9 @@ from experiment_core_utils.records.quantities.quantity import Quantity
 class SampleEnergy(Record):
     """The energy of a sample's request."""
 
-    #: energy of one request, idle power included: its part of windows over many samples, mean over passes; see
-    #: [energy.md](energy.md#windows); None if `--energy off`, only estimated, or not among the samples of the passes
+    #: energy of one request, idle power included: its part of windows over many samples, mean over passes, of a batch
+    #: an equal part of it; see [energy.md](energy.md#windows); None if `--energy off`, only estimated, or not among the
+    #: samples of the passes
     energy_j: Annotated[Positive | None, Quantity("energy_j", "J", figures=())] = None
     #: error bound of that part; None if `energy_j` is, or no power was read
     energy_bound_j: Positive | None = None

@@ -9,18 +9,21 @@ from experiment_core_utils.records.quantities.quantity import Quantity
 class StageTimes(Record):
     """The times of a request's stages in milliseconds."""
 
-    #: vision stage; None if no picture
+    #: vision stage, of a batch that of all its pictures; None if no picture
     T_vision_total: Annotated[Delay | None, Quantity("vision_s", "ms", of="run", is_part=True)]
-    #: prefill up to the first token; None if answered in a batch, or by a server, which does not show it
+    #: prefill up to the first token, of a batch all prompts up to all first tokens; None if answered untimed in a
+    #: batch, or by a server, which does not show it
     T_LLM_prefill: Annotated[Time | None, Quantity("prefill_s", "ms", of="run")]
-    #: first token to last token; None if fewer than 2 output tokens, or all came at once
+    #: first token to last token, of a batch the last one of all its answers; None if fewer than 2 output tokens, or all
+    #: came at once
     T_LLM_decode: Annotated[Time | None, Quantity("decode_s", "ms", of="run", is_part=True)]
-    #: request handed to the model, to last token; None if answered in a batch
+    #: request handed to the model, to last token; at a `batch_size` above 1 the time of the whole batch, which each of
+    #: its requests waits; None if answered untimed in a batch
     T_total: Annotated[
         Time | None,
         Quantity("e2e_s", "ms", of="run", figures=("mean", "std", "p50", "p95", "p99"), typical=("mean", "p95", "p99")),
     ]
-    #: `T_LLM_decode` / (output tokens - 1); None if fewer than 2 output tokens
+    #: `T_LLM_decode` / (output tokens - 1), of a batch / its decode steps; None if fewer than 2 output tokens
     T_decode_per_token: Annotated[Time | None, Quantity("tpot_s", "ms", of="run")]
 
 

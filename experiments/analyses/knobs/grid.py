@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from experiment_core_utils.knobs.batch_size import batch_size_of
 from experiment_core_utils.knobs.interface import Level
 from experiment_core_utils.knobs.registry import all_knobs, knob_named
 from experiment_core_utils.knobs.setting import Setting
@@ -24,7 +25,7 @@ from experiment_core_utils.primitives.statistics import fraction_of, mean_of
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.controls import Control
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
-from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.records.setting_result import SettingResult, throughput_of
 from experiment_core_utils.tasks.answers import scored_text
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.knobs.controls import controls_of
@@ -96,6 +97,13 @@ class TaskGrid:
     independent: str = "pictures"  #: what `pictures` names: `samples` where none has a picture
     #: [S, N], a number for each different answer, nan where there is none; None where the answers are not known
     answers: np.ndarray | None = None
+    #: [S], where the batch size is turned: requests per second of each setting, nan where not measured; None elsewhere
+    requests_per_s: np.ndarray | None = None
+
+    @property
+    def batch_sizes(self) -> np.ndarray:
+        """[S], how many requests run together."""
+        return np.array([batch_size_of(point.setting) for point in self.points])
 
 
 def levels_of(points: Sequence[KnobPoint], knob: str) -> tuple[Level, ...]:
@@ -161,7 +169,14 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         controls=controls,
         independent="pictures" if any(each.may_have_picture for each in samples.values()) else "samples",
         answers=_matrix(rows, ids, lambda sample: numbers.setdefault(sample.pred, len(numbers))),
+        requests_per_s=_requests_per_s(settings),
     )
+
+
+def _requests_per_s(settings: Sequence[StoredSetting]) -> np.ndarray | None:
+    if all(batch_size_of(each.setting) == 1 for each in settings):
+        return None
+    return np.array([throughput_of(each.result).requests_per_s for each in settings], dtype=float)
 
 
 def _memory_bytes(settings: Sequence[StoredSetting], num_samples: int) -> np.ndarray | None:

@@ -20,7 +20,7 @@ import numpy as np
 from scipy import stats
 
 from experiment_core_utils.primitives.contrasts import ACCURACY_MARGIN, PairedContrasts, ScoreContrasts
-from experiment_core_utils.primitives.replication import COUNTED, Replication
+from experiment_core_utils.primitives.replication import COUNTED, Replication, over_batches
 from experiment_core_utils.primitives.statistics import (
     CONFIDENCE,
     bounded_mean_intervals,
@@ -270,7 +270,10 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
     cost_draws = _over_draws(runs, counts[:, paid], of.statistic)
     with np.errstate(divide="ignore"):
         logarithms = grid.log_times[kept] if of.quantity == "total_ms" else np.log(costs)
-    replication = {"total_ms": grid.times, "energy_j": grid.energies}.get(of.quantity, COUNTED).at(kept)
+    measured = {"total_ms": grid.times, "energy_j": grid.energies}
+    replication = measured.get(of.quantity, COUNTED).at(kept)
+    if of.quantity in measured:
+        replication = over_batches(replication, logarithms, grid.batch_sizes[kept])
     if replication.components:
         # What may be so of one setting's costs, in each draw.
         cost_draws = cost_draws * np.exp(replication.draw(np.random.default_rng(seed), len(cost_draws), len(kept)))

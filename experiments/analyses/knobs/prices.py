@@ -20,6 +20,7 @@ from scipy.special import bdtr
 
 from experiment_core_utils.config.parts import QuestionConfig
 from experiment_core_utils.primitives.contrasts import PairedContrasts, ScoreContrasts, Word, word_of
+from experiment_core_utils.primitives.replication import over_batches
 from experiment_core_utils.primitives.statistics import CONFIDENCE, bounded_mean_intervals
 from experiment_core_utils.records.price_list import (
     OVERALL,
@@ -62,6 +63,13 @@ class _Group:
     energies: PairedContrasts | None
     energy_j: np.ndarray | None  #: [S, k]
     energy_pictures: np.ndarray  #: [k]
+    batch_sizes: np.ndarray  #: [S]
+    requests_per_s: np.ndarray | None  #: [S], None where requests run alone
+
+    def throughput(self, at: int) -> float | None:
+        """Requests per second of a setting; None where requests run alone, and where it was not measured."""
+        found = None if self.requests_per_s is None else float(self.requests_per_s[at])
+        return None if found is None or math.isnan(found) else found
 
     @cached_property
     def contrasts(self) -> ScoreContrasts:
@@ -183,6 +191,8 @@ def _group(
     columns = mask & np.isfinite(grid.scores[kept]).all(axis=0)
     answers = None if grid.answers is None else grid.answers[kept][:, columns]
     has_energy = bool(energy_j.shape[1]) and bool((energy_j > 0).all())
+    log_times, sizes = grid.log_times[kept][:, mask], grid.batch_sizes[kept]
+    times = over_batches(grid.times.at(kept), log_times, sizes)
     return _Group(
         name=name,
         keys=keys,
@@ -192,18 +202,21 @@ def _group(
         scores=scores,
         pictures=score_pictures,
         same=None if answers is None else answers == answers[reference],
-        times=PairedContrasts.of(
-            grid.log_times[kept][:, mask], pictures[mask], reference=reference, replication=grid.times.at(kept)
-        ),
+        times=PairedContrasts.of(log_times, pictures[mask], reference=reference, replication=times),
         total_ms=total_ms,
         time_pictures=time_pictures,
         energies=PairedContrasts.of(
-            np.log(energy_j), energy_pictures, reference=reference, replication=grid.energies.at(kept)
+            np.log(energy_j),
+            energy_pictures,
+            reference=reference,
+            replication=over_batches(grid.energies.at(kept), np.log(energy_j), sizes),
         )
         if has_energy
         else None,
         energy_j=energy_j if has_energy else None,
         energy_pictures=energy_pictures,
+        batch_sizes=sizes,
+        requests_per_s=None if grid.requests_per_s is None else grid.requests_per_s[kept],
     )
 
 
@@ -263,6 +276,7 @@ def _priced(group: _Group, at: int, loss: float, word: Word) -> Price:
         accuracy_difference=group.contrasts.difference(at, group.reference),
         accuracy_difference_ci95=group.difference_interval(at),
         samples_needed=None if word in ("yes", "no") else _samples_needed(group, at, loss),
+        requests_per_s=group.throughput(at),
     )
 
 
@@ -285,17 +299,17 @@ def _samples_needed(group: _Group, at: int, loss: float) -> int | None:
 def _budgets(group: _Group, question: QuestionConfig) -> list[WithinBudget]:
     found = []
     if question.budget_ms is not None:
-        tests = _chances_of_means(group.total_ms, group.time_pictures, question.budget_ms)
+        tests = _chances_of_means(group.total_ms, group.time_pictures, question.budget_ms, group.batch_sizes)
         found.append(_within(group, question.budget_ms, "ms", "mean", group.mean_ms, tests))
     if question.budget_p95_ms is not None:
-        tests = _chances_of_p95(group.total_ms, group.time_pictures, question.budget_p95_ms)
+        tests = _chances_of_p95(group.total_ms, group.time_pictures, question.budget_p95_ms, group.batch_sizes)
         p95 = np.percentile(group.total_ms, 95, axis=1)
         found.append(_within(group, question.budget_p95_ms, "ms", "p95", p95, tests))
     if question.budget_j is not None:
         if group.energy_j is None:
             found.append(WithinBudget(question.budget_j, "J", "mean", "can't tell", None, None, None, None, None))
         else:
-            tests = _chances_of_means(group.energy_j, group.energy_pictures, question.budget_j)
+            tests = _chances_of_means(group.energy_j, group.energy_pictures, question.budget_j, group.batch_sizes)
             found.append(_within(group, question.budget_j, "J", "mean", group.energy_j.mean(axis=1), tests))
     if question.min_accuracy is not None:
         found.append(_accurate(group, question.min_accuracy))
@@ -343,24 +357,35 @@ def _budgeted(
     (ends,) = bounded_mean_intervals(*cluster_sums(group.scores[[at]], places), group.best)
     ratio = group.times.ratio(at, group.reference)
     accuracy = float(group.scores[at].mean())
-    return WithinBudget(budget, unit, statistic, word, group.keys[at], cost, ratio, accuracy, ends)
+    rate = group.throughput(at)
+    return WithinBudget(budget, unit, statistic, word, group.keys[at], cost, ratio, accuracy, ends, rate)
 
 
-def _chances_of_means(values: np.ndarray, pictures: np.ndarray, limit: float) -> list[tuple[float, float]]:
+def _chances_of_means(
+    values: np.ndarray, pictures: np.ndarray, limit: float, batch_sizes: np.ndarray
+) -> list[tuple[float, float]]:
     """For each of [S, n] rows the p-values that its mean is not below a limit, and that it is (Student's t, both
-    directions in the family)."""
+    directions in the family; for batches see `over_batches`)."""
     means, errors, degrees = means_and_errors(values, np.unique(pictures, return_inverse=True)[1])
+    errors = errors * np.sqrt(batch_sizes)
     if degrees < 1:
         return [(1.0, 1.0)] * len(values)
     below = stats.t.cdf((means - limit) / np.maximum(errors, 1e-12 * limit), degrees)
     return [(2 * float(each), 2 * float(1 - each)) for each in below]
 
 
-def _chances_of_p95(values: np.ndarray, pictures: np.ndarray, limit: float) -> list[tuple[float, float]]:
-    """The same of the 95th percentile, by the number of late ones among one sample of each picture."""
-    alone = values[:, first_of_each(pictures)]
-    late, size = (alone > limit).sum(axis=1), alone.shape[1]
-    return [(2 * float(bdtr(own, size, 0.05)), 2 * float(1 - bdtr(own - 1, size, 0.05))) for own in late.tolist()]
+def _chances_of_p95(
+    values: np.ndarray, pictures: np.ndarray, limit: float, batch_sizes: np.ndarray
+) -> list[tuple[float, float]]:
+    """The same of the 95th percentile, by the number of late ones among one sample of each picture; of batches as if
+    they were as many as there are without a common request."""
+    late = (values[:, first_of_each(pictures)] > limit).mean(axis=1)
+    sizes = [max(int(len(set(pictures.tolist())) / batch), 1) for batch in batch_sizes]
+    counts = [round(part * size) for part, size in zip(late.tolist(), sizes, strict=True)]
+    return [
+        (2 * float(bdtr(own, size, 0.05)), 2 * float(1 - bdtr(own - 1, size, 0.05)))
+        for own, size in zip(counts, sizes, strict=True)
+    ]
 
 
 def _routing(groups: Sequence[_Group], found: Sequence[TypePrices], loss: float) -> Routing | None:

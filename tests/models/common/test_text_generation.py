@@ -153,7 +153,7 @@ def test_one_mark_a_token_for_any_number_of_rows(rows: int) -> None:
 
 def test_marking_stops_nothing() -> None:
     marks = HostMarks()
-    criteria = TokenMarks(marks, 3, torch.device("cpu"))
+    criteria = TokenMarks(marks.mark, 3, torch.device("cpu"))
     assert [criteria(torch.zeros(3, 5), None).tolist() for _ in range(2)] == [[False] * 3] * 2
     assert len(marks.seconds()) == 1
 

@@ -18,6 +18,13 @@ def test_prompts_and_steps_at_several_settings(family: str) -> None:
     }
 
 
+def test_a_batch_is_answered_as_its_requests_alone() -> None:
+    """Steps run ahead of the tokens that the host reads."""
+    found = json.loads(printed_by("tests.models.hf.interpreted_batch"))
+    assert (found["decode"], found["steps"]) == ("kernel graph", [3, 3])
+    assert found["together"] == found["alone"] and found["alone"][0] != found["alone"][1]
+
+
 def test_auto_takes_kernels_and_where_one_setting_is_refused_the_next_way_for_all() -> None:
     """A changed weight makes kernels wrong where its block is active; a knob on modules is seen before kernels run."""
     found = json.loads(printed_by("tests.models.hf.interpreted_auto"))

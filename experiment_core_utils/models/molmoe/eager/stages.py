@@ -19,8 +19,9 @@ from experiment_core_utils.models.molmoe.modeling_molmoe import (
     MolmoeImageFeatures,
 )
 from experiment_core_utils.models.molmoe.visual_token_keep import PlacedTokens
+from experiment_core_utils.primitives.device import Marks, NoMarks
 from experiment_core_utils.primitives.finite_logits import checked_tokens, refuse_not_finite
-from experiment_core_utils.records.requests import FollowedAnswer, KnobProof
+from experiment_core_utils.records.requests import FollowedAnswer, KnobProof, StageName, TimedBatch
 
 DROPPED = -100
 
@@ -93,22 +94,33 @@ class EagerStages:
         requests: Sequence[Mapping[str, Any]],
         max_new_tokens: int,
         ends: AnswerEnds,
-    ) -> list[tuple[int, ...]]:
+        marks: Marks | None = None,
+    ) -> TimedBatch:
+        """The answers, with a mark at the hand-over, behind all pictures, and behind each step's tokens."""
+        marks = NoMarks() if marks is None else marks
         answers: BatchAnswers | None = None
+        spans: list[StageName] = []
+
+        def note_pictures() -> None:
+            marks.mark()
+            spans.append("vision")
 
         def choose(logits: torch.Tensor) -> torch.Tensor | None:
             nonlocal answers
             tokens = logits.argmax(dim=-1, keepdim=True)
             checked = checked_tokens(tokens, logits)
+            spans.append("prefill" if answers is None else "decode")
             if answers is None:
                 answers = BatchAnswers(checked, ends)
             else:
                 answers.add(checked)
+            marks.mark()
             return None if answers.have_ended else tokens
 
-        self._run_together(knobs, requests, max_new_tokens, choose)
+        marks.mark()
+        self._run_together(knobs, requests, max_new_tokens, choose, note_pictures)
         assert answers is not None
-        return answers.token_ids
+        return TimedBatch(tuple(answers.token_ids), tuple(spans))
 
     @torch.inference_mode()
     def follow_batch(
@@ -124,10 +136,21 @@ class EagerStages:
         requests: Sequence[Mapping[str, Any]],
         max_new_tokens: int,
         choose: Callable[[torch.Tensor], torch.Tensor | None],
+        note_pictures: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prefill and decode a batch; `choose` gives tokens [B, 1] after logits [B, V], and None to stop."""
+        """Prefill and decode a batch; `choose` gives tokens [B, 1] after logits [B, V], and None to stop.
+
+        Args:
+            note_pictures: called once all pictures are encoded; not where there are none.
+        """
         model = self._model
-        prompts = [self._placed_tokens.shortened(request, self.encode_image(request)) for request in requests]
+        encoded = [self.encode_image(request) for request in requests]
+        if any(features is not None for features in encoded):
+            note_pictures()
+        prompts = [
+            self._placed_tokens.shortened(request, features)
+            for request, features in zip(requests, encoded, strict=True)
+        ]
         alone = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids, _ in prompts]
         ids, mask = merge_requests(alone, model.config.pad_token_id).values()
         length = ids.shape[1]
