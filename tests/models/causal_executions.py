@@ -1,18 +1,25 @@
 """What runs the stages of each causal family of transformers on a GPU, tried on a tiny model.
 
-    python -m tests.models.causal_executions [FAMILY ...] [--cuda]
+    python -m tests.models.causal_executions [FAMILY ...] [--cuda] [--jobs 8] [--table docs/evidence/causal_families.csv]
 
-A family is `described` where own kernels know its decoder, `captured` where a graph of its modules' decode steps, and
+Each family has a process of its own, whose row is printed, and put into the table, when it is there. A family is `described` where own kernels know its decoder, `captured` where a graph of its modules' decode steps, and
 of its prefill where that can be captured, gives the tokens of `generate()` in float32 at each of up to four settings,
 `eager` otherwise. On a CPU operators are recorded and replayed as a graph does; `--cuda` captures graphs.
 """
 
 import argparse
+import csv
+import io
+import json
+import subprocess
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +32,8 @@ from experiment_core_utils.models.hf.generate import GenerateStages, greedy_conf
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
+from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
 from tests.models.causal_families import VOCABULARY, model_types, tiny_config
 from tests.models.knob_families import enlarge_norms
 from tests.models.recorded_replays import RecordedReplays
@@ -43,6 +51,7 @@ class Execution:
     way: str
     reason: str = ""
     settings: int = 0  #: at which tokens were those of `generate()`
+    made_with: str = ""  #: versions and device
 
 
 def built(model_type: str, device: torch.device) -> Any:
@@ -57,19 +66,27 @@ def built(model_type: str, device: torch.device) -> Any:
 
 
 def execution_of(model_type: str, device: torch.device) -> Execution:
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    made_with = f"transformers {transformers.__version__}, torch {torch.__version__}, {where}"
     try:
         model = built(model_type, device)
     except Exception as error:
-        return Execution(model_type, "not built", f"{type(error).__name__}: {first_line(error)}")
+        return Execution(model_type, "not built", _told(error), made_with=made_with)
     try:
         settings = captured_settings(model)
     except Exception as error:
-        return Execution(model_type, "eager", f"{type(error).__name__}: {first_line(error)}")
+        return Execution(model_type, "eager", _told(error), made_with=made_with)
     try:
         fused_decoder(model)
     except ConfigurationError as error:
-        return Execution(model_type, "captured", str(error).removeprefix("engines do not know its decoder: "), settings)
-    return Execution(model_type, "described", "", settings)
+        reason = str(error).removeprefix("engines do not know its decoder: ")
+        return Execution(model_type, "captured", reason, settings, made_with)
+    return Execution(model_type, "described", "", settings, made_with)
+
+
+def _told(error: Exception) -> str:
+    """The whole of an error, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 @torch.inference_mode()
@@ -147,19 +164,55 @@ def _can_go(knobs: DecoderKnobs, every: range, index: int) -> bool:
         return False
 
 
+def _alone(family: str, given: argparse.Namespace) -> Execution:
+    """The execution of a family, found out in a process of its own, which a fault on the device leaves unusable."""
+    command = [sys.executable, "-m", "tests.models.causal_executions", "--alone", family, *["--cuda"] * given.cuda]
+    try:
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=given.limit_s)
+    except subprocess.TimeoutExpired:
+        return Execution(family, "eager", f"it was not decided within {given.limit_s} s")
+    if done.returncode:
+        return Execution(family, "eager", f"its process ended with code {done.returncode}: {done.stderr[-300:].strip()}")
+    return Execution(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _written(path: Path, found: Execution) -> None:
+    """Put a row into the table, in place of that of before."""
+    rows = {}
+    if path.is_file():
+        with path.open() as file:
+            rows = {row["family"]: row for row in csv.DictReader(file)}
+    rows[found.family] = {name: str(value) for name, value in asdict(found).items()}
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(asdict(found)), lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows[family] for family in sorted(rows))
+    write_text_atomically(text.getvalue(), path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help="default: all of the pinned transformers")
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="default: all of the installed transformers")
     parser.add_argument("--cuda", action="store_true", help="capture CUDA graphs")
+    parser.add_argument("--alone", action="store_true", help="one family, in this process, as JSON")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--limit_s", type=float, default=300, help="seconds for a family")
+    parser.add_argument("--table", type=Path, help="CSV file whose rows of the families are replaced")
     given = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
-    device = torch.device("cuda", 0) if given.cuda else torch.device("cpu")
+    if given.alone:
+        warnings.filterwarnings("ignore")
+        transformers.logging.set_verbosity_error()
+        (family,) = given.families
+        print(json.dumps(asdict(execution_of(family, torch.device("cuda", 0) if given.cuda else torch.device("cpu")))))
+        return
     ways: Counter[str] = Counter()
-    for family in given.families or model_types():
-        found = execution_of(family, device)
-        ways[found.way] += 1
-        print(f"{family}: {found.way}, {found.settings} settings; {found.reason}"[:240], flush=True)
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for done in as_completed([pool.submit(_alone, family, given) for family in given.families or model_types()]):
+            found = done.result()
+            ways[found.way] += 1
+            print(f"{found.family}: {found.way}, {found.settings} settings; {found.reason}", flush=True)
+            if given.table is not None:
+                _written(given.table, found)
     total = sum(ways.values()) - ways["not built"]
     print(", ".join(f"{way} {number}" for way, number in ways.items()), f"of {total} built")
 
