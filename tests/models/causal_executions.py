@@ -1,10 +1,11 @@
 """What runs the stages of each causal family of transformers on a GPU, tried on a tiny model.
 
-    python -m tests.models.causal_executions [FAMILY ...] [--cuda] [--jobs 8] [--table docs/evidence/causal_families.csv]
+    python -m tests.models.causal_executions [FAMILY ...] [--cuda] [--jobs 8] [--table FILE]
 
-Each family has a process of its own, whose row is printed, and put into the table, when it is there. A family is `described` where own kernels know its decoder, `captured` where a graph of its modules' decode steps, and
-of its prefill where that can be captured, gives the tokens of `generate()` in float32 at each of up to four settings,
-`eager` otherwise. On a CPU operators are recorded and replayed as a graph does; `--cuda` captures graphs.
+Each family has a process of its own, whose row is printed, and put into the table, when it is there. A family is
+`described` where own kernels know its decoder, `captured` where a graph of its modules' decode steps, or one for each
+length, and of its prefill where that can be captured, gives the tokens of `generate()` in float32 at each of up to four
+settings, `eager` otherwise. On a CPU operators are recorded and replayed as a graph does; `--cuda` captures graphs.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -30,7 +31,9 @@ from experiment_core_utils.engines.cuda_graphs import CudaGraphs, GraphCapturer
 from experiment_core_utils.models.hf.decoder_description import fused_decoder
 from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
+from experiment_core_utils.models.hf.graphed_stages import FixedDecode
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
+from experiment_core_utils.models.hf.length_decode import LengthDecode
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
@@ -73,9 +76,9 @@ def execution_of(model_type: str, device: torch.device) -> Execution:
     except Exception as error:
         return Execution(model_type, "not built", _told(error), made_with=made_with)
     try:
-        settings = captured_settings(model)
+        settings = captured_settings(model, FixedCacheDecode)
     except Exception as error:
-        return Execution(model_type, "eager", _told(error), made_with=made_with)
+        return _by_length(model_type, model, _told(error), made_with)
     try:
         fused_decoder(model)
     except ConfigurationError as error:
@@ -84,19 +87,31 @@ def execution_of(model_type: str, device: torch.device) -> Execution:
     return Execution(model_type, "described", "", settings, made_with)
 
 
+def _by_length(model_type: str, model: Any, reason: str, made_with: str) -> Execution:
+    """The execution where no step fits all lengths, for this reason."""
+    try:
+        settings = captured_settings(model, LengthDecode)
+    except Exception as error:
+        reason = f"{reason}; a graph for each length: {_told(error)}"
+        return Execution(model_type, "eager", reason, made_with=made_with)
+    return Execution(model_type, "captured", f"a graph for each length, because {reason}", settings, made_with)
+
+
 def _told(error: Exception) -> str:
     """The whole of an error, in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 @torch.inference_mode()
-def captured_settings(model: Any) -> int:
-    """At how many settings graphs of the modules give the tokens of `generate()`; raises where at one they do not."""
+def captured_settings(model: Any, kind: Callable[..., FixedDecode]) -> int:
+    """At how many settings graphs of the modules, in decode steps of this kind, give the tokens of `generate()`; raises
+    where at one they do not.
+    """
     tried = 0
     for setting in _settings(model):
         with setting:
             stages, prefill = GenerateStages(model), GraphedDecoder(model, _capturer(model))
-            decode = FixedCacheDecode(model, 96, _capturer(model))
+            decode = kind(model, 96, _capturer(model))
             is_graphed = _can_capture(stages, prefill, _prompt(PROMPTS[0], 0, model))
             for tokens in (*PROMPTS, PROMPTS[0]):
                 inputs = _prompt(tokens, seed=tried + tokens, model=model)
@@ -122,11 +137,11 @@ def _can_capture(stages: GenerateStages, prefill: GraphedDecoder, inputs: Any) -
     return True
 
 
-def _answer(stages: GenerateStages, prefill: GraphedDecoder | None, decode: FixedCacheDecode, inputs: Any) -> list[int]:
+def _answer(stages: GenerateStages, prefill: GraphedDecoder | None, decode: FixedDecode, inputs: Any) -> list[int]:
     with nullcontext() if prefill is None else prefill.in_place(captures_new=True):
         logits, state = stages.prefill(inputs, None)
     with stages.decoding():
-        decode.begin(state, logits)
+        decode.prepare(state, logits, NEW_TOKENS)
         return [int(decode.token), *(int(decode.step().argmax()) for _ in range(NEW_TOKENS - 1))]
 
 
@@ -172,7 +187,8 @@ def _alone(family: str, given: argparse.Namespace) -> Execution:
     except subprocess.TimeoutExpired:
         return Execution(family, "eager", f"it was not decided within {given.limit_s} s")
     if done.returncode:
-        return Execution(family, "eager", f"its process ended with code {done.returncode}: {done.stderr[-300:].strip()}")
+        said = " ".join(done.stderr[-300:].split())
+        return Execution(family, "eager", f"its process ended with code {done.returncode}: {said}")
     return Execution(**json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -219,6 +219,11 @@ class FixedCacheDecode:
             if isinstance(layer, StaticLayer) and not layer.is_sliding
         ]
 
+    def prepare(self, state: GenerationState, logits: torch.Tensor, steps: int) -> int:
+        """Take over a request; gives the tokens, prompt and answer together, up to which others are ready."""
+        self.begin(state, logits)
+        return self.max_seq_len
+
     def begin(self, state: GenerationState, logits: torch.Tensor) -> None:
         """Take over a request after its prefill; at the first one the step is captured.
 
