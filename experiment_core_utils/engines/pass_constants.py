@@ -5,7 +5,7 @@ windows of pictures. Such values are the same in each pass, so the first pass co
 them; what depends on weights, on inputs or on chance is computed in each.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -120,9 +120,20 @@ class _Pass(TorchDispatchMode):
         if self._is_inside or func is torch.ops.aten.detach.default:
             # The same memory again, and not as often in each pass.
             return func(*args, **kwargs)
-        if func in _TAKE_INDICES and args[0].device.type != "cpu":
-            args = (args[0], [self._on_device(each, args[0].device) for each in args[1]], *args[2:])
+        if func in _TAKE_INDICES:
+            places = [place for each in args[1] for place in self._places_of(each)]
+            if args[0].device.type != "cpu":
+                places = [self._on_device(each, args[0].device) for each in places]
+            args = (args[0], places, *args[2:])
         return self.called(func, args, kwargs)
+
+    def _places_of(self, index: Any) -> Sequence[Any]:
+        """A mask among indices as the places that it selects, which the operator would count by itself."""
+        if not isinstance(index, torch.Tensor) or index.dtype is not torch.bool:
+            return [index]
+        found = self.called(torch.ops.aten.nonzero.default, (index,), {})
+        places: Sequence[Any] = self.called(torch.ops.aten.unbind.int, (found, 1), {})
+        return places
 
     def _on_device(self, index: Any, device: torch.device) -> Any:
         """A list of the host's indices, which the operator would copy by itself."""

@@ -34,6 +34,7 @@ from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
 from experiment_core_utils.models.hf.graphed_stages import FixedDecode
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from experiment_core_utils.models.hf.length_decode import LengthDecode
+from experiment_core_utils.models.hf.looped_experts import LoopedExperts
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
@@ -124,7 +125,7 @@ def captured_settings(model: Any, kind: Callable[..., FixedDecode]) -> int:
 
 
 def _capturer(model: Any) -> GraphCapturer:
-    return CudaGraphs(model.device) if model.device.type == "cuda" else RecordedReplays()
+    return LoopedExperts(model, CudaGraphs(model.device) if model.device.type == "cuda" else RecordedReplays())
 
 
 def _can_capture(stages: GenerateStages, prefill: GraphedDecoder, inputs: Any) -> bool:

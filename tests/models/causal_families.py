@@ -117,5 +117,6 @@ OWN: dict[str, dict[str, Any]] = {
 _ALL = (0, 1, 2, 3)
 _MADE: dict[str, Callable[[], Any]] = {
     "gemma4_text": lambda: GEMMA4_EXPERTS.make(_ALL, 2),
+    "inkling_text": lambda: UNTRIED_FAMILIES["inkling_text"].make(_ALL, 2),
     "qwen4_exp_text": lambda: UNTRIED_FAMILIES["qwen4_exp"].make(_ALL, 3),
 }

@@ -75,6 +75,7 @@ from experiment_core_utils.models.hf.graphed_tower import GraphedTower
 from experiment_core_utils.models.hf.knobs.adapters import adapters_of
 from experiment_core_utils.models.hf.knobs.block_inputs import BlockInputs, inputs_seen, layer_kind, other_inputs
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
+from experiment_core_utils.models.hf.looped_experts import LoopedExperts
 from experiment_core_utils.models.hf.requests import HFRequests
 from experiment_core_utils.models.hf.slow_functions import slow_functions_of
 from experiment_core_utils.models.hf.static_cache_decode import cache_unsupported_reason
@@ -224,7 +225,8 @@ class TransformersModel(HasEnds):
         return GraphedGeneration(self.device, self._stages, self._graph_parts(LengthParts))
 
     def _graph_parts(self, kind: type[GraphParts]) -> GraphParts:
-        return kind(self.model, self._new_capturer(), self.num_experts, self._graphed_tower())
+        graph_capturer = LoopedExperts(self.model, self._new_capturer())
+        return kind(self.model, graph_capturer, self.num_experts, self._graphed_tower())
 
     def _compiled_modules(self) -> GraphedGeneration:
         """The stages as graphs of modules, with decode steps by Inductor; no other way takes their place."""

@@ -10,15 +10,28 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
 
 from experiment_core_utils.engines.cuda_graphs import GraphCapturer
 from experiment_core_utils.engines.engine_proof import RouterTrace
 from experiment_core_utils.models.hf.generate import GenerationState, cache_argument, is_filled
+from experiment_core_utils.models.hf.static_cache_decode import taken_states
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, SettingError, described
 from experiment_core_utils.primitives.finite_logits import checked_tokens
 from experiment_core_utils.primitives.private_apis import carried_kwargs, flattened, unflattened
+
+_KINDS = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
 
 
 class _Rows:
@@ -30,9 +43,9 @@ class _Rows:
     """
 
     def __init__(self, layer: Any, filled: Any, max_seq_len: int) -> None:
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
+        if type(layer) not in _KINDS:
             raise ConfigurationError(f"its cache has layers of another kind ({type(layer).__name__})")
-        self._layer = layer
+        self.layer = layer
         layer.lazy_initialization(filled.keys, filled.values)
         self.rows = tuple(_longer(each, max_seq_len) for each in (filled.keys, filled.values))
         self._tokens = 0
@@ -40,20 +53,24 @@ class _Rows:
 
     @property
     def _first(self) -> int:
-        window = self._layer.sliding_window if self._layer.is_sliding else None
+        window = self.layer.sliding_window if self.layer.is_sliding else None
         return 0 if window is None else max(self._tokens - window + 1, 0)
 
-    def take(self, filled: Any, tokens: int) -> None:
-        """Copy what a layer of a prefill's cache remembers of `tokens`; one with a window has the last ones only."""
+    def take(self, filled: Any, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Copy what a layer of a prefill's cache remembers of `tokens`; one with a window has the last ones only.
+
+        Gives recurrent states and what they come from.
+        """
         for own, given in zip(self.rows, (filled.keys, filled.values), strict=True):
             own[:, :, tokens - given.shape[-2] : tokens].copy_(given)
+        return list(taken_states(self.layer, filled))
 
     def put_at(self, tokens: int) -> None:
         """Have so many tokens in the layer."""
         self._tokens = tokens
-        self._layer.keys, self._layer.values = (each[:, :, self._first : tokens] for each in self.rows)
-        if self._layer.is_sliding:
-            self._layer.cumulative_length = tokens
+        self.layer.keys, self.layer.values = (each[:, :, self._first : tokens] for each in self.rows)
+        if self.layer.is_sliding:
+            self.layer.cumulative_length = tokens
 
     def _update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
         first, tokens = self._first, self._tokens + keys.shape[-2]
@@ -85,13 +102,14 @@ class LengthDecode:
         self.max_seq_len = max_seq_len
         self._num_experts = num_experts
         self._cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
-        self._layers: list[_Rows] = []
+        self.layers: list[_Rows] = []
         self._replays: dict[int, tuple[Any, RouterTrace]] = {}
         #: what `generate()` carries on with at each length beside the cache; its whole numbers depend on that alone
         self._carried: dict[int, dict[str, Any]] = {}
-        #: the others, recurrent states, and what they were after the prompt
+        #: the others, recurrent states
         self._states: list[torch.Tensor] = []
-        self._at_prompt: list[torch.Tensor] = []
+        #: these and those of layers, and what they were after the prompt
+        self._at_prompt: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._length = self._prompt_length = 0
         self.chosen_experts: tuple[torch.Tensor, ...] = ()
         self._ids = self._logits = self.checked_token = torch.empty(0)
@@ -104,7 +122,7 @@ class LengthDecode:
     @property
     def cached(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values of each block that attends to all tokens, each [KV, tokens so far, D]."""
-        layers = [each for each in self._layers if not each._layer.is_sliding]
+        layers = [each for each in self.layers if not each.layer.is_sliding]
         return [(each.rows[0][0, :, : self._length], each.rows[1][0, :, : self._length]) for each in layers]
 
     @property
@@ -148,9 +166,9 @@ class LengthDecode:
             self._allocate(state.cache, ids, logits, given)
         self._carried.setdefault(tokens, given)
         filled = [layer for layer in state.cache.layers if is_filled(layer)] if state.cache is not None else []
-        if any(layer.get_seq_length() != tokens for layer in filled) or len(filled) != len(self._layers):
+        if any(layer.get_seq_length() != tokens for layer in filled) or len(filled) != len(self.layers):
             raise ConfigurationError("its cache does not have the tokens of the text in each of its layers")
-        for own, layer in zip(self._layers, filled, strict=True):
+        for own, layer in zip(self.layers, filled, strict=True):
             own.take(layer, tokens)
         self._at_prompt = [each.clone() for each in _states(given)]
         for state_, source in zip(self._states, self._at_prompt, strict=True):
@@ -178,12 +196,15 @@ class LengthDecode:
         Raises:
             SettingError: a recurrence, which is known at the prompt's end only, would have to be elsewhere.
         """
-        if steps and self._states:
+        if steps and self._at_prompt:
             if self._length - steps != self._prompt_length:
                 raise SettingError("a recurrent state can be taken back to the prompt's end only; repeat all its steps")
-            for state, kept in zip(self._states, self._at_prompt, strict=True):
-                state.copy_(kept)
+            self._restore()
         self._length -= steps
+
+    def _restore(self) -> None:
+        for state, kept in self._at_prompt:
+            state.copy_(kept)
 
     def _allocate(self, filled: Any, ids: torch.Tensor, logits: torch.Tensor, given: Mapping[str, Any]) -> None:
         self._ids = ids.new_zeros(1, self.max_seq_len + 1)
@@ -193,7 +214,7 @@ class LengthDecode:
         layers = [] if filled is None else list(filled.layers)
         if any(map(is_filled, layers[len(self._cache.layers) :])):
             raise ConfigurationError("its cache has more layers than its config says")
-        self._layers = [
+        self.layers = [
             _Rows(own, each, self.max_seq_len)
             for own, each in zip(self._cache.layers, layers, strict=False)
             if is_filled(each)
@@ -212,7 +233,7 @@ class LengthDecode:
             raise ConfigurationError(f"its step of {length} tokens cannot run alone ({described(error)})") from error
 
     def _run(self, length: int, trace: RouterTrace) -> None:
-        for layer in self._layers:
+        for layer in self.layers:
             layer.put_at(length)
         leaves, layout = flattened(self._carried[length])
         own = iter(self._states)
