@@ -121,7 +121,9 @@ class _Pass(TorchDispatchMode):
             # The same memory again, and not as often in each pass.
             return func(*args, **kwargs)
         if func in _TAKE_INDICES:
-            places = [place for each in args[1] for place in self._places_of(each)]
+            # Where a mask selects what is filled with one value, nothing is counted.
+            is_filling = func is not torch.ops.aten.index.Tensor and args[2].numel() == 1
+            places = args[1] if is_filling else [place for each in args[1] for place in self._places_of(each)]
             if args[0].device.type != "cpu":
                 places = [self._on_device(each, args[0].device) for each in places]
             args = (args[0], places, *args[2:])

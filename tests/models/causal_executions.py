@@ -8,23 +8,13 @@ length, and of its prefill where that can be captured, gives the tokens of `gene
 settings, `eager` otherwise. On a CPU operators are recorded and replayed as a graph does; `--cuda` captures graphs.
 """
 
-import argparse
-import csv
-import io
-import json
-import subprocess
-import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoModelForCausalLM
 
 from experiment_core_utils.engines.cuda_graphs import CudaGraphs, GraphCapturer
@@ -37,8 +27,8 @@ from experiment_core_utils.models.hf.length_decode import LengthDecode
 from experiment_core_utils.models.hf.looped_experts import LoopedExperts
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.files import REPOSITORY, write_text_atomically
 from tests.models.causal_families import VOCABULARY, model_types, tiny_config
+from tests.models.family_table import made_with, rows_of, table_parser, told
 from tests.models.knob_families import enlarge_norms
 from tests.models.recorded_replays import RecordedReplays
 
@@ -61,7 +51,7 @@ class Execution:
 def built(model_type: str, device: torch.device) -> Any:
     torch.manual_seed(0)
     config = tiny_config(model_type)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     model.generation_config = greedy_config(model)
     model = enlarge_norms(model).to(device)
     # A config that its own modules cannot run is none.
@@ -70,37 +60,31 @@ def built(model_type: str, device: torch.device) -> Any:
 
 
 def execution_of(model_type: str, device: torch.device) -> Execution:
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    made_with = f"transformers {transformers.__version__}, torch {torch.__version__}, {where}"
+    by = made_with(device)
     try:
         model = built(model_type, device)
     except Exception as error:
-        return Execution(model_type, "not built", _told(error), made_with=made_with)
+        return Execution(model_type, "not built", told(error), made_with=by)
     try:
         settings = captured_settings(model, FixedCacheDecode)
     except Exception as error:
-        return _by_length(model_type, model, _told(error), made_with)
+        return _by_length(model_type, model, told(error), by)
     try:
         fused_decoder(model)
     except ConfigurationError as error:
         reason = str(error).removeprefix("engines do not know its decoder: ")
-        return Execution(model_type, "captured", reason, settings, made_with)
-    return Execution(model_type, "described", "", settings, made_with)
+        return Execution(model_type, "captured", reason, settings, by)
+    return Execution(model_type, "described", "", settings, by)
 
 
-def _by_length(model_type: str, model: Any, reason: str, made_with: str) -> Execution:
+def _by_length(model_type: str, model: Any, reason: str, by: str) -> Execution:
     """The execution where no step fits all lengths, for this reason."""
     try:
         settings = captured_settings(model, LengthDecode)
     except Exception as error:
-        reason = f"{reason}; a graph for each length: {_told(error)}"
-        return Execution(model_type, "eager", reason, made_with=made_with)
-    return Execution(model_type, "captured", f"a graph for each length, because {reason}", settings, made_with)
-
-
-def _told(error: Exception) -> str:
-    """The whole of an error, in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+        reason = f"{reason}; a graph for each length: {told(error)}"
+        return Execution(model_type, "eager", reason, made_with=by)
+    return Execution(model_type, "captured", f"a graph for each length, because {reason}", settings, by)
 
 
 @torch.inference_mode()
@@ -143,7 +127,7 @@ def _answer(stages: GenerateStages, prefill: GraphedDecoder | None, decode: Fixe
         logits, state = stages.prefill(inputs, None)
     with stages.decoding():
         decode.prepare(state, logits, NEW_TOKENS)
-        return [int(decode.token), *(int(decode.step().argmax()) for _ in range(NEW_TOKENS - 1))]
+        return [int(decode.checked_token), *(int(decode.step().argmax()) for _ in range(NEW_TOKENS - 1))]
 
 
 def _prompt(tokens: int, seed: int, model: Any) -> dict[str, torch.Tensor]:
@@ -180,58 +164,15 @@ def _can_go(knobs: DecoderKnobs, every: range, index: int) -> bool:
         return False
 
 
-def _alone(family: str, given: argparse.Namespace) -> Execution:
-    """The execution of a family, found out in a process of its own, which a fault on the device leaves unusable."""
-    command = [sys.executable, "-m", "tests.models.causal_executions", "--alone", family, *["--cuda"] * given.cuda]
-    try:
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=given.limit_s)
-    except subprocess.TimeoutExpired:
-        return Execution(family, "eager", f"it was not decided within {given.limit_s} s")
-    if done.returncode:
-        said = " ".join(done.stderr[-300:].split())
-        return Execution(family, "eager", f"its process ended with code {done.returncode}: {said}")
-    return Execution(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def _written(path: Path, found: Execution) -> None:
-    """Put a row into the table, in place of that of before."""
-    rows = {}
-    if path.is_file():
-        with path.open() as file:
-            rows = {row["family"]: row for row in csv.DictReader(file)}
-    rows[found.family] = {name: str(value) for name, value in asdict(found).items()}
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(asdict(found)), lineterminator="\n", restval="")
-    writer.writeheader()
-    writer.writerows(rows[family] for family in sorted(rows))
-    write_text_atomically(text.getvalue(), path)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help="default: all of the installed transformers")
-    parser.add_argument("--cuda", action="store_true", help="capture CUDA graphs")
-    parser.add_argument("--alone", action="store_true", help="one family, in this process, as JSON")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--limit_s", type=float, default=300, help="seconds for a family")
-    parser.add_argument("--table", type=Path, help="CSV file whose rows of the families are replaced")
-    given = parser.parse_args()
-    if given.alone:
-        warnings.filterwarnings("ignore")
-        transformers.logging.set_verbosity_error()
-        (family,) = given.families
-        print(json.dumps(asdict(execution_of(family, torch.device("cuda", 0) if given.cuda else torch.device("cpu")))))
-        return
-    ways: Counter[str] = Counter()
-    with ThreadPoolExecutor(given.jobs) as pool:
-        for done in as_completed([pool.submit(_alone, family, given) for family in given.families or model_types()]):
-            found = done.result()
-            ways[found.way] += 1
-            print(f"{found.family}: {found.way}, {found.settings} settings; {found.reason}", flush=True)
-            if given.table is not None:
-                _written(given.table, found)
-    total = sum(ways.values()) - ways["not built"]
-    print(", ".join(f"{way} {number}" for way, number in ways.items()), f"of {total} built")
+    given = table_parser(__doc__).parse_args()
+    families = given.families or model_types()
+    module = "tests.models.causal_executions"
+    rows = rows_of(module, given, families, execution_of, lambda family, why: Execution(family, "eager", why))
+    if not given.alone:
+        ways = Counter(row["way"] for row in rows)
+        total = sum(ways.values()) - ways["not built"]
+        print(", ".join(f"{way} {number}" for way, number in ways.items()), f"of {total} built")
 
 
 if __name__ == "__main__":

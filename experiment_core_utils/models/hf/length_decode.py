@@ -102,7 +102,7 @@ class LengthDecode:
         self.max_seq_len = max_seq_len
         self._num_experts = num_experts
         self._cache: Any = DynamicCache(config=model.config.get_text_config(decoder=True))
-        self.layers: list[_Rows] = []
+        self._layers: list[_Rows] = []
         self._replays: dict[int, tuple[Any, RouterTrace]] = {}
         #: what `generate()` carries on with at each length beside the cache; its whole numbers depend on that alone
         self._carried: dict[int, dict[str, Any]] = {}
@@ -122,7 +122,7 @@ class LengthDecode:
     @property
     def cached(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values of each block that attends to all tokens, each [KV, tokens so far, D]."""
-        layers = [each for each in self.layers if not each.layer.is_sliding]
+        layers = [each for each in self._layers if not each.layer.is_sliding]
         return [(each.rows[0][0, :, : self._length], each.rows[1][0, :, : self._length]) for each in layers]
 
     @property
@@ -166,13 +166,12 @@ class LengthDecode:
             self._allocate(state.cache, ids, logits, given)
         self._carried.setdefault(tokens, given)
         filled = [layer for layer in state.cache.layers if is_filled(layer)] if state.cache is not None else []
-        if any(layer.get_seq_length() != tokens for layer in filled) or len(filled) != len(self.layers):
+        if any(layer.get_seq_length() != tokens for layer in filled) or len(filled) != len(self._layers):
             raise ConfigurationError("its cache does not have the tokens of the text in each of its layers")
-        for own, layer in zip(self.layers, filled, strict=True):
-            own.take(layer, tokens)
-        self._at_prompt = [each.clone() for each in _states(given)]
-        for state_, source in zip(self._states, self._at_prompt, strict=True):
-            state_.copy_(source)
+        of_layers = [own.take(layer, tokens) for own, layer in zip(self._layers, filled, strict=True)]
+        carried = zip(self._states, map(torch.clone, _states(given)), strict=True)
+        self._at_prompt = [*carried, *(pair for pairs in of_layers for pair in pairs)]
+        self._restore()
         self._ids[:, :tokens].copy_(ids)
         self._length = self._prompt_length = tokens
         token = logits.argmax(dim=-1, keepdim=True)
@@ -214,7 +213,7 @@ class LengthDecode:
         layers = [] if filled is None else list(filled.layers)
         if any(map(is_filled, layers[len(self._cache.layers) :])):
             raise ConfigurationError("its cache has more layers than its config says")
-        self.layers = [
+        self._layers = [
             _Rows(own, each, self.max_seq_len)
             for own, each in zip(self._cache.layers, layers, strict=False)
             if is_filled(each)
@@ -233,7 +232,7 @@ class LengthDecode:
             raise ConfigurationError(f"its step of {length} tokens cannot run alone ({described(error)})") from error
 
     def _run(self, length: int, trace: RouterTrace) -> None:
-        for layer in self.layers:
+        for layer in self._layers:
             layer.put_at(length)
         leaves, layout = flattened(self._carried[length])
         own = iter(self._states)

@@ -21,8 +21,8 @@ MOST_ROWS = 64
 class LoopedExperts(GraphCapturer):
     """Captures work as it is where that can be, and else with other forms of its experts.
 
-    Experts that are given which tokens chose them are all computed, with weight 0 where they were not chosen; those that
-    are given sorted rows and how many each has are computed row by row.
+    Experts that are given which tokens chose them are all computed, with weight 0 where they were not chosen; those
+    that are given sorted rows and how many each has are computed row by row.
 
     Args:
         model: whose experts the work may run.
