@@ -110,6 +110,7 @@ class LengthDecode:
         self._states: list[torch.Tensor] = []
         #: these and those of layers, and what they were after the prompt
         self._at_prompt: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._before: int | None = None  #: rows of the cache beside those of the text, as of a learnt prefix
         self._length = self._prompt_length = 0
         self.chosen_experts: tuple[torch.Tensor, ...] = ()
         self._ids = self._logits = self.checked_token = torch.empty(0)
@@ -123,7 +124,8 @@ class LengthDecode:
     def cached(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values of each block that attends to all tokens, each [KV, tokens so far, D]."""
         layers = [each for each in self._layers if not each.layer.is_sliding]
-        return [(each.rows[0][0, :, : self._length], each.rows[1][0, :, : self._length]) for each in layers]
+        rows = self._length + (self._before or 0)
+        return [(each.rows[0][0, :, :rows], each.rows[1][0, :, :rows]) for each in layers]
 
     @property
     def token(self) -> torch.Tensor:
@@ -166,9 +168,11 @@ class LengthDecode:
             self._allocate(state.cache, ids, logits, given)
         self._carried.setdefault(tokens, given)
         filled = [layer for layer in state.cache.layers if is_filled(layer)] if state.cache is not None else []
-        if any(layer.get_seq_length() != tokens for layer in filled) or len(filled) != len(self._layers):
+        before = {layer.get_seq_length() - tokens for layer in filled} or {0}
+        if len(before) > 1 or len(filled) != len(self._layers) or self._before not in (None, *before):
             raise ConfigurationError("its cache does not have the tokens of the text in each of its layers")
-        of_layers = [own.take(layer, tokens) for own, layer in zip(self._layers, filled, strict=True)]
+        (self._before,) = before
+        of_layers = [own.take(layer, tokens + self._before) for own, layer in zip(self._layers, filled, strict=True)]
         carried = zip(self._states, map(torch.clone, _states(given)), strict=True)
         self._at_prompt = [*carried, *(pair for pairs in of_layers for pair in pairs)]
         self._restore()
@@ -214,7 +218,7 @@ class LengthDecode:
         if any(map(is_filled, layers[len(self._cache.layers) :])):
             raise ConfigurationError("its cache has more layers than its config says")
         self._layers = [
-            _Rows(own, each, self.max_seq_len)
+            _Rows(own, each, self.max_seq_len + each.get_seq_length() - ids.shape[-1])
             for own, each in zip(self._cache.layers, layers, strict=False)
             if is_filled(each)
         ]
@@ -233,7 +237,7 @@ class LengthDecode:
 
     def _run(self, length: int, trace: RouterTrace) -> None:
         for layer in self._layers:
-            layer.put_at(length)
+            layer.put_at(length + (self._before or 0))
         leaves, layout = flattened(self._carried[length])
         own = iter(self._states)
         kwargs = unflattened([next(own) if _is_state(leaf) else leaf for leaf in leaves], layout)
