@@ -51,10 +51,10 @@ PAGES = (
     REPOSITORY / "README.md",
 )
 EVIDENCE = REPOSITORY / "docs" / "evidence"
-# Knobs of a kind of families, and what runs their decoders, None where it is not tried.
-FAMILY_TABLES: dict[str, tuple[str, str | None]] = {
+# Knobs of a kind of families, and what runs their decoders, where that was tried.
+FAMILY_TABLES = {
     "causal_families": ("causal_knobs.csv", "causal_families.csv"),
-    "image_text_families": ("image_text_knobs.csv", None),
+    "image_text_families": ("image_text_knobs.csv", "image_text_families.csv"),
 }
 _FAMILY_KNOBS = {"vision": "vision", "kept": "kept", "top_k": "top-k", "expert_mass": "expert mass", "blocks": "blocks"}
 # Objects of the provenance, whose keys are in its own table.
@@ -242,16 +242,17 @@ def _knob_page(knob: Knob[Any]) -> str:
     return f"## {knob.title[0].upper()}{knob.title[1:]}\n\n{inspect.getdoc(kind)}\n\n{table}"
 
 
-def _family_table(knobs: str, executions: str | None) -> str:
+def _family_table(knobs: str, executions: str) -> str:
     """Each family, what runs its stages, its knobs, and why it lacks others, a reason of several once."""
-    ways = {} if executions is None else {row["family"]: row for row in read_rows(EVIDENCE / executions)}
+    tried = read_rows(EVIDENCE / executions) if (EVIDENCE / executions).is_file() else []
+    ways = {row["family"]: row for row in tried}
     rows, made = [], set[str]()
     for family in read_rows(EVIDENCE / knobs):
         way = ways.get(family["family"], {"way": "not tried", "reason": ""})
         has = [shown for name, shown in _FAMILY_KNOBS.items() if family[name] == "yes"]
         lacking: dict[str, list[str]] = {}
         for name, shown in _FAMILY_KNOBS.items():
-            if family[name] != "yes":
+            if family[name] not in ("yes", ""):
                 lacking.setdefault(family[name], []).append(shown)
         reasons = [f"{', '.join(names)}: {reason}" for reason, names in lacking.items()]
         if way["reason"]:

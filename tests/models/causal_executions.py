@@ -1,6 +1,6 @@
 """What runs the stages of each causal family of transformers on a GPU, tried on a tiny model.
 
-    python -m tests.models.causal_executions [FAMILY ...] [--cuda] [--jobs 8] [--table FILE]
+    python -m tests.models.causal_executions [FAMILY ...] [--image_text] [--cuda] [--jobs 8] [--table FILE]
 
 Each family has a process of its own, whose row is printed, and put into the table, when it is there. A family is
 `described` where own kernels know its decoder, `captured` where a graph of its modules' decode steps, or one for each
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from experiment_core_utils.engines.cuda_graphs import CudaGraphs, GraphCapturer
 from experiment_core_utils.models.hf.decoder_description import fused_decoder
@@ -27,11 +27,12 @@ from experiment_core_utils.models.hf.length_decode import LengthDecode
 from experiment_core_utils.models.hf.looped_experts import LoopedExperts
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
 from experiment_core_utils.primitives.errors import ConfigurationError
-from tests.models.causal_families import VOCABULARY, model_types, tiny_config
+from tests.models.causal_families import VOCABULARY, image_text_types, model_types, tiny_config
 from tests.models.family_table import made_with, rows_of, table_parser, told
 from tests.models.knob_families import enlarge_norms
 from tests.models.recorded_replays import RecordedReplays
 
+MOST_PARAMETERS = 2e9
 NEW_TOKENS = 5
 # Longer than the windows of 8 tokens, then shorter: what the first left behind must not be read.
 PROMPTS = (21, 6)
@@ -48,10 +49,14 @@ class Execution:
     made_with: str = ""  #: versions and device
 
 
-def built(model_type: str, device: torch.device) -> Any:
+def built(model_type: str, device: torch.device, maker: Any = AutoModelForCausalLM) -> Any:
     torch.manual_seed(0)
     config = tiny_config(model_type)
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.device("meta"):
+        parameters = sum(each.numel() for each in maker.from_config(config).parameters())
+    if parameters > MOST_PARAMETERS:
+        raise ConfigurationError(f"its tiny config has {parameters} parameters, as some of its sizes are not known")
+    model: Any = maker.from_config(config, dtype=torch.float32).eval()
     model.generation_config = greedy_config(model)
     model = enlarge_norms(model).to(device)
     # A config that its own modules cannot run is none.
@@ -59,10 +64,10 @@ def built(model_type: str, device: torch.device) -> Any:
     return model
 
 
-def execution_of(model_type: str, device: torch.device) -> Execution:
+def execution_of(model_type: str, device: torch.device, maker: Any = AutoModelForCausalLM) -> Execution:
     by = made_with(device)
     try:
-        model = built(model_type, device)
+        model = built(model_type, device, maker)
     except Exception as error:
         return Execution(model_type, "not built", told(error), made_with=by)
     try:
@@ -165,10 +170,16 @@ def _can_go(knobs: DecoderKnobs, every: range, index: int) -> bool:
 
 
 def main() -> None:
-    given = table_parser(__doc__).parse_args()
-    families = given.families or model_types()
-    module = "tests.models.causal_executions"
-    rows = rows_of(module, given, families, execution_of, lambda family, why: Execution(family, "eager", why))
+    parser = table_parser(__doc__)
+    parser.add_argument("--image_text", action="store_true", help="image-text models, with prompts of text alone")
+    given = parser.parse_args()
+    maker = AutoModelForImageTextToText if given.image_text else AutoModelForCausalLM
+    families = given.families or (image_text_types() if given.image_text else model_types())
+    rows = rows_of(
+        "tests.models.causal_executions", given, families,
+        lambda family, device: execution_of(family, device, maker),
+        lambda family, why: Execution(family, "eager", why),
+    )  # fmt: skip
     if not given.alone:
         ways = Counter(row["way"] for row in rows)
         total = sum(ways.values()) - ways["not built"]

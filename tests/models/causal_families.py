@@ -1,10 +1,13 @@
-"""A tiny config of every class in transformers' mapping of causal language models."""
+"""A tiny config of every class in transformers' mappings of causal language models and of image-text models."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from tests.models.knob_families import GEMMA4_EXPERTS, UNTRIED_FAMILIES
 
@@ -42,6 +45,10 @@ _IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 def model_types() -> list[str]:
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def image_text_types() -> list[str]:
+    return list(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
 
 
 def tiny_config(model_type: str) -> PreTrainedConfig:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
@@ -24,7 +23,7 @@ from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
 from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
-from tests.models.causal_families import model_types, tiny_config
+from tests.models.causal_families import image_text_types, model_types, tiny_config
 from tests.models.family_table import made_with, rows_of, table_parser, told
 from tests.models.tiny_checkpoints import TRIED_FAMILIES, VISION_FAMILIES, write_checkpoint
 
@@ -35,7 +34,7 @@ _NO_PROCESSOR = "no tiny processor is made for it"
 
 @dataclass(frozen=True)
 class FamilyKnobs:
-    """Whether a family has each knob: `yes`, or why not."""
+    """Whether a family has each knob: `yes`, or why not; nothing where a text model needs no reason."""
 
     family: str
     vision: str
@@ -52,12 +51,8 @@ _KNOBS: dict[str, Knob[Any]] = {
 }  # fmt: skip
 
 
-def image_text_types() -> list[str]:
-    return list(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
-
-
 def knobs_of_causal(family: str, device: torch.device) -> FamilyKnobs:
-    return _tried(family, device, AutoModelForCausalLM, "it is tried as a text model")
+    return _tried(family, device, AutoModelForCausalLM, "")
 
 
 def knobs_of_image_text(family: str, device: torch.device) -> FamilyKnobs:

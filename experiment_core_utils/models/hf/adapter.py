@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.engines.answer_ends import AnswerEnds, HasEnds, ThinkingLimit, eos_sources, with_stops
-from experiment_core_utils.engines.cuda_graphs import NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
+from experiment_core_utils.engines.cuda_graphs import ADVICE, NO_GRAPHS, CudaGraphs, GraphCapturer, engine_refused
 from experiment_core_utils.engines.engine_proof import (
     Computed,
     EngineErrors,
@@ -221,7 +221,7 @@ class TransformersModel(HasEnds):
 
     def _captured_lengths(self, reason: str) -> GraphedGeneration:
         """The stages as graphs of modules, of each length by itself, as none fits all lengths for this reason."""
-        self._refused = [*self._refused, f"no graph of a decode step fits all lengths: {reason}"]
+        self._refused = [*self._refused, f"no graph of a decode step fits all lengths: {reason.removesuffix(ADVICE)}"]
         return GraphedGeneration(self.device, self._stages, self._graph_parts(LengthParts))
 
     def _graph_parts(self, kind: type[GraphParts]) -> GraphParts:
