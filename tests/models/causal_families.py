@@ -25,7 +25,7 @@ _NAMES: Mapping[Any, str] = {
     _HEADS: "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
     "num_experts n_routed_experts num_local_experts moe_num_experts linear_num_value_heads linear_num_heads rotary_dim",
     _KEY_HEADS: "num_key_value_heads num_experts_per_tok moe_topk moe_k num_experts_per_token linear_num_key_heads "
-    "top_k_experts moe_top_k kv_n_heads",
+    "top_k_experts moe_top_k kv_n_heads zero_expert_num",
     _HEAD_WIDTH: "head_dim sliding_window kv_channels attention_head_dim linear_key_head_dim linear_value_head_dim "
     "linear_head_dim global_head_dim sliding_window_size attention_window_size window_size qk_nope_head_dim "
     "qk_rope_head_dim kv_lora_rank q_lora_rank state_size ssm_state_size mamba_d_state mamba_head_dim mamba_d_head "
