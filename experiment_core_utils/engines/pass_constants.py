@@ -123,19 +123,19 @@ class _Pass(TorchDispatchMode):
         if func in _TAKE_INDICES:
             # Where a mask selects what is filled with one value, nothing is counted.
             is_filling = func is not torch.ops.aten.index.Tensor and args[2].numel() == 1
-            places = args[1] if is_filling else [place for each in args[1] for place in self._places_of(each)]
+            indices = args[1] if is_filling else [index for mask in args[1] for index in self._without_masks(mask)]
             if args[0].device.type != "cpu":
-                places = [self._on_device(each, args[0].device) for each in places]
-            args = (args[0], places, *args[2:])
+                indices = [self._on_device(index, args[0].device) for index in indices]
+            args = (args[0], indices, *args[2:])
         return self.called(func, args, kwargs)
 
-    def _places_of(self, index: Any) -> Sequence[Any]:
+    def _without_masks(self, index: Any) -> Sequence[Any]:
         """A mask among indices as the places that it selects, which the operator would count by itself."""
         if not isinstance(index, torch.Tensor) or index.dtype is not torch.bool:
             return [index]
-        found = self.called(torch.ops.aten.nonzero.default, (index,), {})
-        places: Sequence[Any] = self.called(torch.ops.aten.unbind.int, (found, 1), {})
-        return places
+        rows = self.called(torch.ops.aten.nonzero.default, (index,), {})
+        columns: Sequence[Any] = self.called(torch.ops.aten.unbind.int, (rows, 1), {})
+        return columns
 
     def _on_device(self, index: Any, device: torch.device) -> Any:
         """A list of the host's indices, which the operator would copy by itself."""

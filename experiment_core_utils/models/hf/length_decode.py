@@ -47,7 +47,7 @@ class _Rows:
             raise ConfigurationError(f"its cache has layers of another kind ({type(layer).__name__})")
         self.layer = layer
         layer.lazy_initialization(filled.keys, filled.values)
-        self.rows = tuple(_longer(each, max_seq_len) for each in (filled.keys, filled.values))
+        self.rows = tuple(_longer(rows, max_seq_len) for rows in (filled.keys, filled.values))
         self._tokens = 0
         layer.update = self._update
 
@@ -61,23 +61,23 @@ class _Rows:
 
         Gives recurrent states and what they come from.
         """
-        for own, given in zip(self.rows, (filled.keys, filled.values), strict=True):
-            own[:, :, tokens - given.shape[-2] : tokens].copy_(given)
+        for rows, source in zip(self.rows, (filled.keys, filled.values), strict=True):
+            rows[:, :, tokens - source.shape[-2] : tokens].copy_(source)
         return list(taken_states(self.layer, filled))
 
     def put_at(self, tokens: int) -> None:
         """Have so many tokens in the layer."""
         self._tokens = tokens
-        self.layer.keys, self.layer.values = (each[:, :, self._first : tokens] for each in self.rows)
+        self.layer.keys, self.layer.values = (rows[:, :, self._first : tokens] for rows in self.rows)
         if self.layer.is_sliding:
             self.layer.cumulative_length = tokens
 
     def _update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
         first, tokens = self._first, self._tokens + keys.shape[-2]
-        for own, given in zip(self.rows, (keys, values), strict=True):
-            own[:, :, self._tokens : tokens].copy_(given)
+        for rows, source in zip(self.rows, (keys, values), strict=True):
+            rows[:, :, self._tokens : tokens].copy_(source)
         self.put_at(tokens)
-        return tuple(each[:, :, first:tokens] for each in self.rows)
+        return tuple(rows[:, :, first:tokens] for rows in self.rows)
 
 
 class LengthDecode:
@@ -110,7 +110,7 @@ class LengthDecode:
         self._states: list[torch.Tensor] = []
         #: these and those of layers, and what they were after the prompt
         self._at_prompt: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._before: int | None = None  #: rows of the cache beside those of the text, as of a learnt prefix
+        self._prefix: int | None = None  #: rows of the cache beside those of the text, as of a learnt prefix
         self._length = self._prompt_length = 0
         self.chosen_experts: tuple[torch.Tensor, ...] = ()
         self._ids = self._logits = self.checked_token = torch.empty(0)
@@ -123,9 +123,9 @@ class LengthDecode:
     @property
     def cached(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values of each block that attends to all tokens, each [KV, tokens so far, D]."""
-        layers = [each for each in self._layers if not each.layer.is_sliding]
-        rows = self._length + (self._before or 0)
-        return [(each.rows[0][0, :, :rows], each.rows[1][0, :, :rows]) for each in layers]
+        pairs = [layer.rows for layer in self._layers if not layer.layer.is_sliding]
+        tokens = self._length + (self._prefix or 0)
+        return [(keys[0, :, :tokens], values[0, :, :tokens]) for keys, values in pairs]
 
     @property
     def token(self) -> torch.Tensor:
@@ -163,18 +163,18 @@ class LengthDecode:
         tokens = ids.shape[-1]
         if tokens >= self.max_seq_len:
             raise ConfigurationError(f"the cache has {self.max_seq_len} slots and the prompt {tokens} tokens")
-        given = {name: value for name, value in kwargs.items() if value is not state.cache}
+        carried = {name: value for name, value in kwargs.items() if value is not state.cache}
         if not self._ids.numel():
-            self._allocate(state.cache, ids, logits, given)
-        self._carried.setdefault(tokens, given)
+            self._allocate(state.cache, ids, logits, carried)
+        self._carried.setdefault(tokens, carried)
         filled = [layer for layer in state.cache.layers if is_filled(layer)] if state.cache is not None else []
-        before = {layer.get_seq_length() - tokens for layer in filled} or {0}
-        if len(before) > 1 or len(filled) != len(self._layers) or self._before not in (None, *before):
+        prefixes = {layer.get_seq_length() - tokens for layer in filled} or {0}
+        if len(prefixes) > 1 or len(filled) != len(self._layers) or self._prefix not in (None, *prefixes):
             raise ConfigurationError("its cache does not have the tokens of the text in each of its layers")
-        (self._before,) = before
-        of_layers = [own.take(layer, tokens + self._before) for own, layer in zip(self._layers, filled, strict=True)]
-        carried = zip(self._states, map(torch.clone, _states(given)), strict=True)
-        self._at_prompt = [*carried, *(pair for pairs in of_layers for pair in pairs)]
+        (self._prefix,) = prefixes
+        of_layers = [rows.take(layer, tokens + self._prefix) for rows, layer in zip(self._layers, filled, strict=True)]
+        of_text = zip(self._states, map(torch.clone, _states(carried)), strict=True)
+        self._at_prompt = [*of_text, *(pair for pairs in of_layers for pair in pairs)]
         self._restore()
         self._ids[:, :tokens].copy_(ids)
         self._length = self._prompt_length = tokens
@@ -184,10 +184,10 @@ class LengthDecode:
 
     def step(self) -> torch.Tensor:
         """Logits [1, V] after the last token, which the next step overwrites; the likeliest becomes the last token."""
-        found = self._replays.get(self._length)
-        if found is None:
+        step = self._replays.get(self._length)
+        if step is None:
             raise ConfigurationError(f"no decode step was made ready for {self._length} tokens: make it ready for more")
-        replay, trace = found
+        replay, trace = step
         replay()
         self.chosen_experts = tuple(trace.chosen)
         self._length += 1
@@ -206,21 +206,21 @@ class LengthDecode:
         self._length -= steps
 
     def _restore(self) -> None:
-        for state, kept in self._at_prompt:
-            state.copy_(kept)
+        for state, source in self._at_prompt:
+            state.copy_(source)
 
-    def _allocate(self, filled: Any, ids: torch.Tensor, logits: torch.Tensor, given: Mapping[str, Any]) -> None:
+    def _allocate(self, filled: Any, ids: torch.Tensor, logits: torch.Tensor, carried: Mapping[str, Any]) -> None:
         self._ids = ids.new_zeros(1, self.max_seq_len + 1)
         self.checked_token = ids.new_zeros(1, 1)
         self._logits = torch.zeros_like(logits)
-        self._states = [each.clone() for each in _states(given)]
+        self._states = list(map(torch.clone, _states(carried)))
         layers = [] if filled is None else list(filled.layers)
         if any(map(is_filled, layers[len(self._cache.layers) :])):
             raise ConfigurationError("its cache has more layers than its config says")
         self._layers = [
-            _Rows(own, each, self.max_seq_len + each.get_seq_length() - ids.shape[-1])
-            for own, each in zip(self._cache.layers, layers, strict=False)
-            if is_filled(each)
+            _Rows(layer, filled_layer, self.max_seq_len + filled_layer.get_seq_length() - ids.shape[-1])
+            for layer, filled_layer in zip(self._cache.layers, layers, strict=False)
+            if is_filled(filled_layer)
         ]
 
     def _missing(self, length: int) -> bool:
@@ -228,7 +228,7 @@ class LengthDecode:
 
     def _capture(self, length: int) -> None:
         trace = RouterTrace(self._num_experts)
-        constants = [each for each in flattened(self._carried[length])[0] if _is_whole(each)]
+        constants = [leaf for leaf in flattened(self._carried[length])[0] if _is_whole(leaf)]
         try:
             with out_of_memory_named():
                 self._replays[length] = self._graph_capturer.capture(lambda: self._run(length, trace), constants), trace
@@ -237,10 +237,10 @@ class LengthDecode:
 
     def _run(self, length: int, trace: RouterTrace) -> None:
         for layer in self._layers:
-            layer.put_at(length + (self._before or 0))
+            layer.put_at(length + (self._prefix or 0))
         leaves, layout = flattened(self._carried[length])
-        own = iter(self._states)
-        kwargs = unflattened([next(own) if _is_state(leaf) else leaf for leaf in leaves], layout)
+        states = iter(self._states)
+        kwargs = unflattened([next(states) if _is_state(leaf) else leaf for leaf in leaves], layout)
         kwargs[cache_argument(self._model)] = self._cache
         ids = self._ids[:, : length + 1]
         prepared = self._model.prepare_inputs_for_generation(ids, next_sequence_length=1, **kwargs)

@@ -65,9 +65,9 @@ def _every_expert(
     for expert in range(number):
         weights = torch.where(top_k_index == expert, top_k_weights, 0).sum(dim=-1, keepdim=True)
         # Which expert it is must be a constant of the work; with a single column some lose an axis.
-        alone = torch.full((len(weights), 2), expert, dtype=top_k_index.dtype, device=top_k_index.device)
+        expert_ids = torch.full((len(weights), 2), expert, dtype=top_k_index.dtype, device=top_k_index.device)
         weights = torch.cat([weights, torch.zeros_like(weights)], dim=-1)
-        total = total + plain(hidden_states, alone, weights).view_as(total)
+        total = total + plain(hidden_states, expert_ids, weights).view_as(total)
     return total
 
 
