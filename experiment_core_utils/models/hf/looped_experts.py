@@ -46,6 +46,9 @@ class LoopedExperts(GraphCapturer):
 
 
 def _form_of(module: nn.Module) -> Callable[..., torch.Tensor] | None:
+    if hasattr(type(module).forward, "__wrapped__"):
+        # Transformers chooses how these are computed, and can do so without the host.
+        return None
     takes = tuple(inspect.signature(module.forward).parameters)
     number = getattr(module, "total_experts", getattr(module, "num_experts", None))
     if takes == ("hidden_states", "top_k_index", "top_k_weights") and isinstance(number, int):
