@@ -5,7 +5,7 @@ windows of pictures. Such values are the same in each pass, so the first pass co
 them; what depends on weights, on inputs or on chance is computed in each.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -120,9 +120,22 @@ class _Pass(TorchDispatchMode):
         if self._is_inside or func is torch.ops.aten.detach.default:
             # The same memory again, and not as often in each pass.
             return func(*args, **kwargs)
-        if func in _TAKE_INDICES and args[0].device.type != "cpu":
-            args = (args[0], [self._on_device(each, args[0].device) for each in args[1]], *args[2:])
+        if func in _TAKE_INDICES:
+            # Where a mask selects what is filled with one value, nothing is counted.
+            is_filling = func is not torch.ops.aten.index.Tensor and args[2].numel() == 1
+            indices = args[1] if is_filling else [index for mask in args[1] for index in self._without_masks(mask)]
+            if args[0].device.type != "cpu":
+                indices = [self._on_device(index, args[0].device) for index in indices]
+            args = (args[0], indices, *args[2:])
         return self.called(func, args, kwargs)
+
+    def _without_masks(self, index: Any) -> Sequence[Any]:
+        """A mask among indices as the places that it selects, which the operator would count by itself."""
+        if not isinstance(index, torch.Tensor) or index.dtype is not torch.bool:
+            return [index]
+        rows = self.called(torch.ops.aten.nonzero.default, (index,), {})
+        columns: Sequence[Any] = self.called(torch.ops.aten.unbind.int, (rows, 1), {})
+        return columns
 
     def _on_device(self, index: Any, device: torch.device) -> Any:
         """A list of the host's indices, which the operator would copy by itself."""

@@ -1,4 +1,4 @@
-"""The generated parts of the documentation: records, columns, the driver's flags, and the knobs.
+"""The generated parts of the documentation: records, columns, the driver's flags, the knobs, and the families.
 
 python -m tests.documents.schema_docs --check   # exit code 1 where a page differs from the code
 python -m tests.documents.schema_docs --write
@@ -43,12 +43,20 @@ from experiment_core_utils.records import (
     text,
 )
 from experiment_core_utils.records.journal import LINE_KINDS
+from tests.models.family_table import read_rows
 
 PAGES = (
     REPOSITORY / "docs" / "results_schema.md",
-    *(REPOSITORY / "docs" / "reference" / name for name in ("command_line.md", "knobs.md")),
+    *(REPOSITORY / "docs" / "reference" / name for name in ("command_line.md", "knobs.md", "families.md")),
     REPOSITORY / "README.md",
 )
+EVIDENCE = REPOSITORY / "docs" / "evidence"
+# Knobs of a kind of families, and what runs their decoders, where that was tried.
+FAMILY_TABLES = {
+    "causal_families": ("causal_knobs.csv", "causal_families.csv"),
+    "image_text_families": ("image_text_knobs.csv", "image_text_families.csv"),
+}
+_FAMILY_KNOBS = {"vision": "vision", "kept": "kept", "top_k": "top-k", "expert_mass": "expert mass", "blocks": "blocks"}
 # Objects of the provenance, whose keys are in its own table.
 DOTTED = (
     "TaskDescription",
@@ -78,6 +86,7 @@ RECORDS: dict[str, type] = {
     for name, each in vars(module).items()
     if isinstance(each, type) and each.__module__ == module.__name__
 }
+_BEFORE_REASON = {"captured": "no own kernels", "eager": "no graph", "not built": "not built"}
 _GENERATED = re.compile(r"(<!-- from (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # The `#:` comment above a field, its name, and the comment beside it.
 _FIELD = re.compile(r"((?:^    #: .*\n)*)^    (\w+): .*?(?:  #: (.*))?$", re.MULTILINE)
@@ -107,6 +116,8 @@ def table_of(name: str) -> str:
         return _knob_list()
     if name == "knob_pages":
         return "\n\n".join(_knob_page(knob) for knob in _knobs())
+    if name in FAMILY_TABLES:
+        return _family_table(*FAMILY_TABLES[name])
     if name == "text_config":
         return _table(("key", "default", "meaning"), list(_text_keys(TextConfig)))
     if name == "journal":
@@ -229,6 +240,28 @@ def _knob_page(knob: Knob[Any]) -> str:
     }
     table = "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows.items())])
     return f"## {knob.title[0].upper()}{knob.title[1:]}\n\n{inspect.getdoc(kind)}\n\n{table}"
+
+
+def _family_table(knobs: str, executions: str) -> str:
+    """Each family, what runs its stages, its knobs, and why it lacks others, a reason of several once."""
+    tried = read_rows(EVIDENCE / executions) if (EVIDENCE / executions).is_file() else []
+    ways = {row["family"]: row for row in tried}
+    rows, made = [], set[str]()
+    for family in read_rows(EVIDENCE / knobs):
+        way = ways.get(family["family"], {"way": "not tried", "reason": ""})
+        has = [shown for name, shown in _FAMILY_KNOBS.items() if family[name] == "yes"]
+        lacking: dict[str, list[str]] = {}
+        for name, shown in _FAMILY_KNOBS.items():
+            if family[name] not in ("yes", ""):
+                lacking.setdefault(family[name], []).append(shown)
+        reasons = [f"{', '.join(names)}: {reason}" for reason, names in lacking.items()]
+        if way["reason"]:
+            reasons.insert(0, f"{_BEFORE_REASON[way['way']]}: {way['reason']}")
+        told = "; ".join(reasons).replace("|", "\\|")
+        rows.append((family["family"], way["way"], ", ".join(has) or "none", told))
+        made |= {each["made_with"] for each in (family, way) if each.get("made_with")}
+    table = _table(("family", "execution on a GPU", "knobs", "why not more"), rows)
+    return f"Tried with {' and with '.join(sorted(made))}.\n\n{table}"
 
 
 def _journal_lines() -> list[tuple[str, str, str]]:

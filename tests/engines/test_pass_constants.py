@@ -34,6 +34,24 @@ def test_what_the_host_reads_of_constant_inputs_is_read_once() -> None:
         replayed(cut)
 
 
+def test_a_mask_that_is_a_constant_selects_what_it_selected() -> None:
+    def selected(states: torch.Tensor) -> torch.Tensor:
+        mask = torch.tensor([[True, False], [False, False], [True, True]])
+        return states[mask] * 2
+
+    def filled(states: torch.Tensor) -> torch.Tensor:
+        # A list of the host has it tried without constants.
+        found = states + torch.tensor([0.0, 1.0])
+        found[states > 7] = 0.0
+        return found
+
+    # Of [[2, 2], [6, 8], [10, 10]].
+    assert replayed(filled) == [[2.0, 3.0], [6.0, 0.0], [0.0, 0.0]]
+    assert replayed(selected) == [4.0, 20.0, 20.0]
+    with pytest.raises(ConfigurationError, match="cannot be captured"):
+        replayed(lambda states: states[states > 5])
+
+
 def test_a_decision_by_states_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="cannot be captured"):
         replayed(lambda states: states[: int(states.sum() > 0)])

@@ -1,35 +1,38 @@
 """What runs the stages of each causal family of transformers on a GPU, tried on a tiny model.
 
-    python -m tests.models.causal_executions [FAMILY ...] [--cuda]
+    python -m tests.models.causal_executions [FAMILY ...] [--image_text] [--cuda] [--jobs 8] [--table FILE]
 
-A family is `described` where own kernels know its decoder, `captured` where a graph of its modules' decode steps, and
-of its prefill where that can be captured, gives the tokens of `generate()` in float32 at each of up to four settings,
-`eager` otherwise. On a CPU operators are recorded and replayed as a graph does; `--cuda` captures graphs.
+Each family has a process of its own, whose row is printed, and put into the table, when it is there. A family is
+`described` where own kernels know its decoder, `captured` where a graph of its modules' decode steps, or one for each
+length, and of its prefill where that can be captured, gives the tokens of `generate()` in float32 at each of up to four
+settings, `eager` otherwise. On a CPU operators are recorded and replayed as a graph does; `--cuda` captures graphs.
 """
 
-import argparse
-import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from experiment_core_utils.engines.cuda_graphs import CudaGraphs, GraphCapturer
 from experiment_core_utils.models.hf.decoder_description import fused_decoder
 from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
+from experiment_core_utils.models.hf.graphed_stages import FixedDecode
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
+from experiment_core_utils.models.hf.length_decode import LengthDecode
+from experiment_core_utils.models.hf.looped_experts import LoopedExperts
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode
-from experiment_core_utils.primitives.errors import ConfigurationError, first_line
-from tests.models.causal_families import VOCABULARY, model_types, tiny_config
+from experiment_core_utils.primitives.errors import ConfigurationError
+from tests.models.causal_families import VOCABULARY, image_text_types, model_types, tiny_config
+from tests.models.family_table import made_with, rows_of, table_parser, told
 from tests.models.knob_families import enlarge_norms
 from tests.models.recorded_replays import RecordedReplays
 
+MOST_PARAMETERS = 2e9
 NEW_TOKENS = 5
 # Longer than the windows of 8 tokens, then shorter: what the first left behind must not be read.
 PROMPTS = (21, 6)
@@ -43,12 +46,17 @@ class Execution:
     way: str
     reason: str = ""
     settings: int = 0  #: at which tokens were those of `generate()`
+    made_with: str = ""  #: versions and device
 
 
-def built(model_type: str, device: torch.device) -> Any:
+def built(model_type: str, device: torch.device, maker: Any = AutoModelForCausalLM) -> Any:
     torch.manual_seed(0)
     config = tiny_config(model_type)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.device("meta"):
+        parameters = sum(each.numel() for each in maker.from_config(config).parameters())
+    if parameters > MOST_PARAMETERS:
+        raise ConfigurationError(f"its tiny config has {parameters} parameters, as some of its sizes are not known")
+    model: Any = maker.from_config(config, dtype=torch.float32).eval()
     model.generation_config = greedy_config(model)
     model = enlarge_norms(model).to(device)
     # A config that its own modules cannot run is none.
@@ -56,30 +64,44 @@ def built(model_type: str, device: torch.device) -> Any:
     return model
 
 
-def execution_of(model_type: str, device: torch.device) -> Execution:
+def execution_of(model_type: str, device: torch.device, maker: Any = AutoModelForCausalLM) -> Execution:
+    by = made_with(device)
     try:
-        model = built(model_type, device)
+        model = built(model_type, device, maker)
     except Exception as error:
-        return Execution(model_type, "not built", f"{type(error).__name__}: {first_line(error)}")
+        return Execution(model_type, "not built", told(error), made_with=by)
     try:
-        settings = captured_settings(model)
+        settings = captured_settings(model, FixedCacheDecode)
     except Exception as error:
-        return Execution(model_type, "eager", f"{type(error).__name__}: {first_line(error)}")
+        return _by_length(model_type, model, told(error), by)
     try:
         fused_decoder(model)
     except ConfigurationError as error:
-        return Execution(model_type, "captured", str(error).removeprefix("engines do not know its decoder: "), settings)
-    return Execution(model_type, "described", "", settings)
+        reason = str(error).removeprefix("engines do not know its decoder: ")
+        return Execution(model_type, "captured", reason, settings, by)
+    return Execution(model_type, "described", "", settings, by)
+
+
+def _by_length(model_type: str, model: Any, reason: str, by: str) -> Execution:
+    """The execution where no step fits all lengths, for this reason."""
+    try:
+        settings = captured_settings(model, LengthDecode)
+    except Exception as error:
+        reason = f"{reason}; a graph for each length: {told(error)}"
+        return Execution(model_type, "eager", reason, made_with=by)
+    return Execution(model_type, "captured", f"a graph for each length, because {reason}", settings, by)
 
 
 @torch.inference_mode()
-def captured_settings(model: Any) -> int:
-    """At how many settings graphs of the modules give the tokens of `generate()`; raises where at one they do not."""
+def captured_settings(model: Any, kind: Callable[..., FixedDecode]) -> int:
+    """At how many settings graphs of the modules, in decode steps of this kind, give the tokens of `generate()`; raises
+    where at one they do not.
+    """
     tried = 0
     for setting in _settings(model):
         with setting:
             stages, prefill = GenerateStages(model), GraphedDecoder(model, _capturer(model))
-            decode = FixedCacheDecode(model, 96, _capturer(model))
+            decode = kind(model, 96, _capturer(model))
             is_graphed = _can_capture(stages, prefill, _prompt(PROMPTS[0], 0, model))
             for tokens in (*PROMPTS, PROMPTS[0]):
                 inputs = _prompt(tokens, seed=tried + tokens, model=model)
@@ -92,7 +114,7 @@ def captured_settings(model: Any) -> int:
 
 
 def _capturer(model: Any) -> GraphCapturer:
-    return CudaGraphs(model.device) if model.device.type == "cuda" else RecordedReplays()
+    return LoopedExperts(model, CudaGraphs(model.device) if model.device.type == "cuda" else RecordedReplays())
 
 
 def _can_capture(stages: GenerateStages, prefill: GraphedDecoder, inputs: Any) -> bool:
@@ -105,12 +127,12 @@ def _can_capture(stages: GenerateStages, prefill: GraphedDecoder, inputs: Any) -
     return True
 
 
-def _answer(stages: GenerateStages, prefill: GraphedDecoder | None, decode: FixedCacheDecode, inputs: Any) -> list[int]:
+def _answer(stages: GenerateStages, prefill: GraphedDecoder | None, decode: FixedDecode, inputs: Any) -> list[int]:
     with nullcontext() if prefill is None else prefill.in_place(captures_new=True):
         logits, state = stages.prefill(inputs, None)
     with stages.decoding():
-        decode.begin(state, logits)
-        return [int(decode.token), *(int(decode.step().argmax()) for _ in range(NEW_TOKENS - 1))]
+        decode.prepare(state, logits, NEW_TOKENS)
+        return [int(decode.checked_token), *(int(decode.step().argmax()) for _ in range(NEW_TOKENS - 1))]
 
 
 def _prompt(tokens: int, seed: int, model: Any) -> dict[str, torch.Tensor]:
@@ -148,20 +170,20 @@ def _can_go(knobs: DecoderKnobs, every: range, index: int) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("families", nargs="*", metavar="FAMILY", help="default: all of the pinned transformers")
-    parser.add_argument("--cuda", action="store_true", help="capture CUDA graphs")
+    parser = table_parser(__doc__)
+    parser.add_argument("--image_text", action="store_true", help="image-text models, with prompts of text alone")
     given = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
-    device = torch.device("cuda", 0) if given.cuda else torch.device("cpu")
-    ways: Counter[str] = Counter()
-    for family in given.families or model_types():
-        found = execution_of(family, device)
-        ways[found.way] += 1
-        print(f"{family}: {found.way}, {found.settings} settings; {found.reason}"[:240], flush=True)
-    total = sum(ways.values()) - ways["not built"]
-    print(", ".join(f"{way} {number}" for way, number in ways.items()), f"of {total} built")
+    maker = AutoModelForImageTextToText if given.image_text else AutoModelForCausalLM
+    families = given.families or (image_text_types() if given.image_text else model_types())
+    rows = rows_of(
+        "tests.models.causal_executions", given, families,
+        lambda family, device: execution_of(family, device, maker),
+        lambda family, why: Execution(family, "eager", why),
+    )  # fmt: skip
+    if not given.alone:
+        ways = Counter(row["way"] for row in rows)
+        total = sum(ways.values()) - ways["not built"]
+        print(", ".join(f"{way} {number}" for way, number in ways.items()), f"of {total} built")
 
 
 if __name__ == "__main__":

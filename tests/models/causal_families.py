@@ -1,10 +1,13 @@
-"""A tiny config of every class in transformers' mapping of causal language models."""
+"""A tiny config of every class in transformers' mappings of causal language models and of image-text models."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import CONFIG_MAPPING, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from tests.models.knob_families import GEMMA4_EXPERTS, UNTRIED_FAMILIES
 
@@ -19,11 +22,10 @@ _NAMES: Mapping[Any, str] = {
     "ffn_hidden_size shared_intermediate_size moe_shared_expert_intermediate_size decoder_ffn_dim "
     "encoder_ffn_dim mlp_hidden_size dense_intermediate_size prefix_dense_intermediate_size "
     "intermediate_size_mlp expert_ffn_hidden_size feed_forward_size dff block_ff_dim",
-    4: "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_decoder_layers",
     _HEADS: "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads "
-    "num_experts n_routed_experts num_local_experts moe_num_experts linear_num_value_heads linear_num_heads",
+    "num_experts n_routed_experts num_local_experts moe_num_experts linear_num_value_heads linear_num_heads rotary_dim",
     _KEY_HEADS: "num_key_value_heads num_experts_per_tok moe_topk moe_k num_experts_per_token linear_num_key_heads "
-    "top_k_experts",
+    "top_k_experts moe_top_k kv_n_heads zero_expert_num",
     _HEAD_WIDTH: "head_dim sliding_window kv_channels attention_head_dim linear_key_head_dim linear_value_head_dim "
     "linear_head_dim global_head_dim sliding_window_size attention_window_size window_size qk_nope_head_dim "
     "qk_rope_head_dim kv_lora_rank q_lora_rank state_size ssm_state_size mamba_d_state mamba_head_dim mamba_d_head "
@@ -33,16 +35,24 @@ _NAMES: Mapping[Any, str] = {
     1: "n_group topk_group n_shared_experts moe_num_shared_experts num_nextn_predict_layers n_groups mamba_n_groups "
     "mamba_ngroups first_k_dense_replace num_dense_layers",
 }
-_OFTEN_NONE = ("head_dim", "num_key_value_heads", "n_routed_experts", "n_shared_experts")
+# Of which None would leave out what is to be seen; another size without a default follows from others.
+_OFTEN_NONE = (
+    "head_dim", "num_key_value_heads", "n_routed_experts", "n_shared_experts", "num_experts_per_tok",
+)  # fmt: skip
 SIZES = {name: value for value, names in _NAMES.items() for name in names.split()}
+_IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
 def model_types() -> list[str]:
     return list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
+def image_text_types() -> list[str]:
+    return list(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+
+
 def tiny_config(model_type: str) -> PreTrainedConfig:
-    """The config of a family with every size that it has under a known name made tiny.
+    """The config of a family with every size that it declares under a known name made tiny.
 
     Raises whatever the vendor's class raises for it.
     """
@@ -52,46 +62,68 @@ def tiny_config(model_type: str) -> PreTrainedConfig:
 
 
 def _tiny(kind: Any, own: Mapping[str, Any]) -> Any:
-    plain = kind()
-    sizes = {name: value for name, value in SIZES.items() if _is_size(plain, name)}
-    parts = {
-        name: _tiny(type(part), own.get(name, {}))
-        for name in getattr(kind, "sub_configs", {})
+    declared = kind.__dataclass_fields__
+    chosen: dict[str, Any] = {name: value for name, value in _IDS.items() if name in declared}
+    for name, value in SIZES.items():
+        # Under a general name there may be one of the family's own, which then need not be known.
+        own_name = kind.attribute_map.get(name, name)
+        if own_name in declared and _is_size(declared[own_name]):
+            chosen.setdefault(own_name, value)
+    if "kv_lora_rank" in chosen:
+        # Latent attention has keys for each head.
+        chosen["num_key_value_heads"] = _HEADS
+    if "is_decoder" in declared:
+        chosen["is_decoder"] = True
+    return kind(**{**chosen, **_parts(kind, own), **own})
+
+
+def _parts(kind: Any, own: Mapping[str, Any]) -> dict[str, Any]:
+    """The configs that a config is made of, those apart that are given."""
+    if not kind.sub_configs.keys() - own.keys():
+        return {}
+    plain = kind(**own)
+    return {
+        name: tiny_config(part.model_type) if part.model_type in CONFIG_MAPPING else _tiny(type(part), {})
+        for name in kind.sub_configs.keys() - own.keys()
         if isinstance(part := getattr(plain, name, None), PreTrainedConfig)
     }
-    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-    if hasattr(plain, "kv_lora_rank"):
-        # Latent attention has keys for each head.
-        ids["num_key_value_heads"] = _HEADS
-    decoder = {"is_decoder": True} if hasattr(plain, "is_decoder") else {}
-    chosen = {name: value for name, value in own.items() if name not in parts}
-    return kind(**{**sizes, **parts, **ids, **decoder, **chosen})
 
 
-def _is_size(config: Any, name: str) -> bool:
-    described = getattr(type(config), name, None)
-    if isinstance(described, property) and described.fset is None:
-        return False
-    try:
-        value = getattr(config, name, "")
-    except ValueError:
-        # It has one for each block.
-        return True
-    return isinstance(value, int | float) or (value is None and name in _OFTEN_NONE)
+def _is_size(field: Any) -> bool:
+    return isinstance(field.default, int | float) or (field.default is None and field.name in _OFTEN_NONE)
 
 
+_SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+_SHARING = {"model_type": "gemma4_text", "hidden_size": 32, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
+_SHARING |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+_SOUNDS = {
+    "text_encoder": {"model_type": "t5"}, "audio_encoder": {"model_type": "encodec"},
+    "decoder": {"model_type": "musicgen_decoder"},
+}  # fmt: skip
 # What a family needs beside tiny sizes.
 OWN: dict[str, dict[str, Any]] = {
-    "bamba": {"mamba_n_heads": 8},
-    "granitemoehybrid": {"mamba_n_heads": 8},
+    "bamba": {"mamba_n_heads": 8, "attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {"mamba_n_heads": 8, "layer_types": ["linear_attention", "full_attention"] * 16},
+    # A cache has as many layers as its encoder.
+    "blenderbot": {"decoder_layers": 2},
+    # Published configs have it, and the class does not declare it.
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0}},
+    "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid"] * 2},
+    # It rounds the widths of its heads up to 64 in some places.
+    "xlstm": {"hidden_size": 128},
+    "xmod": {"default_language": "en_XX"},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _SECTIONS}},
+    "gemma4_assistant": {"text_config": _SHARING},
+    "gemma4_unified_assistant": {"text_config": _SHARING | {"model_type": "gemma4_unified_text"}},
+    **dict.fromkeys(("musicgen", "musicgen_melody"), _SOUNDS),
     "mamba2": {"num_heads": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
     "zaya": {"num_experts_per_tok": 1},
-    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
     "reformer": {"attn_layers": ["local", "local"], "axial_pos_embds_dim": [8, 24], "axial_pos_shape": [16, 16]},
 }
 _ALL = (0, 1, 2, 3)
 _MADE: dict[str, Callable[[], Any]] = {
     "gemma4_text": lambda: GEMMA4_EXPERTS.make(_ALL, 2),
+    "inkling_text": lambda: UNTRIED_FAMILIES["inkling_text"].make(_ALL, 2),
     "qwen4_exp_text": lambda: UNTRIED_FAMILIES["qwen4_exp"].make(_ALL, 3),
 }

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -38,7 +39,7 @@ class RecordedReplays(GraphCapturer):
 
     def _recorded(self, work: Callable[[], T]) -> Callable[[], T]:
         recorder = _Recorder()
-        with recorder:
+        with _ListsRefused(), recorder:
             output = work()
 
         def replay() -> T:
@@ -47,6 +48,15 @@ class RecordedReplays(GraphCapturer):
             return output
 
         return replay
+
+
+class _ListsRefused(TorchFunctionMode):
+    """Lists of the device's values, which no operator makes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.tolist, torch.Tensor.numpy):
+            raise ConfigurationError(f"it cannot be captured (the host would wait for {func.__name__})")
+        return func(*args, **(kwargs or {}))
 
 
 class _Recorder(TorchDispatchMode):

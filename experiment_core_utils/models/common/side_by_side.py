@@ -93,12 +93,12 @@ class ModelsSideBySide:
 
     def warm_up_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> None:
         with self._failing_alone():
-            self.in_force.warm_up_batch([self._sent(each) for each in inputs_list], max_new_tokens)
+            self.in_force.warm_up_batch([self.sent(each) for each in inputs_list], max_new_tokens)
 
     def generate_batch_timed(
         self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int, marks: Marks
     ) -> TimedBatch:
-        return self.in_force.generate_batch_timed([self._sent(each) for each in inputs_list], max_new_tokens, marks)
+        return self.in_force.generate_batch_timed([self.sent(each) for each in inputs_list], max_new_tokens, marks)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
         return self.in_force.answer_batch([self.sent(each) for each in inputs_list], max_new_tokens)

@@ -20,6 +20,7 @@ from experiment_core_utils.config.parts import ExecutionMode
 from experiment_core_utils.engines.answer_ends import AnswerEnds, HasEnds, ThinkingLimit, eos_sources, with_stops
 from experiment_core_utils.engines.batch_runner import BatchedExecution, stages_of_batches
 from experiment_core_utils.engines.cuda_graphs import (
+    ADVICE,
     NO_GRAPHS,
     CudaGraphs,
     GraphCapturer,
@@ -79,6 +80,7 @@ from experiment_core_utils.models.hf.graphed_stages import (
     GraphedGeneration,
     GraphParts,
     InductorParts,
+    LengthParts,
     engines_unsupported_reason,
     graphs_unsupported_reason,
 )
@@ -86,8 +88,10 @@ from experiment_core_utils.models.hf.graphed_tower import GraphedTower
 from experiment_core_utils.models.hf.knobs.adapters import adapters_of
 from experiment_core_utils.models.hf.knobs.block_inputs import BlockInputs, inputs_seen, layer_kind, other_inputs
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
+from experiment_core_utils.models.hf.looped_experts import LoopedExperts
 from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT, HFRequests
 from experiment_core_utils.models.hf.slow_functions import slow_functions_of
+from experiment_core_utils.models.hf.static_cache_decode import cache_unsupported_reason
 from experiment_core_utils.models.hf.thinking import ThinkingCloser
 from experiment_core_utils.models.hf.visual_token_keep import VisualTokens
 from experiment_core_utils.primitives.device import Marks, NoMarks, out_of_memory_named, release_cached_memory
@@ -221,12 +225,23 @@ class TransformersModel(HasEnds):
 
     def _captured_modules(self) -> GraphedGeneration | None:
         """The stages as graphs of modules; None, with the reason noted, where no setting can be captured."""
-        reason = graphs_unsupported_reason(self.model, self._stages)
+        reason = engines_unsupported_reason(self.model, self._stages)
         if reason is not None:
             self._note_no_graphs(reason)
             return None
-        parts = GraphParts(self.model, self._new_capturer(), self.num_experts, self._graphed_tower())
-        return GraphedGeneration(self.device, self._stages, parts)
+        no_fixed_cache = cache_unsupported_reason(self.model)
+        if no_fixed_cache is not None:
+            return self._captured_lengths(no_fixed_cache)
+        return GraphedGeneration(self.device, self._stages, self._graph_parts(GraphParts))
+
+    def _captured_lengths(self, reason: str) -> GraphedGeneration:
+        """The stages as graphs of modules, of each length by itself, as none fits all lengths for this reason."""
+        self._refused = [*self._refused, f"no graph of a decode step fits all lengths: {reason.removesuffix(ADVICE)}"]
+        return GraphedGeneration(self.device, self._stages, self._graph_parts(LengthParts))
+
+    def _graph_parts(self, kind: type[GraphParts]) -> GraphParts:
+        graph_capturer = LoopedExperts(self.model, self._new_capturer())
+        return kind(self.model, graph_capturer, self.num_experts, self._graphed_tower())
 
     def _compiled_modules(self) -> GraphedGeneration:
         """The stages as graphs of modules, with decode steps by Inductor; no other way takes their place."""
@@ -234,8 +249,7 @@ class TransformersModel(HasEnds):
         reason = "it needs a GPU" if needs_gpu else graphs_unsupported_reason(self.model, self._stages)
         if reason is not None:
             raise ConfigurationError(no_inductor(self.name, reason))
-        parts = InductorParts(self.model, self._new_capturer(), self.num_experts, self._graphed_tower())
-        return GraphedGeneration(self.device, self._stages, parts)
+        return GraphedGeneration(self.device, self._stages, self._graph_parts(InductorParts))
 
     def _note_no_graphs(self, reason: str) -> None:
         """Note why graphs of modules do not run it, beside why kernels do not, where that is something else."""
@@ -338,12 +352,17 @@ class TransformersModel(HasEnds):
         return self._requested == "auto" and self._graphed is not None
 
     def run_next_way(self, reason: str) -> None:
-        """Graphs of the modules take the place of a GPU's own kernels; else the modules run."""
-        had_kernels = self._graphed is not None and self._has_engines and self._graphed.parts.is_captured
+        """Graphs of the modules take the place of a GPU's own kernels, graphs of each length that of graphs for all
+        lengths; else the modules run.
+        """
+        parts = None if self._graphed is None else self._graphed.parts
+        is_of_step = self.has_next_way and self.turned_knobs.engines_unsupported_reason is None
         self._graphed = None
         release_cached_memory(self.device)
-        if had_kernels:
+        if isinstance(parts, EngineParts) and parts.is_captured:
             self._graphed = self._next_to_kernels(reason)
+        elif type(parts) is GraphParts and is_of_step:
+            self._graphed = self._captured_lengths(reason)
         else:
             self._note_no_graphs(reason)
 

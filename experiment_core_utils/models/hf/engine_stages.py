@@ -259,6 +259,11 @@ class EngineDecode:
         """The last token that was chosen [1], as `checked_tokens` gives it."""
         return self._parts.kv_cache.checked_tokens
 
+    def prepare(self, state: GenerationState, logits: torch.Tensor, steps: int) -> int:
+        """Take over a request; gives the tokens, prompt and answer together, up to which others are ready."""
+        self.begin(state, logits)
+        return self.max_seq_len
+
     def begin(self, state: GenerationState, logits: torch.Tensor) -> None:
         """Take over a request after its prefill, also after one by the modules, whose keys and values are copied.
 

@@ -22,6 +22,7 @@ from experiment_core_utils.models.common.preferences import KEPT
 from experiment_core_utils.models.hf.engine_tower import ProvenTower
 from experiment_core_utils.models.hf.generate import GenerateStages, GenerationState, vision_entry
 from experiment_core_utils.models.hf.graphed_prefill import GraphedDecoder
+from experiment_core_utils.models.hf.length_decode import LengthDecode
 from experiment_core_utils.models.hf.static_cache_decode import FixedCacheDecode, cache_unsupported_reason
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import ConfigurationError, OutOfMemory
@@ -51,6 +52,7 @@ class FixedDecode(Protocol):
     def checked_token(self) -> torch.Tensor: ...
     @property
     def compile_s(self) -> float | None: ...
+    def prepare(self, state: GenerationState, logits: torch.Tensor, steps: int) -> int: ...
     def begin(self, state: GenerationState, logits: torch.Tensor) -> None: ...
     def step(self) -> torch.Tensor: ...
     def put_token(self, token: torch.Tensor) -> None: ...
@@ -131,6 +133,15 @@ class GraphParts(StageParts):
         return GraphedDecoder(self._model, self.graph_capturer, self._num_experts)
 
 
+class LengthParts(GraphParts):
+    """CUDA graphs of the modules, of each length of a decode step by itself."""
+
+    names = ("graphed prefill", "decode step graphed for each length")
+
+    def new_decode(self, max_seq_len: int) -> LengthDecode:  # type: ignore[override]
+        return LengthDecode(self._model, max_seq_len, self.graph_capturer, self._num_experts)
+
+
 class InductorParts(GraphParts):
     """CUDA graphs of the modules, in decode steps as Inductor compiles them at each setting."""
 
@@ -146,13 +157,13 @@ class _Graphed:
 
     decode: FixedDecode
     prefill: DecoderInPlace
-    #: kinds of inputs that were warmed up, and the names of the graphs for each
-    warmed_up: dict[Hashable, tuple[Hashable, ...]] = field(default_factory=dict)
+    #: kinds of inputs that were warmed up, the names of the graphs for each, and up to how many tokens
+    warmed_up: dict[Hashable, tuple[tuple[Hashable, ...], int]] = field(default_factory=dict)
 
     def can_replay(self, kind: Hashable, max_seq_len: int) -> bool:
         """Whether all graphs exist for inputs of the kind with this `max_seq_len`."""
-        names = self.warmed_up.get(kind)
-        return names is not None and max_seq_len <= self.decode.max_seq_len and self.prefill.has_graphs(names)
+        names, longest = self.warmed_up.get(kind, ((), 0))
+        return max_seq_len <= min(longest, self.decode.max_seq_len) and self.prefill.has_graphs(names)
 
 
 class GraphedGeneration:
@@ -254,7 +265,7 @@ class GraphedGeneration:
             try:
                 with refused_without_memory(tokens, max_new_tokens):
                     graphed = self._of_size(setting, tokens + max_new_tokens)
-                    self._capture(graphed, inputs)
+                    self._capture(graphed, inputs, max_new_tokens)
                 if graphed.decode.compile_s is not None:
                     self.compile_s[setting] = graphed.decode.compile_s
                 return
@@ -309,7 +320,7 @@ class GraphedGeneration:
             self._graphed_settings.popitem(last=False)
         return graphed
 
-    def _capture(self, graphed: _Graphed, inputs: Mapping[str, Any]) -> None:
+    def _capture(self, graphed: _Graphed, inputs: Mapping[str, Any], max_new_tokens: int) -> None:
         """Run one pass over the prompt, and another only where it turns out that prefills cannot be graphed."""
         names: tuple[Hashable, ...] = ()
         features = self.encode_image(inputs)
@@ -330,8 +341,10 @@ class GraphedGeneration:
         if self.prefill_unsupported_reason is not None:
             logits, state = self._stages.prefill(inputs, features)
         with self._stages.decoding():
-            graphed.decode.begin(state, logits)
-        graphed.warmed_up[self._kind_of(inputs)] = names or self.parts.graphs_of
+            longest = graphed.decode.prepare(state, logits, max_new_tokens)
+        # Image tokens may have been left out.
+        longest += inputs["input_ids"].shape[1] - graphed.decode.length
+        graphed.warmed_up[self._kind_of(inputs)] = names or self.parts.graphs_of, longest
 
     def _kind_of(self, inputs: Mapping[str, torch.Tensor]) -> Hashable:
         """What requests have in common that are prepared together: the names of their inputs, and where they are

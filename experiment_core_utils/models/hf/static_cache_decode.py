@@ -219,6 +219,11 @@ class FixedCacheDecode:
             if isinstance(layer, StaticLayer) and not layer.is_sliding
         ]
 
+    def prepare(self, state: GenerationState, logits: torch.Tensor, steps: int) -> int:
+        """Take over a request; gives the tokens, prompt and answer together, up to which others are ready."""
+        self.begin(state, logits)
+        return self.max_seq_len
+
     def begin(self, state: GenerationState, logits: torch.Tensor) -> None:
         """Take over a request after its prefill; at the first one the step is captured.
 
@@ -368,6 +373,11 @@ def _taken(fixed: Any, own: Any, tokens: int) -> Iterator[tuple[torch.Tensor, to
         if not fixed.is_indexer_initialized:
             fixed.lazy_initialization_indexer(index)
         fixed.indexer_keys[:, :tokens].copy_(index)
+    yield from taken_states(fixed, own)
+
+
+def taken_states(fixed: Any, own: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Copies the recurrent states of a layer of a growing cache, if it has any; gives them and what they come from."""
     for place in getattr(own, "conv_states", {}):
         convolved, recurrent = own.conv_states[place], own.recurrent_states[place]
         if convolved is not None and not fixed.is_conv_states_initialized[place]:

@@ -183,12 +183,20 @@ def test_a_replay_that_differs_from_the_modules_is_refused(loaded: Loaded, execu
     with pytest.raises(EngineRefused, match=f"^{output} .*; run all settings with --execution eager$"):
         model.prove(setting, inputs)
     assert model.has_next_way == (execution == "auto")
+    reason, expected = "as asked", run_staged(eager, inputs, NEW_TOKENS).token_ids
+    if execution == "auto":
+        model.run_next_way("off by 1.75")
+        model.warm_up(inputs, NEW_TOKENS)
+        proof = model.prove(setting, inputs)
+        kernels = "own kernels do not run it: the decode step cannot be captured: CUDA graphs need a GPU, and the model"
+        lengths = f"{kernels} is on cpu; no graph of a decode step fits all lengths: off by 1.75"
+        assert (proof.execution, proof.execution_reason) == ("graph", lengths)
+        assert run_staged(model, inputs, NEW_TOKENS).token_ids == expected
+        reason = f"{lengths}; graphs of its modules do not: as asked"
     model.run_next_way("as asked")
     proof = model.prove(setting, inputs)
-    kernels = "own kernels do not run it: the decode step cannot be captured: CUDA graphs need a GPU, and the model is "
-    reason = f"{kernels}on cpu; graphs of its modules do not: as asked" if execution == "auto" else "as asked"
     assert (proof.execution, proof.execution_reason) == ("eager", reason)
-    assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
+    assert run_staged(model, inputs, NEW_TOKENS).token_ids == expected
 
 
 def test_auto_captures_modules_that_no_kernel_knows(tmp_path: Path) -> None:
@@ -249,14 +257,14 @@ def test_inductor_has_the_refusals_of_graphs_and_needs_a_gpu(tmp_path: Path, mon
         TransformersModel("m", eager.model, eager.requests, "inductor", Reruns())
 
 
-def test_both_reasons_are_said_where_neither_kernels_nor_graphs_run_it(
+def test_lengths_are_graphed_by_themselves_where_no_cache_of_fixed_size_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     eager = read(write_checkpoint("llama", tmp_path))
     monkeypatch.setattr(StaticLayer, "is_compileable", False)
     found = TransformersModel("m", eager.model, eager.requests, "auto", Reruns()).describe()
-    graphs = "graphs of its modules do not: its cache has layers that count on the host"
-    assert found["execution"] == "eager" and f"; {graphs}" in found["execution_reason"]
+    reason = "no graph of a decode step fits all lengths: its cache has layers that count on the host"
+    assert found["execution"] == "graph" and f"; {reason}" in found["execution_reason"]
 
 
 def test_steps_can_be_repeated_and_another_request_ends_a_state(loaded: Loaded) -> None:

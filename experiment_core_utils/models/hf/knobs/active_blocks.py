@@ -41,7 +41,9 @@ _TAKEN_OVER = "shared"
 # What knobs and modes set in a block.
 _NO_CONSTANTS = ("layer_idx", "top_k", "training")
 # What a config's own properties raise where they do not apply to it.
-_PROPERTY_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+_PROPERTY_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, TypeError, ValueError,
+)  # fmt: skip
 
 
 class ActiveBlocks:
