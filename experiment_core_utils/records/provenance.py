@@ -228,8 +228,8 @@ class Provenance(Record):
     #: commit of the checkout, with `+changes` where tracked files differ from it; None if not a checkout
     git_commit: str | None = None
     python: str | None = None  #: version
-    #: of `torch`, `transformers`, `accelerate`, `numpy`, `pillow`, null for one that is not installed, and of
-    #: `lmms_eval` where it is
+    #: of this profiler (`inference-knob-profiler`), `torch`, `transformers`, `accelerate`, `numpy`, `pillow`, null for
+    #: one that is not installed, and of `lmms_eval` where it is
     versions: dict[str, str | None] = {}
     num_processes: Count | None = None  #: processes of the run
     hardware: Hardware = Hardware()  #: object, next rows
