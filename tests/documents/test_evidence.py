@@ -32,9 +32,9 @@ def test_the_prices_of_the_front_page_are_those_of_the_results(capsys: pytest.Ca
 def test_the_table_of_the_pretrained_model_is_that_of_its_results() -> None:
     table = pd.read_csv(SMOLLM2 / "reference-questions_settings.csv")
     rows = {
-        f"| {'float32' if row.number_format == 'own' else row.number_format} | {row.num_active_blocks} "
-        f"| {row.accuracy:.3f} | {row.T_total_mean_ms:.1f} | {row.energy_passes_j_per_request:.2f} |"
-        for row in table.itertuples()
+        f"| {'float32' if row['number_format'] == 'own' else row['number_format']} | {row['num_active_blocks']} "
+        f"| {row['accuracy']:.3f} | {row['T_total_mean_ms']:.1f} | {row['energy_passes_j_per_request']:.2f} |"
+        for row in table.to_dict("records")
     }
     page = [line.replace(", the reference", "") for line in lines_of(EVIDENCE / "smollm2_135m.md")]
     shown = [line for line in page if line.startswith(("| float", "| bfloat"))]
