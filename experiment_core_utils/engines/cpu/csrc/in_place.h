@@ -17,6 +17,8 @@ constexpr int MOST_TOKENS = 192 / TILE * TILE;
 
 // Products of two numbers from which on threads wait for each other between the steps of one call.
 constexpr int64_t LARGE = 1 << 26;
+// The same, from which on threads take parts of the columns of a span of tokens.
+constexpr int64_t SHARED = 1 << 21;
 
 // Threads take spans of tokens, or, where those are few and large, parts of the columns of one span after the other.
 struct Division {
@@ -27,7 +29,7 @@ struct Division {
     Division(int64_t tokens, int64_t weights, int threads, int64_t parts = 0)
         : span(least(MOST_TOKENS, in_tiles((tokens + 2 * threads - 1) / (2 * threads)))), by_tokens(threads),
           by_columns(1) {
-        if (threads == 1 || spans(tokens) + parts >= 2 * threads || tokens * weights < LARGE) return;
+        if (threads == 1 || spans(tokens) + parts >= 2 * threads || tokens * weights < SHARED) return;
         span = MOST_TOKENS, by_tokens = 1, by_columns = threads;
     }
 
