@@ -6,6 +6,7 @@ python -m experiments.harnesses.lm_eval_model run --model knobprof --tasks TASK 
 In Python, importing this module registers it. lm-eval is an optional extra.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.harnesses.requests_run import HarnessRequest, SettingRunner
 
@@ -63,4 +65,4 @@ class KnobprofLM(LM):
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    sys.exit(run_command(cli_evaluate))

@@ -7,6 +7,7 @@ Where this project is installed, lmms-eval finds it by its entry point, which it
 nothing of `lmms_eval.models` itself is imported here. lmms-eval is an optional extra.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ from lmms_eval.models.model_utils.gen_metrics import log_metrics
 from lmms_eval.models.registry_v2 import ModelManifest
 from PIL import Image
 
+from experiment_core_utils.config.command import run_command
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.statistics import mean_of
 from experiment_core_utils.records.sample_result import QUANTITIES
@@ -73,4 +75,4 @@ if __name__ == "__main__":
     from lmms_eval.models import MODEL_REGISTRY_V2
 
     MODEL_REGISTRY_V2.register_manifest(manifest(), overwrite=True)
-    cli_evaluate()
+    sys.exit(run_command(cli_evaluate))

@@ -1,6 +1,6 @@
 """What is captured and what is refused. Captures themselves need a GPU; without one those tests are skipped."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
@@ -56,7 +56,8 @@ class OnAGpu(DecoderWeights):
 
 def test_torch_for_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It calls AMD's GPUs cuda, too; each engine says why it does not run there, and the whole choice as well."""
-    decoder = OnAGpu(**vars(fused()))
+    on_the_cpu = fused()
+    decoder = OnAGpu(**{each.name: getattr(on_the_cpu, each.name) for each in fields(on_the_cpu)})
     assert graphed_decode_unsupported_reason(decoder) is None
     monkeypatch.setattr(torch.version, "hip", "6.4.0")
     reason = "its kernels are for CUDA, and this torch is built for ROCm 6.4.0"
