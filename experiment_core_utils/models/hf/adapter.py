@@ -183,6 +183,7 @@ class TransformersModel(HasEnds):
         self._stages = GenerateStages(model, self.preferences, self._visual_tokens)
         # Why ways that would have been taken before do not run it; as they are named in the record.
         self._refused: list[str] = [] if eager_reason is None else [eager_reason]
+        self._looped_experts: LoopedExperts | None = None
         self._graph_capturer = graph_capturer
         self._graphed = None if execution == "eager" or eager_reason is not None else self._first_way()
         self._architecture = architecture_of(model.config)
@@ -240,8 +241,8 @@ class TransformersModel(HasEnds):
         return GraphedGeneration(self.device, self._stages, self._graph_parts(LengthParts))
 
     def _graph_parts(self, kind: type[GraphParts]) -> GraphParts:
-        graph_capturer = LoopedExperts(self.model, self._new_capturer())
-        return kind(self.model, graph_capturer, self.num_experts, self._graphed_tower())
+        self._looped_experts = LoopedExperts(self.model, self._new_capturer())
+        return kind(self.model, self._looped_experts, self.num_experts, self._graphed_tower())
 
     def _compiled_modules(self) -> GraphedGeneration:
         """The stages as graphs of modules, with decode steps by Inductor; no other way takes their place."""
@@ -711,7 +712,8 @@ class TransformersModel(HasEnds):
     def _execution_reason(self) -> str | None:
         """Why it does not run wholly as requested, or in the fastest way; None where it does."""
         of_stages = "" if self._graphed is None else reasons_named(self._graphed.reasons)
-        return "; ".join(filter(None, [*self._refused, of_stages])) or None
+        of_experts = None if self._graphed is None or self._looped_experts is None else self._looped_experts.reason
+        return "; ".join(filter(None, [*self._refused, of_stages, of_experts])) or None
 
     def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
         """It is None where there is no formula, and the model cannot be counted either."""

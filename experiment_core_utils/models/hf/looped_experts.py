@@ -16,6 +16,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 T = TypeVar("T")
 # Rows for which the weights of each row's expert are copied; above it they would take more memory than the experts.
 MOST_ROWS = 64
+ALL_EXPERTS = "its experts' loops ask the host, so that graphs compute all experts, or copy those of each row"
 
 
 class LoopedExperts(GraphCapturer):
@@ -31,6 +32,8 @@ class LoopedExperts(GraphCapturer):
 
     def __init__(self, model: nn.Module, inner: GraphCapturer) -> None:
         self._inner = inner
+        #: why graphs do more than the modules; None as long as no graph does.
+        self.reason: str | None = None
         self._forms = [(module, form) for module in model.modules() if (form := _form_of(module)) is not None]
 
     def capture(self, work: Callable[[], T], constants: Sequence[torch.Tensor] = ()) -> Callable[[], T]:
@@ -42,7 +45,9 @@ class LoopedExperts(GraphCapturer):
         with ExitStack() as stack:
             for module, form in self._forms:
                 stack.enter_context(replaced_method(module, "forward", form))
-            return self._inner.capture(work, constants)
+            replay = self._inner.capture(work, constants)
+        self.reason = ALL_EXPERTS
+        return replay
 
 
 def _form_of(module: nn.Module) -> Callable[..., torch.Tensor] | None:

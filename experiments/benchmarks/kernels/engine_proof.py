@@ -21,7 +21,7 @@ import torch
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
-from experiment_core_utils.engines.cuda_graphs import CudaGraphs, GraphCapturer, Reruns
+from experiment_core_utils.engines.cuda_graphs import CudaGraphs, GraphCapturer
 from experiment_core_utils.engines.runner import EngineStages
 from experiment_core_utils.engines.select import decoder_engines
 from experiment_core_utils.knobs.setting import Setting
@@ -180,7 +180,7 @@ class _LateDecode:
 def _graphs_with_fault(model: Any, fault: Fault, inputs: Mapping[str, Any]) -> Iterator[StagedModel]:
     """The model with graphs of its own, captured while its modules had the fault."""
     right = model._graphed.parts.graph_capturer
-    capturer = _Faulty(right if isinstance(right, Reruns) else CudaGraphs(model.device), fault)
+    capturer = _Faulty(right if model.device.type == "cpu" else CudaGraphs(model.device), fault)
     # What knobs there are is found out at the model's own setting.
     model.knobs.apply(None, range(model.num_total_blocks))
     wrong = TransformersModel(model.name, model.model, model.requests, "graph", capturer)

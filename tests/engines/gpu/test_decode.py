@@ -51,7 +51,7 @@ def test_on_the_cpu_nothing_is_captured() -> None:
 class OnAGpu(DecoderWeights):
     """Weights that say they are on one."""
 
-    device = torch.device("cuda")  # type: ignore[assignment]
+    device = torch.device("cuda")
 
 
 def test_torch_for_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,9 @@ class Grouped(nn.Module):
 def test_all_experts_with_the_weights_of_those_that_were_chosen() -> None:
     experts, states = Looped(), torch.tensor([[1.0], [4.0]])
     chosen, weights = torch.tensor([[2, 1], [0, 1]]), torch.tensor([[0.5, 0.25], [0.75, 0.5]])
-    replay = LoopedExperts(experts, RecordedReplays()).capture(lambda: experts(states, chosen, weights))
+    capturer = LoopedExperts(experts, RecordedReplays())
+    replay = capturer.capture(lambda: experts(states, chosen, weights))
+    assert capturer.reason is not None and "all experts" in capturer.reason
     # 1 * 1 * 0.5 + 1 * 2 * 0.25, then 4 * 1 * 0.75 + 4 * 2 * 0.5.
     assert replay().tolist() == [[1.0], [7.0]]
     chosen.copy_(torch.tensor([[0, 2], [1, 2]]))
