@@ -7,6 +7,7 @@ import pytest
 
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.answer_limit import AnswerLimit
+from experiment_core_utils.knobs.batch_size import BatchSize
 from experiment_core_utils.knobs.loading import LoadingKnob
 from experiment_core_utils.knobs.placebo import Placebo
 from experiment_core_utils.knobs.registry import all_knobs
@@ -39,8 +40,8 @@ def adapters(family: str) -> tuple[Any, dict[str, Any]]:
 
 def test_there_is_one_for_every_knob_which_says_why_it_cannot_be_turned() -> None:
     _, of_experts = adapters("olmoe")
-    # All but those of a request to a server, and the placebo, which acts on nothing.
-    others = ServerKnob | Variant | Placebo | LoadingKnob | AnswerLimit
+    # All but those of a request to a server, of the run itself, and the placebo, which acts on nothing.
+    others = ServerKnob | Variant | Placebo | LoadingKnob | AnswerLimit | BatchSize
     in_process = {knob.name for knob in all_knobs() if not isinstance(knob, others)}
     assert set(of_experts) == in_process and len(in_process) == 6
     neither = {
