@@ -263,7 +263,7 @@ def test_quantising_twice_is_refused(wide_llama: Path, tmp_path: Path) -> None:
 
 def test_molmoe_is_not_quantised(tiny_checkpoint: Path) -> None:
     config = requested(tiny_checkpoint).replaced(quantization="8bit")
-    with pytest.raises(ConfigurationError, match="--quantization 8bit is for models of transformers; MolmoE runs in"):
+    with pytest.raises(ConfigurationError, match="--quantization 8bit is for models of transformers; Molmo runs in"):
         find_model(str(tiny_checkpoint)).load(config.model, CPU)
 
 
