@@ -139,6 +139,11 @@ def set_cached_tokens(layer: Any, tokens: int) -> None:
             length.fill_(tokens)
 
 
+def set_window_tokens(layer: Any, tokens: int) -> None:
+    """Put a layer of a growing cache with a window at so many tokens, which it counts on the host."""
+    layer.cumulative_length = tokens
+
+
 def flattened(tree: Any) -> tuple[list[Any], Any]:
     """The leaves of nested lists, tuples and mappings, and their layout."""
     return pytree.tree_flatten(tree)

@@ -144,7 +144,7 @@ def test_a_revision_of_a_folder_is_an_impossible_combination(llama: Path) -> Non
         ({"model_type": "abacus"}, "the config in .* cannot be used: .*abacus"),
         ({"hidden_size": "wide"}, "the config in .* cannot be used: "),
         ({"model_type": "clip_vision_model", "architectures": ["X"]}, "cannot be built as a causal language model"),
-        ({"model_type": "molmo", "block_type": "llama"}, "this Molmo config asks for what the native model does not do: head_dim 16"),
+        ({"model_type": "molmo", "block_type": "llama"}, "asks for what the native model does not do: head_dim 16"),
         (
             {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}},
             "runs only with trust_remote_code: true",

@@ -24,7 +24,7 @@ from experiment_core_utils.models.hf.static_cache_decode import taken_states
 from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import LIBRARY_ERRORS, ConfigurationError, SettingError, described
 from experiment_core_utils.primitives.finite_logits import checked_tokens
-from experiment_core_utils.primitives.private_apis import carried_kwargs, flattened, unflattened
+from experiment_core_utils.primitives.private_apis import carried_kwargs, flattened, set_window_tokens, unflattened
 
 _KINDS = (
     DynamicLayer,
@@ -70,7 +70,7 @@ class _Rows:
         self._tokens = tokens
         self.layer.keys, self.layer.values = (rows[:, :, self._first : tokens] for rows in self.rows)
         if self.layer.is_sliding:
-            self.layer.cumulative_length = tokens
+            set_window_tokens(self.layer, tokens)
 
     def _update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, ...]:
         first, tokens = self._first, self._tokens + keys.shape[-2]

@@ -4,6 +4,7 @@ import pytest
 
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.answer_limit import AnswerLimit
+from experiment_core_utils.knobs.batch_size import BatchSize
 from experiment_core_utils.knobs.loading import LoadingKnob
 from experiment_core_utils.knobs.placebo import Placebo
 from experiment_core_utils.knobs.registry import all_knobs
@@ -21,9 +22,9 @@ def test_there_is_one_for_every_knob_and_each_turns_its_own() -> None:
     """4 blocks, 4 experts a token of 8; the first block keeps its number."""
     model = MolmoeForConditionalGeneration(tiny_config())
     adapters = adapters_of(model, PlacedTokens())
-    # All but those of a request to a server or of another load, the placebo, which acts on nothing, and thinking, whose
-    # marks it lacks.
-    others = ServerKnob | Variant | Placebo | LoadingKnob | AnswerLimit | ThinkingBudget
+    # All but those of a request to a server, of the run itself or of another load, the placebo, which acts on nothing,
+    # and thinking, whose marks it lacks.
+    others = ServerKnob | Variant | Placebo | LoadingKnob | AnswerLimit | ThinkingBudget | BatchSize
     in_process = {knob.name for knob in all_knobs() if not isinstance(knob, others)}
     assert set(adapters) == in_process and len(in_process) == 5
     assert not any(adapter.unsupported_reason for adapter in adapters.values())
