@@ -319,6 +319,14 @@ Caveat.KINDS = {
         ),
         "give --execution eager, by which all copies run alike",
     ),
+    "batch_stages_differ": CaveatKind(
+        "warning",
+        lambda found: (
+            f"execution: requests together ran by {', '.join(found['stages'])}, a request alone by "
+            f"{', '.join(map(str, found['own_stages']))}: times and energy show this difference, too"
+        ),
+        "give --execution eager, by which both run alike",
+    ),
     "answers_unparsed": CaveatKind(
         "warning",
         "answers: {fraction:.0%} could not be read as an answer by {metric}, and count as wrong".format_map,

@@ -14,10 +14,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.files import write_text_atomically
 from experiment_core_utils.records.sample_result import QUANTITIES, SampleResult
 from experiment_core_utils.records.setting_result import SettingResult, setting_key
 from experiment_core_utils.tasks.answers import scored_text
+from experiment_core_utils.tasks.registry import scored_by
 
 Harness = Literal["lm-eval", "lmms-eval"]
 OWN_KEY = "knobprof"
@@ -62,8 +64,14 @@ def write_setting(results: Sequence[SettingResult], to: Harness, verdict: Mappin
         verdict: what is known of the whole run, beside each task's own figures.
 
     Raises:
+        ConfigurationError: log-probabilities were scored, which have another layout.
         ResultsNotSaved: the disk does not take a file.
     """
+    if scored := sorted({result.metric for result in results if scored_by(result.metric) is not None}):
+        raise ConfigurationError(
+            f"results of {', '.join(scored)} are of log-probabilities, whose layout in {to} is not written; export "
+            "runs of generated answers"
+        )
     model = f"{results[0].provenance.model.name}/{setting_key(results[0])}"
     folder = output / folder_name(model, to)
     folder.mkdir(parents=True, exist_ok=True)
@@ -219,7 +227,7 @@ def _results_content(
             "model_num_parameters": made.model.total_parameters,
             "model_dtype": made.model.dtype,
             "model_revision": made.model.revision,
-            "batch_size": 1,
+            "batch_size": results[0].knobs.get("batch_size", 1),
             "device": made.hardware.device,
             "gen_kwargs": None,
         },

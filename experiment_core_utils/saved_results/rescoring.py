@@ -31,7 +31,7 @@ from experiment_core_utils.saved_results.result_caveats import with_caveats
 from experiment_core_utils.tasks.answers import scored_text
 from experiment_core_utils.tasks.comparison import PairedComparison, ScoredSample, compare_paired
 from experiment_core_utils.tasks.interface import Answer, Metric, scored, scores_of
-from experiment_core_utils.tasks.registry import get_metric, list_metrics
+from experiment_core_utils.tasks.registry import get_metric, list_metrics, scored_by
 
 AnyResult = TypeVar("AnyResult", bound=SettingResult)
 # Where a result's provenance says under which conditions it was made, beside the knobs.
@@ -95,6 +95,11 @@ def rescore(folder: Path, metric: Metric, output: Path | None) -> Rescored:
 
 def rescored_result(result: SettingResult, name: str, metric: Metric) -> RescoredResult:
     """A result with all that depends on the metric made anew, and where it came from."""
+    if getattr(metric, "scored", None) not in (None, scored_by(result.metric)):
+        raise ConfigurationError(
+            f"{metric.name} cannot score {name}, which was measured for {result.metric}: measure it with "
+            f"--metric {metric.name}"
+        )
     samples = result.per_sample_results
     answers = [stored_answer(sample) for sample in samples]
     origin = Rescoring(file=name, metric_before=result.metric, accuracy_before=result.accuracy)

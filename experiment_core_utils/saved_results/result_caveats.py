@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from experiment_core_utils.config.parts import EnergyMode
 from experiment_core_utils.knobs.answer_limit import answer_limit_at
+from experiment_core_utils.knobs.batch_size import batch_size_of
 from experiment_core_utils.knobs.loading import ENGINE
 from experiment_core_utils.knobs.setting import setting_of
 from experiment_core_utils.knobs.variant import OWN
@@ -31,6 +32,7 @@ DERIVED_KINDS = frozenset(
     {
         *ANSWER_KINDS,
         "answers_cut",
+        "batch_stages_differ",
         "client_late",
         "copy_stages_differ",
         "energy_closure",
@@ -71,6 +73,7 @@ def caveats_of(result: SettingResult) -> list[Caveat]:
     if not_seen := (result.realised or {}).get("knobs_not_seen"):
         found.append(caveat("knobs_not_seen", reasons=dict(not_seen)))
     found += copy_caveats(result)
+    found += batch_caveats(result)
     found += answer_caveats(result, len(samples), result.share_one_token)
     if variables.max_new_tokens is not None:
         limit = answer_limit_at(setting_of(result), variables.max_new_tokens)
@@ -90,6 +93,18 @@ def copy_caveats(result: SettingResult) -> list[Caveat]:
     if not stages or not own or stages == own or setting_of(result).value(ENGINE.name) != OWN:
         return []
     return [caveat("copy_stages_differ", stages=[*stages.values()], own_stages=[own.get(name) for name in stages])]
+
+
+def batch_caveats(result: SettingResult) -> list[Caveat]:
+    """Whether requests that run together were run by something else than a request alone."""
+    stages, own = (result.realised or {}).get("execution_stages"), result.provenance.model.execution_stages
+    alone = {} if own is None else own.model_dump()
+    if not stages or not alone or batch_size_of(setting_of(result)) == 1:
+        return []
+    own_stages = [alone.get(name) for name in stages]
+    if [*stages.values()] == own_stages:
+        return []
+    return [caveat("batch_stages_differ", stages=[*stages.values()], own_stages=own_stages)]
 
 
 def with_caveats(result: AnyResult) -> AnyResult:

@@ -83,3 +83,21 @@ def test_a_copy_that_something_else_runs_is_told(knobs: dict[str, str], own: str
     assert [each.figures for each in found] == [
         {"stages": ["modules", "modules"], "own_stages": ["modules", "engine"]}
     ] * is_told
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "decode", "is_told"), [(4, "reference", True), (4, "cpu step", False), (1, "reference", False)]
+)
+def test_requests_together_that_something_else_runs_are_told(batch_size: int, decode: str, is_told: bool) -> None:
+    made = hand_made_result(setting().replaced(batch_size=batch_size))
+    made["provenance"]["model"]["execution_stages"] = {
+        "vision": "modules",
+        "prefill": "cpu blocks",
+        "decode": "cpu step",
+    }
+    realised = {"execution_stages": {"vision": "modules", "prefill": "cpu blocks", "decode": decode}}
+    given = SettingResult.model_validate(made | {"realised": realised})
+    found = [each for each in caveats_of(given) if each.kind == "batch_stages_differ"]
+    assert [(each.figures["stages"][-1], each.figures["own_stages"][-1]) for each in found] == [
+        ("reference", "cpu step")
+    ] * is_told

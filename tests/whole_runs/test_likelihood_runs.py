@@ -12,6 +12,7 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.setting_result import SettingResult
+from experiment_core_utils.saved_results.harness_layout import write_setting
 from experiment_core_utils.saved_results.rescoring import rescored_result
 from experiment_core_utils.tasks.registry import get_metric
 from tests.models.tiny_checkpoints import write_checkpoint
@@ -121,6 +122,11 @@ def test_scores_are_read_again_and_not_made_of_generated_answers(choices: list[S
         ConfigurationError, match="acc reads 3 log-probabilities, and the answer has 0: measure it with"
     ):
         rescored_result(generated, "x.json", get_metric("acc"))
+    # Scores of options are no score of a text.
+    with pytest.raises(ConfigurationError, match="perplexity cannot score x.json, which was measured for acc_norm"):
+        rescored_result(result, "x.json", get_metric("perplexity"))
+    with pytest.raises(ConfigurationError, match="of acc_norm are of log-probabilities, whose layout in lm-eval"):
+        write_setting([result], "lm-eval", {}, Path("nowhere"))
 
 
 def test_what_only_generated_answers_have_is_refused(folder: Path, tmp_path: Path) -> None:

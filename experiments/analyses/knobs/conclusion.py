@@ -391,5 +391,5 @@ def _unreadable_answers(grid: TaskGrid) -> str | None:
     return (
         f"{low if low == high else f'{low} to {high}'} % of the answers could not be read as an answer, or were cut; "
         "read pred in the CSV of samples and the final prompt in --dry_run, then change the prompt, --max_new_tokens "
-        "or --stop, or the scoring by `rescore`"
+        "or --stop, or the scoring by `tasks rescore`"
     )

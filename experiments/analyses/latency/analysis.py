@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, ResultsError
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.latency.estimator import LEVEL, LatencyEstimator
 from experiments.analyses.latency.features import (
@@ -52,6 +52,8 @@ def analyse_latency(
         ResultsError: too few samples or settings.
         ConfigurationError: a level that is not between 0 and 1, or a further run of another model or device.
     """
+    if not (samples["output_tokens"] > 0).any():
+        raise ResultsError("no answer was generated, and the estimator is of requests that generate one")
     parts = [timed_samples(samples, runs_frame(sweep))]
     for other in further:
         refuse_other_model(sweep, other)
