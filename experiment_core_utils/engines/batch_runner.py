@@ -3,7 +3,7 @@
 Prompts are prefilled one by one, so that none is padded; each decodes at its own length.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,11 +11,12 @@ import torch
 
 from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.api import DecodeEngine
+from experiment_core_utils.engines.cuda_graphs import engine_refused, refusal_of
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.greedy import BatchFollower, decode_together
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights
-from experiment_core_utils.primitives.device import Marks, NoMarks
+from experiment_core_utils.primitives.device import Marks, NoMarks, release_cached_memory
 from experiment_core_utils.records.requests import FollowedAnswer, StageName, TimedBatch
 from experiment_core_utils.records.stages import CPU_STEP, REFERENCE
 
@@ -143,6 +144,18 @@ class BatchedExecution:
         logits = torch.cat(rows)
         kv_cache.put_likeliest(logits)
         return logits
+
+    def warm_up_or_refuse(self, warm_up: Callable[[], Any], number: int, tokens: int, max_new_tokens: int) -> None:
+        """Warm up for so many requests, of at most `tokens` tokens each.
+
+        Raises:
+            EngineRefused: it cannot be done, with the reason; its memory is released.
+        """
+        reason = refusal_of(warm_up, tokens, max_new_tokens)
+        if reason is not None:
+            self.release()
+            release_cached_memory(self._stages.decoder.device)
+            raise engine_refused(f"batches of {number}: {reason}")
 
     def release(self) -> None:
         """Release the KV caches and the CUDA graphs that use them."""

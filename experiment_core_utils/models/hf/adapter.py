@@ -25,7 +25,6 @@ from experiment_core_utils.engines.cuda_graphs import (
     CudaGraphs,
     GraphCapturer,
     engine_refused,
-    refusal_of,
 )
 from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.engine_proof import (
@@ -472,11 +471,7 @@ class TransformersModel(HasEnds):
             return
         tokens = max(inputs["input_ids"].shape[1] for inputs in inputs_list)
         warm_up = partial(self._by_engines, lambda own, knobs: own.warm_up(knobs, inputs_list, max_new_tokens))
-        reason = refusal_of(warm_up, tokens, max_new_tokens)
-        if reason is not None:
-            batched.release()
-            release_cached_memory(self.device)
-            raise engine_refused(f"batches of {len(inputs_list)}: {reason}")
+        batched.warm_up_or_refuse(warm_up, len(inputs_list), tokens, max_new_tokens)
 
     def generate_batch_timed(
         self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int, marks: Marks

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -374,11 +374,8 @@ class MolmoeStagedModel(HasEnds):
         if batched is None:
             return
         tokens = max(map(self._placed_tokens.length, inputs_list))
-        reason = refusal_of(lambda: batched.warm_up(knobs, inputs_list, max_new_tokens), tokens, max_new_tokens)
-        if reason is not None:
-            batched.release()
-            release_cached_memory(self.device)
-            raise engine_refused(f"batches of {len(inputs_list)}: {reason}")
+        warm_up = partial(batched.warm_up, knobs, inputs_list, max_new_tokens)
+        batched.warm_up_or_refuse(warm_up, len(inputs_list), tokens, max_new_tokens)
 
     def generate_batch_timed(
         self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int, marks: Marks
