@@ -23,6 +23,7 @@ from experiment_core_utils.models.molmoe import (
 )
 from experiment_core_utils.models.molmoe.processing_molmoe import ImageTokens
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
+from experiment_core_utils.tasks import registry
 from tests.processes.forked_runs import RunServer
 
 torch.set_num_threads(1)
@@ -96,6 +97,17 @@ def nothing_unforeseen(request: pytest.FixtureRequest, tmp_path_factory: pytest.
     yield
     kinds = path.read_text().split() if path.exists() else []
     assert request.node.get_closest_marker("unforeseen") or "UnforeseenError" not in kinds, "a command ended unforeseen"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def registries_of_this_file() -> Iterator[None]:
+    """Tasks and metrics that the tests of a file register are gone after it, whatever worker runs the next file."""
+    registered = (registry._registered_tasks, registry._registered_metrics)
+    before = [dict(each) for each in registered]
+    yield
+    for each, entries in zip(registered, before, strict=True):
+        each.clear()
+        each.update(entries)
 
 
 @pytest.fixture(scope="session")
