@@ -97,7 +97,7 @@ def compare_with_harness(
     lines = accuracy_lines(
         _cells(parts),
         [(part.task, part.setting) for part in parts],
-        [part.best for part in parts],
+        [("score", part.best) for part in parts],
         lambda number: parts[number].has_one_answer,
         TAIL,
         accuracy_margin,

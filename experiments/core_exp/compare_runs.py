@@ -29,7 +29,14 @@ from experiments.analyses.files import AnalysisFiles, json_text
 from experiments.analyses.harness_results import HarnessResults, harness_file, read_harness
 from experiments.analyses.runs_in_turn import Side, run_in_turn
 from experiments.analyses.sweeps import Sweep, labels_of, load_sweep
-from experiments.analyses.two_runs import RATIO_MARGIN, RunComparison, RunDifference, compare_runs, runs_in
+from experiments.analyses.two_runs import (
+    RATIO_MARGIN,
+    RunComparison,
+    RunDifference,
+    compare_runs,
+    runs_in,
+    title_of,
+)
 from experiments.core_exp.multi_datasets import split_at_dashes
 
 
@@ -47,7 +54,8 @@ def table(lines: Sequence[RunDifference]) -> str:
         row["n"] = str(max(line.n, int(row.get("n", "0"))))
     quantities = [each for each in COLUMNS if any(each in row for row in rows.values())]
     found = pd.DataFrame(rows.values()).fillna(ABSENT)
-    return found[[*(name for name in found if name not in (*quantities, "n")), "n", *quantities]].to_string(index=False)
+    found = found[[*(name for name in found if name not in (*quantities, "n")), "n", *quantities]]
+    return found.rename(columns={each: title_of(each, lines) for each in quantities}).to_string(index=False)
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
