@@ -17,7 +17,7 @@ from experiment_core_utils.primitives.notebook_html import block, field_table, f
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_change_text, time_text
 from experiment_core_utils.records.controls import Control, control_lines
-from experiment_core_utils.records.price_list import PriceList
+from experiment_core_utils.records.price_list import ACCURACY, PriceList
 from experiment_core_utils.records.result_files import (
     CONCLUSION_FILE,
     RESULT_FILES,
@@ -118,7 +118,7 @@ class Conclusion:
     #: samples that would decide about `nearest`; None if it is decided, or none would
     samples_needed: int | None = None
     metric_best: float = 1.0  #: highest score of the metric
-    score: str = "accuracy"  #: what the metric's scores are called in sentences
+    score: str = ACCURACY  #: what the metric's scores are called in sentences; in files only if not `accuracy`
     #: ratios of times that are 1 if nothing but the knobs changed a time; empty if settings did not take turns
     controls: tuple[Control, ...] = ()
     prices: PriceList | None = None  #: what each accepted loss of accuracy saves; None if nothing is concluded
@@ -137,7 +137,7 @@ class Conclusion:
         assert self.against_time_ms is not None and self.num_samples is not None
         assert self.against is not None
         reference = f"the reference, which is {reference_meaning(self.against)}"
-        most = "most accurate setting" if self.score == "accuracy" else f"setting of the highest {self.score}"
+        most = "most accurate setting" if self.score == ACCURACY else f"setting of the highest {self.score}"
         kind = reference if self.is_reference else f"the {most}"
         figures = f"{time_text(self.against_time_ms)} a request, {self.score} {self.against_accuracy:.3f}"
         other, found = f"{self.against} ({kind}: {figures})", self.nearest
@@ -171,6 +171,11 @@ class Conclusion:
         """What each knob changes, and the run's controls, where these are known."""
         changes = "; ".join(map(self._change, self.changes))
         return [*([f"knobs: {changes}"] if changes else []), *control_lines(self.controls)]
+
+    def content(self) -> dict[str, Any]:
+        """Its fields as a file has them."""
+        # Files from before scores had a name are of accuracies.
+        return asdict(self, dict_factory=lambda found: dict(each for each in found if each != ("score", ACCURACY)))
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
@@ -228,7 +233,7 @@ def save_conclusion(conclusion: Conclusion, experiment_id: str | None, folder: P
         ResultsNotSaved: the disk refuses.
     """
     head = {"schema_version": 1, "experiment_id": experiment_id, "sentence": conclusion.sentence}
-    content = head | asdict(conclusion)
+    content = head | conclusion.content()
     write_json_atomically({**content, "sha256": _digest(content, folder)}, folder / CONCLUSION_FILE)
 
 

@@ -11,6 +11,8 @@ from experiment_core_utils.primitives.units import time_text
 
 Interval = tuple[float, float]
 OVERALL = "over all"
+# What scores are called where the best is 1.
+ACCURACY = "accuracy"
 # The accepted loss of which a headline says what is sure.
 HEADLINE_LOSS = 0.05
 
@@ -86,7 +88,7 @@ class PriceList:
     types: tuple[TypePrices, ...] = ()  #: without prices the answers to budgets, where these are asked for
     routing: Routing | None = None  #: None where one setting is the choice of all types
     metric_best: float = 1.0
-    score: str = "accuracy"  #: what the metric's scores are called in sentences
+    score: str = ACCURACY  #: as in `Conclusion`
 
     @property
     def lines(self) -> list[str]:

@@ -5,7 +5,7 @@ Read for the layouts: as of `saved_results.harness_layout`.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class HarnessTask:
     rows: tuple[HarnessRow, ...]
     figures: Mapping[str, float]  #: by metric and filter, as the results file has them
     lower_is_better: frozenset[str]  #: metrics
+    setting: str | None = None  #: key of an exported one beside others; None where there are no others
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class HarnessResults:
     model: str
     tasks: tuple[HarnessTask, ...]
     voided_by: tuple[str, ...]  #: why an exported run is INVALID, a sentence each
+    is_exported: bool = False  #: whether it is a run of this project in that layout
 
     @property
     def label(self) -> str:
@@ -64,12 +66,12 @@ class HarnessResults:
         return f"{self.model} ({self.layout})"
 
 
-def harness_file(path: Path) -> tuple[Path, Harness] | None:
-    """The results file that a path is, or that its folder or a folder in that contains; None for results of this
-    project.
+def harness_files(path: Path) -> list[tuple[Path, Harness]]:
+    """The results file that a path is, or those that its folder or the folders in that contain; none of results of
+    this project.
 
     Raises:
-        ResultsError: neither, or several files.
+        ResultsRefused: a file with another name.
     """
     if path.is_file():
         layout = _layout_of(path)
@@ -77,14 +79,10 @@ def harness_file(path: Path) -> tuple[Path, Harness] | None:
             raise ResultsRefused(
                 f"{path} is not named as results are (results_DATE.json, DATE_results.json); {_ADVICE}"
             )
-        return path, layout
+        return [(path, layout)]
     if not path.is_dir() or any(path.glob(RESULT_FILES)):
-        return None
-    found = _files_in(path) or [file for inner in sorted(path.iterdir()) if inner.is_dir() for file in _files_in(inner)]
-    if len(found) > 1:
-        names = ", ".join(str(file.relative_to(path)) for file, _ in found[:3])
-        raise ResultsError(f"{path} contains {len(found)} results files ({names} ...); give one of them")
-    return found[0] if found else None
+        return []
+    return _files_in(path) or [file for inner in sorted(path.iterdir()) if inner.is_dir() for file in _files_in(inner)]
 
 
 def _files_in(folder: Path) -> list[tuple[Path, Harness]]:
@@ -95,11 +93,34 @@ def _layout_of(path: Path) -> Harness | None:
     return next((layout for layout, form in _RESULTS.items() if path.match(form)), None)
 
 
-def read_harness(path: Path, layout: Harness) -> HarnessResults:
-    """A results file and the samples beside it.
+def read_harness(folder: Path, files: Sequence[tuple[Path, Harness]]) -> HarnessResults:
+    """Results files and the samples beside them; several are the exported settings of one run.
+
+    Args:
+        folder: that they were found in.
 
     Raises:
-        ResultsError: no samples, or torn or other files.
+        ResultsError: no samples, torn or other files, or several that are not of the settings of one run.
+    """
+    found = [_read_file(*each) for each in files]
+    if len(found) == 1:
+        return found[0][0]
+    runs, settings = {run for _, run, _ in found}, [setting for _, _, setting in found]
+    if len(runs) > 1 or None in runs or len(set(settings)) < len(settings):
+        names = ", ".join(str(file.relative_to(folder)) for file, _ in files[:3])
+        raise ResultsError(
+            f"{folder} contains {len(files)} results files ({names} ...), not one for each exported setting of a run; "
+            "give one of them"
+        )
+    first = found[0][0]
+    tasks = [replace(task, setting=setting) for each, _, setting in found for task in each.tasks]
+    voided = dict.fromkeys(sentence for each, _, _ in found for sentence in each.voided_by)
+    model = first.model.removesuffix(f"/{settings[0]}")
+    return replace(first, path=folder, model=model, tasks=tuple(tasks), voided_by=tuple(voided))
+
+
+def _read_file(path: Path, layout: Harness) -> tuple[HarnessResults, str | None, str | None]:
+    """A results file with its samples; of one that was exported also the digest of what its run shares and its setting.
     """
     content = read_json_object(path)
     results = content.get("results")
@@ -121,9 +142,13 @@ def read_harness(path: Path, layout: Harness) -> HarnessResults:
         tasks.append(HarnessTask(name, rows, numbers, lower))
     if not any(task.rows for task in tasks):
         raise ResultsError(f"{path} has no samples beside it (samples_*.jsonl); run the harness with --log_samples")
-    voided = [str(each) for own in _object_of(content, OWN_KEY).values() for each in own.get("voided_by", ())]
+    ours = [each for each in _object_of(content, OWN_KEY).values() if isinstance(each, Mapping)]
+    voided = [str(each) for own in ours for each in own.get("voided_by", ())]
     model = str(content.get("model_name") or path.parent.name)
-    return HarnessResults(path, layout, model, tuple(tasks), tuple(dict.fromkeys(voided)))
+    run, setting = (" ".join(dict.fromkeys(str(own[key]) for own in ours if key in own)) or None
+                    for key in ("fingerprint", "setting"))  # fmt: skip
+    found = HarnessResults(path, layout, model, tuple(tasks), tuple(dict.fromkeys(voided)), run is not None)
+    return found, run, setting
 
 
 def _object_of(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
