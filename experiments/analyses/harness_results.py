@@ -3,6 +3,7 @@
 Read for the layouts: as of `saved_results.harness_layout`.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import read_regular_file
 from experiment_core_utils.records.result_files import RESULT_FILES, parsed_json, read_json_object
-from experiment_core_utils.saved_results.harness_layout import OWN_KEY, Harness
+from experiment_core_utils.saved_results.harness_layout import OWN_KEY, SAMPLES_DIGEST, Harness
 
 # Of each layout, its results file by pattern, and the file of a task's samples by the date in that name.
 _RESULTS: Mapping[Harness, str] = {"lm-eval": "results_*.json", "lmms-eval": "*_results.json"}
@@ -135,6 +136,7 @@ def _read_file(path: Path, layout: Harness) -> tuple[HarnessResults, str | None,
         if not samples.is_file():
             # A group has figures and no samples of its own.
             continue
+        _refuse_edited(samples, _object_of(_object_of(content, OWN_KEY), name).get(SAMPLES_DIGEST))
         numbers = {key: float(each) for key, each in figures.items() if "," in key and isinstance(each, int | float)}
         metrics = dict.fromkeys(key for key in numbers if "_stderr" not in key)
         rows = tuple(row for row in (_row(*each, metrics) for each in _lines(samples)) if row is not None)
@@ -149,6 +151,12 @@ def _read_file(path: Path, layout: Harness) -> tuple[HarnessResults, str | None,
                     for key in ("fingerprint", "setting"))  # fmt: skip
     found = HarnessResults(path, layout, model, tuple(tasks), tuple(dict.fromkeys(voided)), run is not None)
     return found, run, setting
+
+
+def _refuse_edited(samples: Path, digest: str | None) -> None:
+    """Raises ResultsRefused for exported samples that are not those of their digest."""
+    if digest is not None and hashlib.sha256(read_regular_file(samples)).hexdigest() != digest:
+        raise ResultsRefused(f"{samples} was EDITED: its digest is that of another content; export the run again")
 
 
 def _object_of(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:

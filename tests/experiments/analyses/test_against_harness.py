@@ -184,7 +184,8 @@ def test_exports_of_two_runs_in_one_folder_are_refused(tmp_path: Path, capsys: p
     for each in (tmp_path / "more").iterdir():
         each.rename(tmp_path / "out" / f"again {each.name}")
     assert main([str(ours), str(tmp_path / "out")]) == 1
-    assert "contains 3 results files" in (found := capsys.readouterr().err) and "each exported setting of a run" in found
+    found = capsys.readouterr().err
+    assert "contains 3 results files" in found and "each exported setting of a run" in found
 
 
 def test_two_harness_files_share_rows_of_one_digest(tmp_path: Path) -> None:
