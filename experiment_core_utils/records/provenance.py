@@ -148,7 +148,8 @@ class Variables(Record):
     until_precision: Any = None  #: `--until_precision`; None if not given
     energy: Any = None  #: `--energy`
     num_latency_samples: Any = None  #: `--num_latency_samples`; None if not given
-    accuracy_batch_size: Any = None  #: `--accuracy_batch_size`, without effect where all are measured
+    #: `--accuracy_batch_size`, without effect where all are measured, and at a `batch_size` above 1
+    accuracy_batch_size: Any = None
     precision: Any = None  #: `--precision`; what came of `auto` is `model.dtype`
     execution: Any = None  #: `--execution`; what is used is `model.execution`
     quantization: Any = None  #: `--quantization`; what is used is `model.quantisation`
@@ -156,7 +157,7 @@ class Variables(Record):
     tensor_parallel: Any = None  #: `--tensor_parallel`; None if not given
     #: `--num_threads`; what came of it, or of `OMP_NUM_THREADS`, is `hardware.torch_threads`; None if not given
     num_threads: Any = None
-    batch_size: Any = None  #: 1: of measured samples
+    batch_size: Any = None  #: 1: of measured samples where `knobs` names no other
     decoding: Any = None  #: `greedy`
     sampling_strategy: Any = None  #: `--sampling_strategy`
     #: the scores that were used: path as given, or that of the model's own; None if neither, `none`, or sets
