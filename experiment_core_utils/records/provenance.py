@@ -83,8 +83,8 @@ class Model(Record):
     #: compiled; `cpu`, compiled C++; `reference`, plain torch on fused weights ([execution.md](execution.md))
     execution: str | None = None
     execution_asked: str | None = None  #: `--execution`
-    #: why not all stages are graphs, though those were requested, or not of own kernels or Inductor; None if they are,
-    #: or were not requested
+    #: why not all stages are graphs, though those were requested, or not of own kernels or Inductor, or need a mask of
+    #: the whole cache; None if all are and do not, or were not requested
     execution_reason: str | None = None
     execution_stages: ExecutionStages | None = None  #: object, next rows
     #: what answered the samples that are not timed: `as timed`, each alone by `execution_stages`; `batches`, the
