@@ -12,6 +12,7 @@ from experiment_core_utils.knobs.batch_size import batch_size_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.measuring.batches import BatchProof
 from experiment_core_utils.models.interface import Batched, Runnable
+from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import KnobDidNotAct, SampleError, SampleTimedOut, library_faults_named
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.requests import PreparedRequest
@@ -91,7 +92,7 @@ class RequestBatches:
             SampleError: the sample fails, or no batch is left for it.
         """
         try:
-            with library_faults_named(f"sample {sample_id}"):
+            with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
                 return batch, work(batch)
         except SampleTimedOut:
             raise
@@ -104,7 +105,7 @@ class RequestBatches:
 
     def _fails_alone(self, inputs: Inputs) -> bool:
         try:
-            with library_faults_named("a request of a batch"):
+            with library_faults_named("a request of a batch"), out_of_memory_named():
                 self._model.answer_batch([inputs], self._max_new_tokens)
         except SampleTimedOut:
             raise
