@@ -103,27 +103,33 @@ def read_harness(folder: Path, files: Sequence[tuple[Path, Harness]]) -> Harness
     Raises:
         ResultsError: no samples, torn or other files, or several that are not of the settings of one run.
     """
-    found = [_read_file(*each) for each in files]
-    if len(found) == 1:
-        return found[0][0]
-    runs, settings = {run for _, run, _ in found}, [setting for _, _, setting in found]
-    if len(runs) > 1 or None in runs or len(set(settings)) < len(settings):
+    contents = [read_json_object(path) for path, _ in files]
+    runs, settings = (
+        [" ".join(dict.fromkeys(str(own[key]) for own in _ours(each) if key in own)) or None for each in contents]
+        for key in ("fingerprint", "setting")
+    )
+    if len(files) == 1:
+        return _read_file(*files[0], contents[0])
+    if len(set(runs)) > 1 or None in runs or len(set(settings)) < len(settings):
         names = ", ".join(str(file.relative_to(folder)) for file, _ in files[:3])
         raise ResultsError(
             f"{folder} contains {len(files)} results files ({names} ...), not one for each exported setting of a run; "
             "give one of them"
         )
-    first = found[0][0]
-    tasks = [replace(task, setting=setting) for each, _, setting in found for task in each.tasks]
-    voided = dict.fromkeys(sentence for each, _, _ in found for sentence in each.voided_by)
-    model = first.model.removesuffix(f"/{settings[0]}")
-    return replace(first, path=folder, model=model, tasks=tuple(tasks), voided_by=tuple(voided))
+    found = [_read_file(*each, content) for each, content in zip(files, contents, strict=True)]
+    tasks = [replace(task, setting=key) for each, key in zip(found, settings, strict=True) for task in each.tasks]
+    voided = dict.fromkeys(sentence for each in found for sentence in each.voided_by)
+    model = found[0].model.removesuffix(f"/{settings[0]}")
+    return replace(found[0], path=folder, model=model, tasks=tuple(tasks), voided_by=tuple(voided))
 
 
-def _read_file(path: Path, layout: Harness) -> tuple[HarnessResults, str | None, str | None]:
-    """A results file with its samples; of one that was exported also the digest of what its run shares and its setting.
-    """
-    content = read_json_object(path)
+def _ours(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What an exported run says of each task; empty for results of a harness."""
+    return [each for each in _object_of(content, OWN_KEY).values() if isinstance(each, Mapping)]
+
+
+def _read_file(path: Path, layout: Harness, content: Mapping[str, Any]) -> HarnessResults:
+    """A results file with the samples beside it."""
     results = content.get("results")
     if not isinstance(results, Mapping) or not all(isinstance(each, Mapping) for each in results.values()):
         raise ResultsRefused(f"{path} has no object of tasks under 'results'; {_ADVICE}")
@@ -144,13 +150,10 @@ def _read_file(path: Path, layout: Harness) -> tuple[HarnessResults, str | None,
         tasks.append(HarnessTask(name, rows, numbers, lower))
     if not any(task.rows for task in tasks):
         raise ResultsError(f"{path} has no samples beside it (samples_*.jsonl); run the harness with --log_samples")
-    ours = [each for each in _object_of(content, OWN_KEY).values() if isinstance(each, Mapping)]
-    voided = [str(each) for own in ours for each in own.get("voided_by", ())]
+    voided = [str(each) for own in _ours(content) for each in own.get("voided_by", ())]
     model = str(content.get("model_name") or path.parent.name)
-    run, setting = (" ".join(dict.fromkeys(str(own[key]) for own in ours if key in own)) or None
-                    for key in ("fingerprint", "setting"))  # fmt: skip
-    found = HarnessResults(path, layout, model, tuple(tasks), tuple(dict.fromkeys(voided)), run is not None)
-    return found, run, setting
+    is_exported = any("setting" in own for own in _ours(content))
+    return HarnessResults(path, layout, model, tuple(tasks), tuple(dict.fromkeys(voided)), is_exported)
 
 
 def _refuse_edited(samples: Path, digest: str | None) -> None:

@@ -313,8 +313,8 @@ def _loss_panel(found: Objectives, rows: Sequence[FixedValue]) -> Panel:
             *(_loss_dots(rows, losses, is_beyond, named) for is_beyond in (True, False)),
             Rule(0, False, QUIET, dash="solid"),
         ],
-        f"Of the area under the front of {found.score_name} and {found.of.label}. Whiskers are intervals on samples that the "
-        "choice did not see.",
+        f"Of the area under the front of {found.score_name} and {found.of.label}. Whiskers are intervals on samples "
+        "that the choice did not see.",
         "third",
         300,
     )
