@@ -64,7 +64,8 @@ def front_svg(each: FrontAnalysis, words: Mapping[str, Word]) -> str:
         marks.append(f"<text {at}>{escape(names[point.key])}</text>")
     axes = area.axes(f"{found.of.label} ({found.of.unit})", found.score_name)
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="{found.score_name} over {found.of.label}" '
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" '
+        f'aria-label="{escape(found.score_name)} over {found.of.label}" '
         f'fill="currentColor" font-size="11" font-family="system-ui,sans-serif">'
         f"{axes}{''.join(marks)}</svg>"
     )

@@ -69,7 +69,7 @@ def test_samples_that_are_only_answered_have_their_part_of_the_time() -> None:
 
 
 def test_where_requests_run_together_a_run_is_a_batch() -> None:
-    """Batches of 8: 100 timed samples are three runs each, 900 others are 113 batches, and each run takes 8 requests."""
+    """100 timed samples are three runs of 8 requests each, 900 others are 113 batches."""
     size = PlanSize(num_samples=1000, num_runs_per_sample=3, num_warmup_runs=2, num_processes=1, num_timed=100)
     estimate = estimate_setting(replace(WORK, batch_size=8), size, NOTHING, 5.0, matmul_rate=980.0)
     assert (estimate.run_s, estimate.setting_s) == (pytest.approx(16.0), pytest.approx(16.0 * (300 + 113 + 2)))

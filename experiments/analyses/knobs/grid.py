@@ -96,7 +96,7 @@ class TaskGrid:
     question_types: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
     controls: tuple[Control, ...] = ()  #: of settings that took turns
     independent: str = "pictures"  #: what `pictures` names: `samples` where none has a picture
-    #: [S, N], a number for each different answer with its score, nan where there is none; None where the answers are not
+    #: [S, N], a number for each different answer with its score, nan where there is none; None where answers are not
     #: known
     answers: np.ndarray | None = None
     #: [S], where the batch size is turned: requests per second of each setting, nan where not measured; None elsewhere

@@ -45,7 +45,7 @@ class PartialRun:
     """What a run's folder has so far."""
 
     status: Status
-    metric: str | None  #: that answers are scored by; until a setting is done the task's own, None where it is not known
+    metric: str | None  #: that answers are scored by, until a setting is done the task's own; None where not known
     settings: Sequence[PartialSetting]  #: in the order of the plan
 
     @property
