@@ -118,7 +118,7 @@ class Conclusion:
     #: samples that would decide about `nearest`; None if it is decided, or none would
     samples_needed: int | None = None
     metric_best: float = 1.0  #: highest score of the metric
-    score: str = ACCURACY  #: what the metric's scores are called in sentences; in files only if not `accuracy`
+    score: str = ACCURACY  #: what the metric's scores are called in sentences; not there if `accuracy`
     #: ratios of times that are 1 if nothing but the knobs changed a time; empty if settings did not take turns
     controls: tuple[Control, ...] = ()
     prices: PriceList | None = None  #: what each accepted loss of accuracy saves; None if nothing is concluded
