@@ -50,7 +50,7 @@ def front_svg(each: FrontAnalysis, words: Mapping[str, Word]) -> str:
     marks = []
     for point in points:
         x, y = area.place(point.cost, point.accuracy)
-        figures = f"{point.cost:.4g} {found.of.unit}, accuracy {point.accuracy:.3f}"
+        figures = f"{point.cost:.4g} {found.of.unit}, {found.score_name} {point.accuracy:.3f}"
         figures += f", on the front: {words[point.key]}" if words else ""
         marks.append(
             f"<g><title>{escape(point.key)}: {escape(figures)}</title>{_dot(words.get(point.key, 'no'), x, y)}</g>"
@@ -62,9 +62,10 @@ def front_svg(each: FrontAnalysis, words: Mapping[str, Word]) -> str:
         side, shift = ("end", -10) if x > (LEFT + RIGHT) / 2 else ("start", 10)
         at = f'x="{x + shift}" y="{y - 7}" text-anchor="{side}"'
         marks.append(f"<text {at}>{escape(names[point.key])}</text>")
-    axes = area.axes(f"{found.of.label} ({found.of.unit})")
+    axes = area.axes(f"{found.of.label} ({found.of.unit})", found.score_name)
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="accuracy over {found.of.label}" '
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" '
+        f'aria-label="{escape(found.score_name)} over {found.of.label}" '
         f'fill="currentColor" font-size="11" font-family="system-ui,sans-serif">'
         f"{axes}{''.join(marks)}</svg>"
     )
@@ -89,7 +90,7 @@ class _Area:
         x = LEFT + (RIGHT - LEFT) * cost / self.most
         return round(x, 1), round(BOTTOM - (BOTTOM - TOP) * (accuracy - self.low) / (self.high - self.low), 1)
 
-    def axes(self, title: str) -> str:
+    def axes(self, title: str, score: str) -> str:
         drawn = f'<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="currentColor" opacity=".6"/>'
         for cost in _ticks(0.0, self.most):
             x, _ = self.place(cost, self.low)
@@ -97,7 +98,7 @@ class _Area:
         for accuracy in _ticks(self.low, min(self.high, self.best)):
             _, y = self.place(0.0, accuracy)
             drawn += f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{accuracy:.4g}</text>'
-        drawn += f'<text x="4" y="{TOP - 9}">accuracy</text>'
+        drawn += f'<text x="4" y="{TOP - 9}">{escape(score)}</text>'
         return f'{drawn}<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(title)}</text>'
 
 

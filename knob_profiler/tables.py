@@ -76,7 +76,7 @@ def settings_table_html(frame: pd.DataFrame, grid: TaskGrid, words: Mapping[str,
         for row in rows
     ]
     columns = {"setting": True} | ({"on the front": True} if words else {})
-    columns |= dict.fromkeys(("accuracy [95 %]", *numbers), False)
+    columns |= dict.fromkeys((f"{grid.score_name} [95 %]", *numbers), False)
     return table(columns, cells, [bool(row["is_reference"]) for row in rows])
 
 

@@ -4,7 +4,7 @@
 that choose the next token on the device, as CUDA graphs do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -39,6 +39,21 @@ class GreedyStages(Protocol):
         """The decode stage: token [1, 1] -> logits [1, V]."""
 
 
+def timed_vision(
+    encode_image: Callable[[Mapping[str, Any]], Any], inputs: Mapping[str, Any], marks: Marks
+) -> tuple[Any, list[StageName]]:
+    """What the vision stage gives, and the stages so far: `vision`, or none without a picture.
+
+    A mark is set where the request is handed over, and one where the stage ends.
+    """
+    marks.mark()
+    features = encode_image(inputs)
+    if features is None:
+        return None, []
+    marks.mark()
+    return features, ["vision"]
+
+
 @torch.inference_mode()
 def generate_greedily(model: GreedyStages, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
     """The greedy answer of at most `max_new_tokens` tokens, by the stages one after the other.
@@ -48,12 +63,7 @@ def generate_greedily(model: GreedyStages, inputs: Mapping[str, Any], max_new_to
     Raises:
         GenerationFailed: logits are not finite.
     """
-    spans: list[StageName] = []
-    marks.mark()
-    features = model.encode_image(inputs)
-    if features is not None:
-        marks.mark()
-        spans.append("vision")
+    features, spans = timed_vision(model.encode_image, inputs, marks)
     logits, state = model.prefill(inputs, features)
     # As in `generate()`, the switch is made while the device still runs the prefill, and belongs to that.
     with model.decoding():
@@ -248,12 +258,7 @@ def generate_async(
         GenerationFailed: logits are not finite.
     """
     tokens = TokenCopies(stages.device, max_new_tokens)
-    spans: list[StageName] = []
-    marks.mark()
-    features = stages.encode_image(inputs)
-    if features is not None:
-        marks.mark()
-        spans.append("vision")
+    features, spans = timed_vision(stages.encode_image, inputs, marks)
     stages.begin(inputs, features)
     tokens.send(0, stages.last_token)
     marks.mark()

@@ -10,9 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from experiment_core_utils.engines.greedy import timed_vision
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import GenerationFailed, SettingError
-from experiment_core_utils.records.requests import ScoredContinuation, StageName, TimedTokens
+from experiment_core_utils.records.requests import ScoredContinuation, TimedTokens
 
 # Names of a scored request's tensors that no model takes: ids [N, L], filled with `_ABSENT`. Where there are contexts,
 # continuation n follows its own, and otherwise the prompt.
@@ -126,12 +127,7 @@ def score_timed(model: ScoringStages, request: ScoredRequest, marks: Marks) -> T
     Raises:
         GenerationFailed: logits are not finite.
     """
-    spans: list[StageName] = []
-    marks.mark()
-    features = model.encode_image(request)
-    if features is not None:
-        marks.mark()
-        spans.append("vision")
+    features, spans = timed_vision(model.encode_image, request, marks)
     scores = score_encoded(model, request, features)
     marks.mark()
     return TimedTokens((), (*spans, "prefill"), scores=scores)

@@ -32,8 +32,12 @@ class LoadingKnob(ListedKnob):
 
     def requested(self, request: KnobRequest) -> RequestedValues[Level]:
         """A value that the run's own flags load the model with is the model as it is, and is not loaded twice."""
-        values, own = super().requested(request), request.loaded_with.get(self.name)
-        return replace(values, values=tuple(dict.fromkeys(OWN if value == own else value for value in values.values)))
+        found, own = super().requested(request), request.loaded_with.get(self.name)
+        if own not in found.values:
+            return found
+        values = tuple(dict.fromkeys(OWN if value == own else value for value in found.values))
+        same = f"--{self.flag} {own} is how the model as it is, {OWN}, is loaded, and is measured once"
+        return replace(found, values=values, impossible=(*found.impossible, same))
 
     def read_level(self, text: str) -> Level | None:
         is_word = text in self.words if self.words else re.fullmatch("[A-Za-z0-9.-]+", text) is not None

@@ -9,6 +9,7 @@ from experiment_core_utils.primitives.statistics import bounded_mean_interval, d
 from experiment_core_utils.primitives.texts import ABSENT
 from experiment_core_utils.records.settings import MeasuredSample
 from experiment_core_utils.tasks.interface import Metric, answer_of, scores_of
+from experiment_core_utils.tasks.registry import score_name
 
 
 class LiveTable:
@@ -23,10 +24,11 @@ class LiveTable:
         self._scores: dict[tuple[str, int], float | None] = {}
         self._lines: dict[str, tuple[int, str]] = {}
         self._width = max(len(setting.key) for setting in settings)
+        self._score = f"{score_name((metric.name, metric.best))} [95 %]"
 
     def lines(self) -> list[str]:
         """The heading and the lines, in the order of the settings."""
-        heading = f"{'so far':<{self._width}}  {'samples':>9}  {'accuracy [95 %]':<20}  mean ms [95 %]"
+        heading = f"{'so far':<{self._width}}  {'samples':>9}  {self._score:<20}  mean ms [95 %]"
         return [heading, *map(self._line, self._settings)]
 
     def _line(self, each: SettingAtWork) -> str:
@@ -35,11 +37,12 @@ class LiveTable:
         if before != number:
             samples = [done.measured for done in each.shard.finished.values() if done.measured is not None]
             counted = f"{number}/{len(each.shard.sample_ids)}"
-            line = f"{each.key:<{self._width}}  {counted:>9}  {self._accuracy(each.key, samples):<20}  {_time(samples)}"
+            mean, width = self._mean_score(each.key, samples), max(len(self._score), 20)
+            line = f"{each.key:<{self._width}}  {counted:>9}  {mean:<{width}}  {_time(samples)}"
             self._lines[each.key] = number, line
         return line
 
-    def _accuracy(self, key: str, samples: Sequence[MeasuredSample]) -> str:
+    def _mean_score(self, key: str, samples: Sequence[MeasuredSample]) -> str:
         if not self._metric.scores_each_answer or getattr(self._metric, "runs_foreign_code", False):
             return ABSENT
         for sample in samples:

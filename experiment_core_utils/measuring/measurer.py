@@ -461,7 +461,7 @@ class RoundsOfAttempt:
                 with runner.sample_boundary(at.of, sample_id):
                     runner.finish(at, time.time(), in_rounds=len(self.settings) > 1)
             else:
-                earlier[at.of.key, sample_id] = replace(at, inputs={}, batch=())
+                earlier[at.of.key, sample_id] = replace(at, inputs={}, batch={})
         self.measurer.note_conditions_if_due(self.settings)
 
     def _kept_for(self, sample_ids: Sequence[int]) -> Taken:

@@ -135,7 +135,7 @@ class _Passes:
             return taken[own_id]
 
         with library_faults_named(f"sample {sample_id}"), out_of_memory_named():
-            batch = batches.of(setting, sample_id, take)
+            batch = tuple(batches.of(setting, sample_id, take).values())
             warm_up_batch(self.bench.model, batch, self.bench.max_new_tokens)
         return batch
 

@@ -20,7 +20,7 @@ from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
 from experiment_core_utils.measuring.arrivals import arrivals_s, arrive, trace_of
 from experiment_core_utils.measuring.batches import Bench
 from experiment_core_utils.measuring.profiles import TorchProfiles
-from experiment_core_utils.measuring.request_batches import RequestBatches
+from experiment_core_utils.measuring.request_batches import Batch, RequestBatches, Take
 from experiment_core_utils.measuring.staged_runs import run_batch, run_staged, warm_up_batch
 from experiment_core_utils.meters.load import LoadSampler
 from experiment_core_utils.meters.stability import needs_another_run, warm_up_of
@@ -194,7 +194,7 @@ class SampleAtWork:
     request: PreparedRequest
     inputs: Mapping[str, Any]  #: on the model's device
     transfer_s: float
-    batch: tuple[Mapping[str, Any], ...]  #: the inputs of all requests that run together, its own first
+    batch: Batch  #: all requests that run together, its own first
     spent_s: float = 0.0  #: of its time limit
     runs: list[StagedRun] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  #: of each run in its round
@@ -277,7 +277,8 @@ class SampleRunner:
         unseen = check_proof(proof, setting, model)
         proof = replace(proof, knobs_not_seen={**proof.knobs_not_seen, **unseen})
         with time_limit(self._limit_s(each)):
-            batch = self._batch(each, sample_id, {(sample_id, each.crops): TakenRequest(None, request, inputs)})
+            taken: Taken = {(sample_id, each.crops): TakenRequest(None, request, inputs)}
+            batch = tuple(self._batch(each, sample_id, taken).values())
         least, totals_s = self.config.num_warmup_runs, list[float]()
         while needs_another_run(totals_s, least, self.config.max_warmup_runs):
             with time_limit(self._limit_s(each)):
@@ -300,17 +301,31 @@ class SampleRunner:
         model, started_s = self.bench.model, self._clock.now_s()
         with time_limit(self._limit_s(each)):
             model.apply(each.setting)
-            batch = self._batch(each, sample_id, taken)
-            self._warm_up_shape(self._layout(each, found.request), batch)
+            batch = self._batch(each, sample_id, taken, self._layout(each, found.request))
         spent_s = self._clock.now_s() - started_s
-        return SampleAtWork(each, found.sample, found.request, batch[0], found.transfer_s, batch, spent_s)
+        return SampleAtWork(each, found.sample, found.request, batch[sample_id], found.transfer_s, batch, spent_s)
 
-    def _batch(self, each: SettingAtWork, sample_id: int, taken: Taken) -> tuple[Mapping[str, Any], ...]:
-        """The inputs of a sample's batch at the setting in force, for which everything is prepared.
+    def _batch(
+        self, each: SettingAtWork, sample_id: int, taken: Taken, layout: tuple[object, ...] | None = None
+    ) -> Batch:
+        """A sample's batch at the setting in force, for which everything is prepared.
 
         Args:
             taken: as of `begin`.
+            layout: that is warmed up, see `_warm_up_shape`; None for none.
         """
+
+        def prepared(batch: Batch) -> None:
+            inputs = tuple(batch.values())
+            warm_up_batch(self.bench.model, inputs, self.bench.max_new_tokens)
+            if layout is not None:
+                self._warm_up_shape(layout, inputs)
+
+        own = each.setting, sample_id, self._sender(each, taken)
+        return self.batches.ran(*own, self.batches.of(*own), prepared)[0]
+
+    def _sender(self, each: SettingAtWork, taken: Taken) -> Take:
+        """What takes requests of a setting and sends them to the device, each once."""
         model = self.bench.model
 
         def sent(own_id: int) -> tuple[PreparedRequest, Mapping[str, Any]]:
@@ -322,9 +337,7 @@ class SampleRunner:
                 found.transfer_s = self._clock.now_s() - sent_s
             return found.request, found.inputs
 
-        batch = self.batches.of(each.setting, sample_id, sent)
-        warm_up_batch(model, batch, self.bench.max_new_tokens)
-        return batch
+        return sent
 
     def _layout(self, each: SettingAtWork, request: PreparedRequest) -> tuple[object, ...]:
         """What requests have in common that libraries prepare the same kernels for; its loading is first."""
@@ -351,16 +364,28 @@ class SampleRunner:
         self.warm_layouts.add(layout)
 
     def run(self, at: SampleAtWork) -> tuple[StagedRun, float]:
-        """One measured run of a sample, and the seconds that it took to put its setting in force."""
+        """One measured run of a sample, and the seconds that it took to put its setting in force.
+
+        All runs of a sample are of one batch, which the first decides.
+        """
+        if at.runs:
+            return self._run(at, at.batch)
+        taken: Taken = {(at.sample_id, at.of.crops): TakenRequest(at.sample, at.request, at.inputs)}
+        take, work = self._sender(at.of, taken), partial(self._run, at)
+        at.batch, found = self.batches.ran(at.of.setting, at.sample_id, take, at.batch, work)
+        return found
+
+    def _run(self, at: SampleAtWork, batch: Batch) -> tuple[StagedRun, float]:
         model, limit_s, started_s = self.bench.model, self._limit_s(at.of), self._clock.now_s()
+        inputs = tuple(batch.values())
         # What is left is never 0, which would be no limit.
         with time_limit(None if limit_s is None else max(limit_s - at.spent_s, 1e-3)):
             model.apply(at.of.setting)
             switch_s = self._clock.now_s() - started_s
             # For what is prepared already it costs next to nothing.
-            warm_up_batch(model, at.batch, self.bench.max_new_tokens)
+            warm_up_batch(model, inputs, self.bench.max_new_tokens)
             with at.of.memory_window(model):
-                run = run_batch(model, at.batch, self.bench.max_new_tokens)
+                run = run_batch(model, inputs, self.bench.max_new_tokens)
         at.spent_s += self._clock.now_s() - started_s
         return run, switch_s
 

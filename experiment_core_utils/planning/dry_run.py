@@ -74,7 +74,7 @@ from experiment_core_utils.records.provenance import ASKED_AT, FinalPrompt, Prov
 from experiment_core_utils.records.result_files import RESULT_FILES
 from experiment_core_utils.records.setting_result import setting_key
 from experiment_core_utils.tasks.interface import Task
-from experiment_core_utils.tasks.registry import get_metric
+from experiment_core_utils.tasks.registry import get_metric, score_name
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         work = SettingWork(setting.key, request.prompt_tokens, request.flops, memory_bytes, is_done, batch)
         estimates.append(estimate_setting(work, size, earlier, output_tokens, matmul_rate))
     due = [estimate.work.key for estimate in estimates if not estimate.work.is_done]
-    faults = broken_rows(task, range(len(task)))
+    faults, metric = broken_rows(task, range(len(task))), get_metric(task.metric)
     where = f"{device.type} {str(dtype).removeprefix('torch.')}; no weights were loaded"
     if source.is_served:
         where = f"{ASKED_AT}{source.place}; nothing was sent"
@@ -171,7 +171,8 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
             size.timed if size.request_rate is None else None,
             sweep_noise(earlier.by_key),
             config.machine.detect,
-            get_metric(task.metric).best,
+            metric.best,
+            score_name((metric.name, metric.best)),
         ),
     ]
     return PlanReport(

@@ -60,13 +60,13 @@ class EarlierResults:
 
 @dataclass(frozen=True)
 class SettingEstimate:
-    """Time and memory of a setting; `request_s` is one run of one sample, `setting_s` all that one process does.
+    """Time and memory of a setting; `run_s` is one run of a sample with its batch, `setting_s` all that one process does.
 
     Both, and their source, are None where there is nothing to go by; the memory where it is not known either.
     """
 
     work: SettingWork
-    request_s: float | None
+    run_s: float | None
     setting_s: float | None
     time_source: Source | None
     memory_bytes: int | None
@@ -112,11 +112,14 @@ class PlanSize:
         """Samples of the largest shard that are only answered."""
         return self.samples_per_process - math.ceil(self.timed / self.num_processes)
 
-    @property
-    def requests_per_process(self) -> int:
-        """Runs of a process at each setting, the unmeasured ones counted; what is only answered runs once."""
+    def answering_runs(self, batch_size: int) -> int:
+        """Runs of a process at a setting for what is only answered, once, and as many together as what is timed."""
+        return math.ceil(self.answered_per_process / batch_size)
+
+    def runs_per_process(self, batch_size: int = 1) -> int:
+        """Runs of a process at a setting, the unmeasured ones counted."""
         timed = self.samples_per_process - self.answered_per_process
-        return timed * self.num_runs_per_sample + self.answered_per_process + self.num_warmup_runs
+        return timed * self.num_runs_per_sample + self.answering_runs(batch_size) + self.num_warmup_runs
 
 
 def rates_of(results: Iterable[SettingResult]) -> StageRates | None:
@@ -153,29 +156,29 @@ def estimate_setting(
     """
     result, rates = earlier.by_key.get(work.key), earlier.rates
     source: Source | None = None
-    request_s: float | None = None
+    run_s: float | None = None
     preprocess_s = 0.0
     total_ms = None if result is None else result.aggregate_stats["T_total_mean"]
     if result is not None and total_ms is not None:
         preprocess_s = (result.aggregate_stats["T_preprocess_mean"] or 0.0) * 1e-3
-        source, request_s = "measured", total_ms * 1e-3
+        source, run_s = "measured", total_ms * 1e-3
     elif work.flops is not None and rates is not None:
-        source, request_s = "scaled", work.batch_size * request_seconds(work.flops, output_tokens, rates)
+        source, run_s = "scaled", work.batch_size * request_seconds(work.flops, output_tokens, rates)
     elif work.flops is not None and matmul_rate is not None:
         rates = StageRates(matmul_rate, matmul_rate, matmul_rate)
-        source, request_s = "matmul", work.batch_size * request_seconds(work.flops, output_tokens, rates)
+        source, run_s = "matmul", work.batch_size * request_seconds(work.flops, output_tokens, rates)
     setting_s: float | None = None
     if size.arrivals_s is not None:
         # The last of each batch, warm-up and what is only answered are waited for.
         alone = size.num_batches + size.num_warmup_runs + size.num_samples - size.timed
-        source, setting_s = "rate", size.arrivals_s + (request_s or 0.0) * alone
-    elif request_s is not None:
-        setting_s = request_s * size.requests_per_process + preprocess_s * size.samples_per_process
+        source, setting_s = "rate", size.arrivals_s + (run_s or 0.0) * alone
+    elif run_s is not None:
+        setting_s = run_s * size.runs_per_process(work.batch_size) + preprocess_s * size.samples_per_process
     memory = result.memory if result is not None else None
     peak = memory.peak_memory_bytes if memory is not None else None
     return SettingEstimate(
         work=work,
-        request_s=request_s,
+        run_s=run_s,
         setting_s=setting_s,
         time_source=source,
         memory_bytes=work.memory_bytes if peak is None else int(peak),
@@ -186,16 +189,16 @@ def estimate_setting(
 def plan_table(estimates: Sequence[SettingEstimate]) -> list[str]:
     """The settings in their order, a line each, under a heading."""
     width = max(len("setting"), *(len(estimate.work.key) for estimate in estimates))
-    heading = f"{'#':>4}  {'setting':<{width}}  {'tokens':>7}  {'s/request':>9}  {'time':>10}  {'memory':>11}  estimate"
+    heading = f"{'#':>4}  {'setting':<{width}}  {'tokens':>7}  {'s/run':>9}  {'time':>10}  {'memory':>11}  estimate"
     lines = [heading]
     for number, each in enumerate(estimates, start=1):
         source = "done already" if each.work.is_done else each.time_source or "none"
         memory = "-" if each.memory_bytes is None else _mebibytes(each.memory_bytes)
         time_text = "-" if each.work.is_done or each.setting_s is None else _duration(each.setting_s)
-        request_text = "-" if each.request_s is None else f"{each.request_s:.3g}"
+        run_text = "-" if each.run_s is None else f"{each.run_s:.3g}"
         tokens = "-" if each.work.prompt_tokens is None else f"{each.work.prompt_tokens:.0f}"
         lines.append(
-            f"{number:>4}  {each.work.key:<{width}}  {tokens:>7}  {request_text:>9}  "
+            f"{number:>4}  {each.work.key:<{width}}  {tokens:>7}  {run_text:>9}  "
             f"{time_text:>10}  {memory:>11}  {source}"
         )
     return lines
@@ -230,10 +233,10 @@ def answered_lines(estimates: Sequence[SettingEstimate], size: PlanSize, batch: 
     answered = size.num_samples - size.timed
     if not answered or size.request_rate is not None:
         return []
-    seconds = [each.request_s for each in estimates if not each.work.is_done]
-    known = [each for each in seconds if each is not None]
-    is_known = bool(seconds) and len(known) == len(seconds)
-    cost = f", about {_duration(sum(known) * size.answered_per_process)} of the time" if is_known else ""
+    due = [each for each in estimates if not each.work.is_done]
+    known = [each.run_s * size.answering_runs(each.work.batch_size) for each in due if each.run_s is not None]
+    is_known = bool(due) and len(known) == len(due)
+    cost = f", about {_duration(sum(known))} of the time" if is_known else ""
     how = "" if batch is None else f" (one by one by engines and graphs; modules answer up to {batch} together)"
     return [
         f"answers: {answered} of {counted(size.num_samples, 'sample')} are not timed; each is answered once at each "

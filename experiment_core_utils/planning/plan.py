@@ -44,6 +44,7 @@ from experiment_core_utils.requests.fitting import (
     refuse_picture_tasks,
     refuse_unfit_pictures,
     refuse_unfit_requests,
+    refuse_unscorable,
     refuse_unscored,
 )
 from experiment_core_utils.tasks.content import digests_of
@@ -233,6 +234,7 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
         takes_pictures = source.takes_pictures
         refuse_unfit_pictures(task, drawn.sample_ids, config.task, takes_pictures=takes_pictures, model=source.name)
     refuse_unscored(task.metric, config, is_served=source.is_served)
+    refuse_unscorable(task, drawn.sample_ids, source.prompt_family, config.measuring.sample_timeout)
     limits = config.knobs.answer_limit_list, config.knobs.thinking_tokens_list
     refuse_long_limits(task, *limits, max_new_tokens_of(config.task, task))
     reference, placebo = reference_beside(config, source, grid), placebo_beside(config, source)

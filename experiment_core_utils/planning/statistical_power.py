@@ -156,13 +156,15 @@ def power_sentences(
     noise: SweepNoise,
     detect: float | None,
     best: float = 1.0,
+    score: str = "accuracy",
 ) -> list[str]:
-    """What the plan's samples show, and the power for `detect` (accuracy as a part of `best`, latency relative).
+    """What the plan's samples show, and the power for `detect` (scores as a part of `best`, latency relative).
 
     One setting can only be compared with itself in another run, which is said on request.
 
     Args:
         num_timed: None where requests arrive at a rate: nothing is said of differences between their times.
+        score: what scores are called.
     """
     if num_settings < 2 and detect is None:
         return []
@@ -174,7 +176,7 @@ def power_sentences(
     of = "" if best == 1.0 else f" of {best:g}"
     basis = f"of {noise.num_settings} earlier settings" if noise.num_settings else "assumed"
     lines = [
-        f"differences that {pairs} show (95 % over all pairs, 80 % power): accuracy "
+        f"differences that {pairs} show (95 % over all pairs, 80 % power): {score} "
         + ("none" if scores is None else f"{scores * best:.2g}")
         + f"{of} with {counted(num_samples, 'sample')}, mean latency "
         + _shown_latency(latency, num_timed)
@@ -186,7 +188,7 @@ def power_sentences(
         answers = accuracy.needed(detect)
         needed = "no number of samples, fewer answers change" if answers is None else f"{_rounded(answers)} samples"
         now = accuracy.power(num_samples, detect)
-        line = f"to show {detect:g} with 80 % power: accuracy {needed} ({now:.0%} with {num_samples})"
+        line = f"to show {detect:g} with 80 % power: {score} {needed} ({now:.0%} with {num_samples})"
         if num_timed is not None:
             timed, now = latency.needed(math.log1p(detect)) or 0, latency.power(num_timed, math.log1p(detect))
             line += f"; mean latency ({detect:.1%}) {_rounded(timed)} timed samples ({now:.0%} with {num_timed})"

@@ -17,7 +17,7 @@ from experiment_core_utils.primitives.notebook_html import block, field_table, f
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_change_text, time_text
 from experiment_core_utils.records.controls import Control, control_lines
-from experiment_core_utils.records.price_list import PriceList
+from experiment_core_utils.records.price_list import ACCURACY, PriceList
 from experiment_core_utils.records.result_files import (
     CONCLUSION_FILE,
     RESULT_FILES,
@@ -32,7 +32,7 @@ VERDICT_LEGEND = (
     "yes: 95 % sure, with all that is compared; likely: 80 % sure; can't tell: neither; no: the opposite is 95 % sure"
 )
 # What a column is about whose words say how sure it is that a setting is on the front of accuracy and mean latency.
-FRONT_MEANING = "whether no other setting is as accurate in less mean time, or more accurate in no more"
+FRONT_MEANING = "whether no other setting scores as high in less mean time, or higher in no more"
 FRONT_OPPOSITE = f"no: one other is surely faster and not worse by {ACCURACY_MARGIN:g} of the best score"
 Interval = tuple[float, float]
 
@@ -118,6 +118,7 @@ class Conclusion:
     #: samples that would decide about `nearest`; None if it is decided, or none would
     samples_needed: int | None = None
     metric_best: float = 1.0  #: highest score of the metric
+    score: str = ACCURACY  #: what the metric's scores are called in sentences; not there if `accuracy`
     #: ratios of times that are 1 if nothing but the knobs changed a time; empty if settings did not take turns
     controls: tuple[Control, ...] = ()
     prices: PriceList | None = None  #: what each accepted loss of accuracy saves; None if nothing is concluded
@@ -136,8 +137,9 @@ class Conclusion:
         assert self.against_time_ms is not None and self.num_samples is not None
         assert self.against is not None
         reference = f"the reference, which is {reference_meaning(self.against)}"
-        kind = reference if self.is_reference else "the most accurate setting"
-        figures = f"{time_text(self.against_time_ms)} a request, accuracy {self.against_accuracy:.3f}"
+        most = "most accurate setting" if self.score == ACCURACY else f"setting of the highest {self.score}"
+        kind = reference if self.is_reference else f"the {most}"
+        figures = f"{time_text(self.against_time_ms)} a request, {self.score} {self.against_accuracy:.3f}"
         other, found = f"{self.against} ({kind}: {figures})", self.nearest
         if found is None or self.word == "no":
             return (
@@ -170,12 +172,17 @@ class Conclusion:
         changes = "; ".join(map(self._change, self.changes))
         return [*([f"knobs: {changes}"] if changes else []), *control_lines(self.controls)]
 
+    def content(self) -> dict[str, Any]:
+        """Its fields as a file has them."""
+        # Files from before scores had a name are of accuracies.
+        return asdict(self, dict_factory=lambda found: dict(each for each in found if each != ("score", ACCURACY)))
+
     def __str__(self) -> str:
         return "\n".join(self.lines)
 
     def _repr_html_(self) -> str:
         """As a notebook shows it: the lines and the fields."""
-        hidden = ("changes", "nearest", "metric_best", "controls", "prices")
+        hidden = ("changes", "nearest", "metric_best", "score", "controls", "prices")
         own = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in hidden}
         if self.nearest is not None:
             own |= {f"nearest.{name}": each for name, each in asdict(self.nearest).items()}
@@ -191,7 +198,7 @@ class Conclusion:
         text = f"{change.knob} {change.first} → {change.last}: {time}"
         if change.accuracy is None or change.accuracy_word is None:
             return text
-        text += f", accuracy {self._points(change.accuracy)}{_unless_yes(change.accuracy_word)}"
+        text += f", {self.score} {self._points(change.accuracy)}{_unless_yes(change.accuracy_word)}"
         most = change.most_in
         if most is None:
             likely = [each.question_type for each in change.by_type if each.accuracy_word == "likely"]
@@ -226,7 +233,7 @@ def save_conclusion(conclusion: Conclusion, experiment_id: str | None, folder: P
         ResultsNotSaved: the disk refuses.
     """
     head = {"schema_version": 1, "experiment_id": experiment_id, "sentence": conclusion.sentence}
-    content = head | asdict(conclusion)
+    content = head | conclusion.content()
     write_json_atomically({**content, "sha256": _digest(content, folder)}, folder / CONCLUSION_FILE)
 
 

@@ -11,6 +11,8 @@ from experiment_core_utils.primitives.units import time_text
 
 Interval = tuple[float, float]
 OVERALL = "over all"
+# What scores are called where the best is 1.
+ACCURACY = "accuracy"
 # The accepted loss of which a headline says what is sure.
 HEADLINE_LOSS = 0.05
 
@@ -86,6 +88,7 @@ class PriceList:
     types: tuple[TypePrices, ...] = ()  #: without prices the answers to budgets, where these are asked for
     routing: Routing | None = None  #: None where one setting is the choice of all types
     metric_best: float = 1.0
+    score: str = ACCURACY  #: as in `Conclusion`
 
     @property
     def lines(self) -> list[str]:
@@ -95,7 +98,7 @@ class PriceList:
             return [f"no prices: {self.why}", *each_type]
         of = f"percent of that of the reference {self.against}, the model as it is"
         if any(each.prices for each in self.types):
-            head = f"prices, in {of}, by accepted loss of accuracy:"
+            head = f"prices, in {of}, by accepted loss of {self.score}:"
         else:
             head = "what fits:" if self.types[0].reference_ms is None else f"what fits, with the time in {of}:"
         return [head, *each_type, *self._routing()]
@@ -168,11 +171,11 @@ class PriceList:
         ends = price.accuracy_difference_ci95
         ends_text = "" if ends is None else " [{}, {}]".format(*map(self._number, ends))
         time = f"{_percent(price.time_ratio, price.time_ratio_ci95)} of the time"
-        return f"{price.setting}, {time}{joules}{_throughput(price)}, accuracy {change}{ends_text}"
+        return f"{price.setting}, {time}{joules}{_throughput(price)}, {self.score} {change}{ends_text}"
 
     def _budget(self, found: WithinBudget) -> str:
         if found.unit == "score":
-            asked = f"accuracy of at least {self._score(found.budget)}"
+            asked = f"{self.score} of at least {self._score(found.budget)}"
         else:
             asked = f"{found.statistic} of {found.budget:g} {found.unit} or less"
         if found.setting is None:
@@ -181,7 +184,7 @@ class PriceList:
         cost = "" if found.unit == "score" else f"{found.cost:.4g} {found.unit}, "
         ends = "" if found.accuracy_ci95 is None else " [{}, {}]".format(*map(self._score, found.accuracy_ci95))
         time = "" if found.time_ratio is None else f", {100 * found.time_ratio:.0f} % of the time"
-        figures = f"{found.setting}, {cost}accuracy {self._score(found.accuracy)}{ends}{time}{_throughput(found)}"
+        figures = f"{found.setting}, {cost}{self.score} {self._score(found.accuracy)}{ends}{time}{_throughput(found)}"
         return f"{asked}: {'surely' if found.word == 'yes' else self._not_sure(found.word)} {figures}"
 
     def _routing(self) -> list[str]:
@@ -190,7 +193,7 @@ class PriceList:
             return []
         chosen = ", ".join(f"{name} {key}" for name, key in found.settings.items())
         return [
-            f"  routed by type ({chosen}): accuracy {self._score(found.accuracy)} "
+            f"  routed by type ({chosen}): {self.score} {self._score(found.accuracy)} "
             f"({self._change(found.accuracy_difference)}) in {_percent(found.time_ratio, found.time_ratio_ci95)} of "
             f"the time; surely not worse by {self._loss(found.loss)} or more in any type"
         ]

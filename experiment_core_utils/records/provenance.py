@@ -83,8 +83,8 @@ class Model(Record):
     #: compiled; `cpu`, compiled C++; `reference`, plain torch on fused weights ([execution.md](execution.md))
     execution: str | None = None
     execution_asked: str | None = None  #: `--execution`
-    #: why not all stages are graphs, though those were requested, or not of own kernels or Inductor; None if they are,
-    #: or were not requested
+    #: why not all stages are graphs, though those were requested, or not of own kernels or Inductor, or need a mask of
+    #: the whole cache; None if all are and do not, or were not requested
     execution_reason: str | None = None
     execution_stages: ExecutionStages | None = None  #: object, next rows
     #: what answered the samples that are not timed: `as timed`, each alone by `execution_stages`; `batches`, the
@@ -148,7 +148,8 @@ class Variables(Record):
     until_precision: Any = None  #: `--until_precision`; None if not given
     energy: Any = None  #: `--energy`
     num_latency_samples: Any = None  #: `--num_latency_samples`; None if not given
-    accuracy_batch_size: Any = None  #: `--accuracy_batch_size`, without effect where all are measured
+    #: `--accuracy_batch_size`, without effect where all are measured, and at a `batch_size` above 1
+    accuracy_batch_size: Any = None
     precision: Any = None  #: `--precision`; what came of `auto` is `model.dtype`
     execution: Any = None  #: `--execution`; what is used is `model.execution`
     quantization: Any = None  #: `--quantization`; what is used is `model.quantisation`
@@ -156,7 +157,7 @@ class Variables(Record):
     tensor_parallel: Any = None  #: `--tensor_parallel`; None if not given
     #: `--num_threads`; what came of it, or of `OMP_NUM_THREADS`, is `hardware.torch_threads`; None if not given
     num_threads: Any = None
-    batch_size: Any = None  #: 1: of measured samples
+    batch_size: Any = None  #: 1: of measured samples where `knobs` names no other
     decoding: Any = None  #: `greedy`
     sampling_strategy: Any = None  #: `--sampling_strategy`
     #: the scores that were used: path as given, or that of the model's own; None if neither, `none`, or sets

@@ -162,7 +162,8 @@ class SampleResult(
     outlier_runs: list[Count] | None = None  #: indices in `runs` of outliers; None if fewer than 3 runs
     #: samples that were answered together with it, itself included; None if measured
     accuracy_batch_size: Count | None = None
-    #: most that were allowed together then: `--accuracy_batch_size`, less where memory had run out; None if measured
+    #: most that were allowed together then: `--accuracy_batch_size`, or a `batch_size` above 1, less where memory had
+    #: run out; None if measured
     accuracy_batch_limit: Count | None = None
     #: runs that were discarded and measured again (`--max_repeats`), which are in no statistic; None if answered in a
     #: batch

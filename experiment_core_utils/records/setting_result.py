@@ -242,8 +242,9 @@ class AccuracyPart(Record):
     metric: str  #: the metric that scored the answers
     metric_best: Annotated[float, Field(gt=0, le=1e6), AS_IT_IS]  #: its highest score; its lowest is 0
     metric_details: dict[str, Any]  #: further numbers of the metric, see below; may be `{}`
-    #: mean score of the samples that ran, by `metric`; an answer that could not be parsed counts as 0; None if no
-    #: sample has a score (CIDEr of fewer than two pictures)
+    #: mean score of the samples that ran, by `metric`, of which more is always better, of `perplexity` 100 / perplexity
+    #: per byte; an answer that could not be parsed counts as 0; None if no sample has a score (CIDEr of fewer than two
+    #: pictures)
     accuracy: Amount | None
     accuracy_std: Amount | None  #: standard deviation of single scores (n - 1); None if fewer than 2 samples
     #: [low, high], 95 % interval of the mean, inside [0, `metric_best`]; below; None if as `accuracy`

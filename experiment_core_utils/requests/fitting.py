@@ -4,11 +4,13 @@ from collections.abc import Iterable, Sequence
 
 from experiment_core_utils.config.parts import TaskConfig
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
+from experiment_core_utils.primitives.interruption import time_limit
 from experiment_core_utils.requests.drawing import TEXT_TASK, VISION_TASK
 from experiment_core_utils.tasks.datasets.files.data_file import DataFileTask
-from experiment_core_utils.tasks.interface import Task
-from experiment_core_utils.tasks.registry import load_task_module, scored_by, task_entry
+from experiment_core_utils.tasks.interface import PromptFamily, Task, check_scorable
+from experiment_core_utils.tasks.prompt_forms import with_continuations
+from experiment_core_utils.tasks.registry import get_metric, load_task_module, scored_by, task_entry
 from experiment_core_utils.tasks.sampling import inspected
 
 
@@ -137,3 +139,31 @@ def refuse_unscored(metric: str, config: ProfilingConfig, *, is_served: bool) ->
     if idle:
         what = "a text as it is" if scored == "text" else "given answers, and generates none"
         raise ConfigurationError(f"--metric {metric} scores {what}: {', '.join(idle)} cannot act; drop it")
+
+
+def refuse_unscorable(
+    task: Task, sample_ids: Sequence[int], family: PromptFamily, sample_timeout_s: float | None
+) -> None:
+    """Refuse a metric that can score none of the samples; the first one that it can score ends the search.
+
+    Raises:
+        ConfigurationError: see above; or there is no such metric, or it gives a score that it may not give.
+    """
+    metric, reason = get_metric(task.metric), None
+    for sample_id in sample_ids:
+        try:
+            with library_faults_named(f"sample {sample_id}"), time_limit(sample_timeout_s):
+                sample = task[sample_id]
+        except SampleError:  # not counted: it is a failed sample where it is requested
+            continue
+        try:
+            check_scorable(with_continuations(task, sample, family), metric)
+        except SampleError as error:
+            reason = reason or f"sample {sample_id}: {error}"
+        else:
+            return
+    if reason is not None:
+        raise ConfigurationError(
+            f"--metric {metric.name} can score no sample of {task.name}: {reason}; give another metric, or a task that "
+            "has what it scores"
+        )

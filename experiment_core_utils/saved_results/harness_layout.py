@@ -23,6 +23,8 @@ from experiment_core_utils.tasks.registry import scored_by
 
 Harness = Literal["lm-eval", "lmms-eval"]
 OWN_KEY = "knobprof"
+# Under it the SHA-256 of the task's file of samples, beside the digest of the result that both are of.
+SAMPLES_DIGEST = "samples_sha256"
 # What lm-eval and lmms-eval call a metric, where that is not its name here.
 _NAMES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -77,13 +79,16 @@ def write_setting(results: Sequence[SettingResult], to: Harness, verdict: Mappin
     folder.mkdir(parents=True, exist_ok=True)
     date = _date_of(results)
     rows = {result.provenance.task.name: sample_rows(result, to) for result in results}
-    content = _results_content(results, to, rows, model, date) | {
-        OWN_KEY: {result.provenance.task.name: {**verdict, **own_content(result)} for result in results}
+    samples = {task: "".join(f"{_json(row)}\n" for row in rows_of_task) for task, rows_of_task in rows.items()}
+    own = {
+        task: {**verdict, **own_content(result), SAMPLES_DIGEST: _sha256(samples[task])}
+        for task, result in zip(rows, results, strict=True)
     }
+    content = _results_content(results, to, rows, model, date) | {OWN_KEY: own}
     stamp = date.strftime("%Y%m%d_%H%M%S") if to == "lmms-eval" else date.isoformat().replace(":", "-")
-    for task, rows_of_task in rows.items():
+    for task, text in samples.items():
         name = f"{stamp}_samples_{task}.jsonl" if to == "lmms-eval" else f"samples_{task}_{stamp}.jsonl"
-        write_text_atomically("".join(f"{_json(row)}\n" for row in rows_of_task), folder / name)
+        write_text_atomically(text, folder / name)
     # Last, so that a folder with it is whole.
     name = f"{stamp}_results.json" if to == "lmms-eval" else f"results_{stamp}.json"
     write_text_atomically(_json(content, indent=2), folder / name)
@@ -110,6 +115,7 @@ def own_content(result: SettingResult) -> dict[str, Any]:
         **{name: content[name] for name in names},
         "quantities": quantities,
         **{name: content[name] for name in ("energy", "memory", "fingerprint", "digest") if name in content},
+        "experiment_id": result.provenance.experiment_id,
         "run_uid": result.provenance.run_uid,
         "caveats": result.provenance.caveats,
     }

@@ -22,6 +22,7 @@ from experiment_core_utils.tasks.registry import (
     list_metrics,
     list_tasks,
     load_task_module,
+    score_name,
 )
 
 
@@ -96,7 +97,8 @@ def print_compared(results_dir: Path, baseline: str | None) -> None:
         baseline = f"the reference, {each.baseline}" if is_reference else each.baseline
         print(f"{each.task}, {each.metric}: settings against {baseline}, on the samples that both have")
         if each.comparisons:
-            print(comparison_table(each.comparisons))
+            score = score_name(*((one.metric, one.metric_best) for one in each.results))
+            print(comparison_table(each.comparisons, score))
         else:
             print("there is no other setting to compare")
         _warn(few_samples_warning(each.results))

@@ -28,6 +28,7 @@ from experiment_core_utils.records.setting_result import (
 from experiment_core_utils.saved_results.result_caveats import MOST_UNREADABLE
 from experiment_core_utils.tables.frames import further_knobs
 from experiment_core_utils.tasks.comparison import PairedComparison
+from experiment_core_utils.tasks.registry import score_name
 from experiment_core_utils.tasks.sampling import few_samples_caveats
 from experiment_core_utils.tasks.scoring.metrics import AGREED_REPLIES, LABELLED_REPLIES
 
@@ -133,6 +134,7 @@ def closing_table(
     rows = []
     reference, further = reference_of(results), further_knobs(results)
     titles = {knob.title: knob for knob in all_knobs() if knob.published or knob in further}
+    score = f"{score_name(*((each.metric, each.metric_best) for each in results))} [95 %]"
     for result in results:
         stats = result.aggregate_stats
         rows.append(
@@ -141,7 +143,7 @@ def closing_table(
                 # A picture that the model does not cut has 0 crops, but is seen.
                 "crops": _text(result.selected_crops_mean or None, 1),
                 "tokens": _text(stats.get("prompt_tokens_mean"), 0),
-                "accuracy [95 %]": _accuracy(result),
+                score: _accuracy(result),
                 "vision ms": _text(stats.get("T_vision_total_mean"), 1),
                 "prefill ms": _text(stats.get("T_LLM_prefill_mean"), 1),
                 "first token ms": _text(_first_token_alone(stats), 1),
@@ -233,12 +235,16 @@ def aligned_text(table: pd.DataFrame) -> str:
     return str(table.astype(object).where(table.notna(), ABSENT).to_string(index=False))
 
 
-def comparison_table(comparisons: Mapping[str, PairedComparison]) -> str:
-    """Settings against one baseline, a row each."""
+def comparison_table(comparisons: Mapping[str, PairedComparison], score: str) -> str:
+    """Settings against one baseline, a row each.
+
+    Args:
+        score: what the metric's scores are called.
+    """
     rows = [
         {
             "setting": key,
-            "accuracy": _text(each.mean, 3),
+            score: _text(each.mean, 3),
             "difference [95 %]": _difference(each),
             "better": each.better,
             "worse": each.worse,

@@ -128,7 +128,8 @@ class Metric(Protocol):
 
     A metric that runs code from elsewhere, which may write files, also has `runs_foreign_code = True` and
     `scores_of(answers)`: the scores alone. One of log-probabilities has `scored`, `options` or `text`, and
-    `check(answer)`, which raises `SampleError` for what it cannot score.
+    `check(answer)`, which raises `SampleError` for what it cannot score. One whose `best` is not 1 may have `label`,
+    what its score is called where it is shown; see `registry.score_name`.
     """
 
     name: str

@@ -131,8 +131,8 @@ def with_continuations(task: Task, sample: Sample, family: PromptFamily) -> Samp
     if scored == "text":
         if sample.question != sample.answers[0]:
             raise SampleError(
-                f"--metric {task.metric} scores a text, and this is a question with an answer: name the column of the "
-                "texts, --columns question=COLUMN answer=COLUMN"
+                f"{task.metric} scores a text, and this is a question with an answer; of a file name the column of the "
+                "texts: --columns question=COLUMN answer=COLUMN"
             )
         return replace(sample, continuations=())
     answers = [letter for letter, _ in lettered(sample.options)] if _lists_options(task) else sample.options

@@ -288,6 +288,17 @@ def scored_by(metric_name: str) -> Scored | None:
     return getattr({**_METRICS, **_registered_metrics}.get(metric_name), "scored", None)
 
 
+def score_name(*metrics: tuple[str, float]) -> str:
+    """What the scores of metrics, each given by name and best score, are called where they are shown together.
+
+    Returns:
+        `accuracy` where the best score is 1, else the metric's own label or name; `score` where metrics differ in it.
+    """
+    known = {**_METRICS, **_registered_metrics}
+    names = {"accuracy" if best == 1 else str(getattr(known.get(name), "label", name)) for name, best in metrics}
+    return names.pop() if len(names) == 1 else "score"
+
+
 def get_metric_for_dataset(name: str) -> str:
     """The name of the metric that scores task `name`; raises ConfigurationError for an unknown task."""
     return task_entry(name).metric

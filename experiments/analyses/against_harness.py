@@ -1,11 +1,13 @@
 """A run's settings against results of lm-eval or lmms-eval, or two of these, on the questions that both answered.
 
-Only answers are compared: the harnesses measure no times, energy, operations or memory of a request.
+Only answers are compared: the harnesses measure no times, energy, operations or memory of a request, and of an exported
+run their layout has a mean of each sample's runs, by which no two runs are told apart.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -97,19 +99,25 @@ def compare_with_harness(
     lines = accuracy_lines(
         _cells(parts),
         [(part.task, part.setting) for part in parts],
-        [part.best for part in parts],
+        [("score", part.best) for part in parts],
         lambda number: parts[number].has_one_answer,
         TAIL,
         accuracy_margin,
     )
     references = [part for part in parts if part.is_reference]
-    if len(references) == 1 < len(parts):
+    tasks = [task for side in sides if isinstance(side, HarnessResults) for task in side.tasks]
+    if len(references) == 1 < len(parts) and all(task.setting is None for task in tasks):
         # Theirs is mostly the model as it is: that setting is what the first sentence is about.
         lines = [replace(line, is_pooled=line.setting == references[0].setting) for line in lines[: len(parts)]]
     voided: list[str] = []
     for name, side in zip("AB", sides, strict=True):
         if isinstance(side, HarnessResults):
-            notes.append(f"{name} has no times, joules, FLOPs or memory of a request: {side.layout} measures none")
+            notes.append(
+                f"{name} is an exported run, of which answers alone are compared; give the run's own folder to compare "
+                "times, joules and memory"
+                if side.is_exported
+                else f"{name} has no times, joules, FLOPs or memory of a request: {side.layout} measures none"
+            )
             notes += [f"{name}: {sentence}" for sentence in _figures_apart(side)]
             voided += [f"{sentence} ({name})" for sentence in side.voided_by]
     runs = [(side,) if isinstance(side, Sweep) else () for side in sides]
@@ -143,9 +151,22 @@ def _answer_of(row: HarnessRow, key: str) -> _Answer:
 
 
 def _of_run(run: Sweep, theirs: HarnessResults, metric: str | None, notes: list[str]) -> list[_Shared]:
+    """The parts of each setting; of several that were exported each is beside the one of its key."""
+    parts, found = [], list[str]()
+    for key in dict.fromkeys(task.setting for task in theirs.tasks):
+        own = replace(theirs, tasks=tuple(task for task in theirs.tasks if task.setting == key))
+        settings = [setting for setting in run.settings if key in (None, setting.key)]
+        parts += _of_settings(settings, own, metric, found)
+    notes += dict.fromkeys(found)
+    return parts
+
+
+def _of_settings(
+    run: Sequence[StoredSetting], theirs: HarnessResults, metric: str | None, notes: list[str]
+) -> list[_Shared]:
     parts = []
-    for task in run.provenance.tasks:
-        settings = [setting for setting in run.settings if setting.task == task]
+    for task in dict.fromkeys(setting.task for setting in run):
+        settings = [setting for setting in run if setting.task == task]
         samples = {sample.sample_id: sample for setting in settings for sample in setting.result.per_sample_results}
         by_name = {their.name: shared_questions(samples, their.rows) for their in theirs.tasks}
         # Their name of the task may be another one.
@@ -232,10 +253,10 @@ def _folded(text: str) -> str:
 
 
 def _of_two(first: HarnessResults, second: HarnessResults, metric: str | None) -> list[_Shared]:
-    parts, others = [], {task.name: task for task in second.tasks}
-    for one in first.tasks:
-        other = others.get(one.name)
-        if other is None:
+    parts = []
+    for one, other in product(first.tasks, second.tasks):
+        settings = {each for each in (one.setting, other.setting) if each is not None}
+        if one.name != other.name or len(settings) > 1:
             continue
         key = _metric_of(one, metric, None, other.figures)
         rows = [{(row.doc_id, row.question): row for row in task.rows if key in row.scores} for task in (one, other)]
@@ -246,7 +267,7 @@ def _of_two(first: HarnessResults, second: HarnessResults, metric: str | None) -
             for at, row in rows[0].items()
             if at in rows[1]
         }
-        parts.append(_Shared(one.name, key, 1.0, pairs))
+        parts.append(_Shared(one.name, settings.pop() if settings else key, 1.0, pairs))
     return parts
 
 

@@ -13,7 +13,7 @@ from experiments.analyses.charts.run_charts import runs_chart
 from experiments.analyses.charts.style import QUIET, joined_caption, setup_of
 from experiments.analyses.report.content import without_folders
 from experiments.analyses.report.page import rendered, write_page
-from experiments.analyses.two_runs import Quantity, RunComparison, RunDifference
+from experiments.analyses.two_runs import Quantity, RunComparison, RunDifference, title_of
 
 HERE = Path(__file__).parent
 # Of a quantity's figures in records; of accuracy there is none.
@@ -23,10 +23,6 @@ RECORD_UNITS: Mapping[Quantity, str] = {
 # What its figures are shown in: the unit, and how many of the record's it is.
 SHOWN_UNITS: Mapping[Quantity, tuple[str, float]] = {
     each: ("MB", 1e6) if unit == "bytes" else (unit, 1.0) for each, unit in RECORD_UNITS.items()
-}
-# The same with the quantity's name, as in a heading.
-UNITS: Mapping[Quantity, tuple[str, float]] = {
-    each: (f"{each} ({unit})" if unit else each, scale) for each, (unit, scale) in SHOWN_UNITS.items()
 }
 # In the order of the table's columns.
 COLUMNS: tuple[Quantity, ...] = ("accuracy", "latency", "P95 latency", "energy", "memory")
@@ -82,7 +78,7 @@ def comparison_page(found: RunComparison) -> str:
         HERE,
         found=found,
         setups=setups_of(found),
-        columns=[UNITS[column][0] for column in columns],
+        columns=[_heading(column, found.lines) for column in columns],
         rows=rows_of(found.lines, columns),
         panel=panel,
         legend=LEGEND,
@@ -90,6 +86,11 @@ def comparison_page(found: RunComparison) -> str:
         basis=found.sentences(),
         caveats=list(dict.fromkeys(each for side in found.sides for run in side for each in run.provenance.caveats)),
     )
+
+
+def _heading(quantity: Quantity, lines: Sequence[RunDifference]) -> str:
+    unit, _ = SHOWN_UNITS[quantity]
+    return f"{title_of(quantity, lines)} ({unit})" if unit else title_of(quantity, lines)
 
 
 def _without_folders(found: RunComparison) -> RunComparison:
@@ -164,7 +165,7 @@ def rows_of(lines: Sequence[RunDifference], columns: Sequence[Quantity]) -> list
 
 
 def _cell(line: RunDifference) -> _Cell:
-    scale = UNITS[line.quantity][1]
+    _, scale = SHOWN_UNITS[line.quantity]
     change, _, interval = line.change_text.partition(" ")
     figures = [interval, f"{line.one / scale:.4g} → {line.other / scale:.4g}"]
     times = "" if line.quantity == "accuracy" else "× "

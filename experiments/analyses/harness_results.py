@@ -3,16 +3,17 @@
 Read for the layouts: as of `saved_results.harness_layout`.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from experiment_core_utils.primitives.errors import ResultsError, ResultsRefused
 from experiment_core_utils.primitives.files import read_regular_file
 from experiment_core_utils.records.result_files import RESULT_FILES, parsed_json, read_json_object
-from experiment_core_utils.saved_results.harness_layout import OWN_KEY, Harness
+from experiment_core_utils.saved_results.harness_layout import OWN_KEY, SAMPLES_DIGEST, Harness
 
 # Of each layout, its results file by pattern, and the file of a task's samples by the date in that name.
 _RESULTS: Mapping[Harness, str] = {"lm-eval": "results_*.json", "lmms-eval": "*_results.json"}
@@ -46,6 +47,7 @@ class HarnessTask:
     rows: tuple[HarnessRow, ...]
     figures: Mapping[str, float]  #: by metric and filter, as the results file has them
     lower_is_better: frozenset[str]  #: metrics
+    setting: str | None = None  #: key of an exported one beside others; None where there are no others
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class HarnessResults:
     model: str
     tasks: tuple[HarnessTask, ...]
     voided_by: tuple[str, ...]  #: why an exported run is INVALID, a sentence each
+    is_exported: bool = False  #: whether it is a run of this project in that layout
 
     @property
     def label(self) -> str:
@@ -64,12 +67,12 @@ class HarnessResults:
         return f"{self.model} ({self.layout})"
 
 
-def harness_file(path: Path) -> tuple[Path, Harness] | None:
-    """The results file that a path is, or that its folder or a folder in that contains; None for results of this
-    project.
+def harness_files(path: Path) -> list[tuple[Path, Harness]]:
+    """The results file that a path is, or those that its folder or the folders in that contain; none of results of
+    this project.
 
     Raises:
-        ResultsError: neither, or several files.
+        ResultsRefused: a file with another name.
     """
     if path.is_file():
         layout = _layout_of(path)
@@ -77,14 +80,10 @@ def harness_file(path: Path) -> tuple[Path, Harness] | None:
             raise ResultsRefused(
                 f"{path} is not named as results are (results_DATE.json, DATE_results.json); {_ADVICE}"
             )
-        return path, layout
+        return [(path, layout)]
     if not path.is_dir() or any(path.glob(RESULT_FILES)):
-        return None
-    found = _files_in(path) or [file for inner in sorted(path.iterdir()) if inner.is_dir() for file in _files_in(inner)]
-    if len(found) > 1:
-        names = ", ".join(str(file.relative_to(path)) for file, _ in found[:3])
-        raise ResultsError(f"{path} contains {len(found)} results files ({names} ...); give one of them")
-    return found[0] if found else None
+        return []
+    return _files_in(path) or [file for inner in sorted(path.iterdir()) if inner.is_dir() for file in _files_in(inner)]
 
 
 def _files_in(folder: Path) -> list[tuple[Path, Harness]]:
@@ -95,13 +94,42 @@ def _layout_of(path: Path) -> Harness | None:
     return next((layout for layout, form in _RESULTS.items() if path.match(form)), None)
 
 
-def read_harness(path: Path, layout: Harness) -> HarnessResults:
-    """A results file and the samples beside it.
+def read_harness(folder: Path, files: Sequence[tuple[Path, Harness]]) -> HarnessResults:
+    """Results files and the samples beside them; several are the exported settings of one run.
+
+    Args:
+        folder: that they were found in.
 
     Raises:
-        ResultsError: no samples, or torn or other files.
+        ResultsError: no samples, torn or other files, or several that are not of the settings of one run.
     """
-    content = read_json_object(path)
+    contents = [read_json_object(path) for path, _ in files]
+    runs, settings = (
+        [" ".join(dict.fromkeys(str(own[key]) for own in _ours(each) if key in own)) or None for each in contents]
+        for key in ("fingerprint", "setting")
+    )
+    if len(files) == 1:
+        return _read_file(*files[0], contents[0])
+    if len(set(runs)) > 1 or None in runs or len(set(settings)) < len(settings):
+        names = ", ".join(str(file.relative_to(folder)) for file, _ in files[:3])
+        raise ResultsError(
+            f"{folder} contains {len(files)} results files ({names} ...), not one for each exported setting of a run; "
+            "give one of them"
+        )
+    found = [_read_file(*each, content) for each, content in zip(files, contents, strict=True)]
+    tasks = [replace(task, setting=key) for each, key in zip(found, settings, strict=True) for task in each.tasks]
+    voided = dict.fromkeys(sentence for each in found for sentence in each.voided_by)
+    model = found[0].model.removesuffix(f"/{settings[0]}")
+    return replace(found[0], path=folder, model=model, tasks=tuple(tasks), voided_by=tuple(voided))
+
+
+def _ours(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What an exported run says of each task; empty for results of a harness."""
+    return [each for each in _object_of(content, OWN_KEY).values() if isinstance(each, Mapping)]
+
+
+def _read_file(path: Path, layout: Harness, content: Mapping[str, Any]) -> HarnessResults:
+    """A results file with the samples beside it."""
     results = content.get("results")
     if not isinstance(results, Mapping) or not all(isinstance(each, Mapping) for each in results.values()):
         raise ResultsRefused(f"{path} has no object of tasks under 'results'; {_ADVICE}")
@@ -114,6 +142,7 @@ def read_harness(path: Path, layout: Harness) -> HarnessResults:
         if not samples.is_file():
             # A group has figures and no samples of its own.
             continue
+        _refuse_edited(samples, _object_of(_object_of(content, OWN_KEY), name).get(SAMPLES_DIGEST))
         numbers = {key: float(each) for key, each in figures.items() if "," in key and isinstance(each, int | float)}
         metrics = dict.fromkeys(key for key in numbers if "_stderr" not in key)
         rows = tuple(row for row in (_row(*each, metrics) for each in _lines(samples)) if row is not None)
@@ -121,9 +150,16 @@ def read_harness(path: Path, layout: Harness) -> HarnessResults:
         tasks.append(HarnessTask(name, rows, numbers, lower))
     if not any(task.rows for task in tasks):
         raise ResultsError(f"{path} has no samples beside it (samples_*.jsonl); run the harness with --log_samples")
-    voided = [str(each) for own in _object_of(content, OWN_KEY).values() for each in own.get("voided_by", ())]
+    voided = [str(each) for own in _ours(content) for each in own.get("voided_by", ())]
     model = str(content.get("model_name") or path.parent.name)
-    return HarnessResults(path, layout, model, tuple(tasks), tuple(dict.fromkeys(voided)))
+    is_exported = any("setting" in own for own in _ours(content))
+    return HarnessResults(path, layout, model, tuple(tasks), tuple(dict.fromkeys(voided)), is_exported)
+
+
+def _refuse_edited(samples: Path, digest: str | None) -> None:
+    """Raises ResultsRefused for exported samples that are not those of their digest."""
+    if digest is not None and hashlib.sha256(read_regular_file(samples)).hexdigest() != digest:
+        raise ResultsRefused(f"{samples} was EDITED: its digest is that of another content; export the run again")
 
 
 def _object_of(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ from experiment_core_utils.primitives.replication import Component, Level
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.saved_results.rescoring import other_conditions
+from experiment_core_utils.tasks.registry import score_name
 from experiments.analyses.knobs.conclusion import voiding_caveats
 from experiments.analyses.knobs.run_variance import other_load, stated_run_deviation
 from experiments.analyses.shared_samples import Cells, SharedSamples, with_common_samples
@@ -37,7 +38,7 @@ SAYS: Mapping[Quantity, str] = {
     "latency": "takes {} times as long as A",
     "energy": "uses {} times A's energy",
     "memory": "needs {} times A's memory",
-    "accuracy": "changes accuracy by {}",
+    "accuracy": "changes {score} by {}",
 }
 # Change of a ratio that is SAME where no other is given; of accuracy it is ACCURACY_MARGIN.
 RATIO_MARGIN = 0.02
@@ -93,6 +94,7 @@ class RunDifference:
     num_samples: int | None = None  #: samples, each once for all settings, of `IDENTICAL`; None of other verdicts
     levels: tuple[Level, ...] = ("sample", "picture")  #: that the verdict rests on
     run: str = ""  #: label of the second side where there are several
+    score: str = "accuracy"  #: what the metric's scores are called; `score` where those of several differ
 
     @property
     def change_text(self) -> str:
@@ -106,7 +108,13 @@ class RunDifference:
         """What the second side does by it, with the verdict where no side is INVALID."""
         if self.verdict == "IDENTICAL":
             return f"answers are identical on these {counted(self.num_samples or 0, 'sample')}"
-        return SAYS[self.quantity].format(self.change_text) + ("" if is_void else f": {self.verdict}")
+        return SAYS[self.quantity].format(self.change_text, score=self.score) + ("" if is_void else f": {self.verdict}")
+
+
+def title_of(quantity: Quantity, lines: Sequence[RunDifference]) -> str:
+    """What a quantity of these lines is called where they are shown together."""
+    scores = {line.score for line in lines if line.quantity == quantity == "accuracy"}
+    return quantity if not scores else scores.pop() if len(scores) == 1 else "score"
 
 
 @dataclass(frozen=True)
@@ -405,9 +413,9 @@ class _Pair:
         cells = self.shared.cells(lambda sample: sample.accuracy)
         if cells is None:
             return []
-        bests = [each.metric_best for each in self.shared.runs[0]]
+        metrics = [(each.metric, each.metric_best) for each in self.shared.runs[0]]
         places, has_one_answer = self.shared.places, self.shared.has_one_answer
-        return accuracy_lines(cells, places, bests, has_one_answer, self.tail, self.accuracy_margin)
+        return accuracy_lines(cells, places, metrics, has_one_answer, self.tail, self.accuracy_margin)
 
 
 def _parts(cells: Cells, places: Sequence[tuple[str, str]], tail: float) -> list[_Part]:
@@ -424,7 +432,7 @@ def _parts(cells: Cells, places: Sequence[tuple[str, str]], tail: float) -> list
 def accuracy_lines(
     cells: Cells,
     places: Sequence[tuple[str, str]],
-    bests: Sequence[float],
+    metrics: Sequence[tuple[str, float]],
     has_one_answer: Callable[[int], bool],
     tail: float,
     accuracy_margin: float,
@@ -434,11 +442,13 @@ def accuracy_lines(
     Args:
         cells: scores.
         places: task and key of each setting, which are numbered by it.
-        bests: highest score of each setting's metric.
+        metrics: name and highest score of each setting's metric.
         has_one_answer: whether both sides have the same answers and scores at a setting.
         tail: probability with which each end of an interval of all settings may fail.
         accuracy_margin: as in RunComparison.
     """
+
+    bests = [best for _, best in metrics]
 
     def line_of(part: _Part, best: float, ends: tuple[float, float] | None) -> RunDifference:
         own, margin = part.cells, accuracy_margin * best
@@ -446,6 +456,7 @@ def accuracy_lines(
         line = RunDifference(
             part.task, part.setting, "accuracy", part.is_pooled, own.one.shape[1], own.num_pictures, one, other,
             other - one, ends, verdict_of(ends, (-margin, margin), 0.0, WORDS["accuracy"]),
+            score=score_name(*(metrics[number] for number in own.numbers)),
         )  # fmt: skip
         if not all(map(has_one_answer, own.numbers)):
             return line

@@ -27,7 +27,7 @@ from experiment_core_utils.records.setting_result import SettingResult, setting_
 
 def request_ratios(plan: PlanReport, results: Sequence[SettingResult]) -> dict[str, float]:
     """Measured over estimated time of one request, by setting; raises ConfigurationError where there is no estimate."""
-    estimated = {estimate.work.key: estimate.request_s for estimate in plan.estimates}
+    estimated = {estimate.work.key: estimate.run_s for estimate in plan.estimates}
     measured = {setting_key(result): (result.aggregate_stats["T_total_mean"] or 0.0) * 1e-3 for result in results}
     ratios = {key: seconds / expected for key, seconds in measured.items() if (expected := estimated[key])}
     if not ratios:

@@ -26,10 +26,17 @@ from experiments.analyses.against_harness import compare_with_harness
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.comparison_page import COLUMNS, chart_of, require_plotly, write_comparison_page
 from experiments.analyses.files import AnalysisFiles, json_text
-from experiments.analyses.harness_results import HarnessResults, harness_file, read_harness
+from experiments.analyses.harness_results import HarnessResults, harness_files, read_harness
 from experiments.analyses.runs_in_turn import Side, run_in_turn
 from experiments.analyses.sweeps import Sweep, labels_of, load_sweep
-from experiments.analyses.two_runs import RATIO_MARGIN, RunComparison, RunDifference, compare_runs, runs_in
+from experiments.analyses.two_runs import (
+    RATIO_MARGIN,
+    RunComparison,
+    RunDifference,
+    compare_runs,
+    runs_in,
+    title_of,
+)
 from experiments.core_exp.multi_datasets import split_at_dashes
 
 
@@ -47,7 +54,8 @@ def table(lines: Sequence[RunDifference]) -> str:
         row["n"] = str(max(line.n, int(row.get("n", "0"))))
     quantities = [each for each in COLUMNS if any(each in row for row in rows.values())]
     found = pd.DataFrame(rows.values()).fillna(ABSENT)
-    return found[[*(name for name in found if name not in (*quantities, "n")), "n", *quantities]].to_string(index=False)
+    found = found[[*(name for name in found if name not in (*quantities, "n")), "n", *quantities]]
+    return found.rename(columns={each: title_of(each, lines) for each in quantities}).to_string(index=False)
 
 
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -118,7 +126,7 @@ def compared(given: argparse.Namespace, shared: Sequence[str]) -> RunComparison:
     """The comparison of the folders, or of two sides that are measured now."""
     margins = given.margin, given.accuracy_margin, given.between_runs
     if given.run is None:
-        if any(harness_file(folder) for folder in given.folders):
+        if any(harness_files(folder) for folder in given.folders):
             return compared_with_harness(given)
         if given.metric is not None:
             raise ConfigurationError("--metric is for results of lm-eval or lmms-eval, and none is given; drop it")
@@ -136,8 +144,8 @@ def compared_with_harness(given: argparse.Namespace) -> RunComparison:
         raise ConfigurationError(f"results of a harness are compared with one other side, not {len(given.folders) - 1}")
     sides: list[Sweep | HarnessResults] = []
     for folder in given.folders:
-        found = harness_file(folder)
-        sides.append(load_sweep(folder) if found is None else read_harness(*found))
+        found = harness_files(folder)
+        sides.append(read_harness(folder, found) if found else load_sweep(folder))
     labels = [each.label if isinstance(each, HarnessResults) else each.provenance.model for each in sides]
     return compare_with_harness(sides, labels, given.accuracy_margin, given.metric)
 

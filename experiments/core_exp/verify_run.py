@@ -8,7 +8,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -188,7 +188,7 @@ def _conclusion_faults(folder: Path, results: Sequence[SettingResult]) -> Iterat
             yield Fault("INCOMPLETE", f"{path} is not there; the run's command writes it")
         return
     stored = read_json_object(path)
-    made = json.loads(json.dumps({"sentence": found.sentence} | asdict(found)))
+    made = json.loads(json.dumps({"sentence": found.sentence} | found.content()))
     if any(each.is_unchecked for each in results):
         # Words had other tests then.
         return

@@ -65,6 +65,11 @@ def test_what_the_runs_own_flags_load_is_not_loaded_twice() -> None:
     )
     assert NUMBER_FORMAT.requested(asked).values == ("own", "bfloat16")
     assert QUANTIZED.requested(asked).values == ("own", "8bit") and ENGINE.requested(asked).values == ("own",)
+    # What becomes of a value that is none of its own is said.
+    assert NUMBER_FORMAT.requested(asked).impossible == (
+        "--precision_list float32 is how the model as it is, own, is loaded, and is measured once",
+    )
+    assert ENGINE.requested(asked).impossible == ()
 
 
 def test_fewer_bits_and_faster_ways_come_first_and_the_runs_own_last() -> None:

@@ -1,6 +1,6 @@
 """Requests that run together: which they are, what is refused, and that each is answered as alone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
-from experiment_core_utils.measuring.request_batches import RequestBatches
+from experiment_core_utils.measuring.request_batches import Batch, RequestBatches
 from experiment_core_utils.measuring.staged_runs import run_batch, run_staged, warm_up_batch
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.device import HostMarks
@@ -43,8 +43,9 @@ def take(sample_id: int) -> tuple[PreparedRequest, Mapping[str, Any]]:
     return PreparedRequest(inputs, RequestShape(None, None, 0, 0, sample_id, 0.0)), inputs
 
 
-def ids_of(batch: tuple[Mapping[str, Any], ...]) -> list[int]:
-    return [int(inputs["input_ids"][0, 0]) for inputs in batch]
+def ids_of(batch: Batch) -> list[int]:
+    assert list(batch) == [int(inputs["input_ids"][0, 0]) for inputs in batch.values()]
+    return list(batch)
 
 
 def test_a_batch_is_a_sample_and_those_after_it_and_behind_the_last_comes_the_first() -> None:
@@ -55,10 +56,56 @@ def test_a_batch_is_a_sample_and_those_after_it_and_behind_the_last_comes_the_fi
     # What cannot be read is left out, and so is a picture beside prompts without one.
     assert ids_of(batches.of(of_size(2), 7, take)) == [7, 5]
     assert ids_of(batches.of(of_size(2), 5, take)) == [5, 7]
-    with pytest.raises(SampleError, match="sample 12 is in no batch of 2: its tensors fit those of 0 of the 4 timed"):
+    with pytest.raises(SampleError, match="sample 12 is in no batch of 2: of 4 timed samples only 0 can run beside it"):
         batches.of(of_size(2), 12, take)
     with pytest.raises(SampleError, match="no such file"):
         batches.of(of_size(2), 3, take)
+
+
+class Short(ScriptedModel):
+    """Its positions are too few for prompts of 12 tokens and more, as of a table that an index is outside of."""
+
+    def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
+        if any(inputs["input_ids"].shape[1] >= 12 for inputs in inputs_list):
+            raise IndexError("index out of range in self")
+        return super().answer_batch(inputs_list, max_new_tokens)
+
+
+def prompt_of(sample_id: int) -> tuple[PreparedRequest, Mapping[str, Any]]:
+    inputs = {"input_ids": torch.full((1, sample_id), sample_id)}
+    return PreparedRequest(inputs, RequestShape(None, None, 0, 0, sample_id, 0.0)), inputs
+
+
+def test_a_request_that_fails_alone_is_left_out_of_the_batches_of_others() -> None:
+    batches = RequestBatches(Short(), 4, (7, 13, 5, 14, 6))
+    assert ids_of(batches.of(of_size(2), 7, prompt_of)) == [7, 5]
+    assert ids_of(batches.of(of_size(3), 6, prompt_of)) == [6, 7, 5]
+    # In its own turn it fails with its own error.
+    for own in (13, 14):
+        with pytest.raises(SampleError, match=f"^sample {own}: IndexError: index out of range in self"):
+            batches.of(of_size(2), own, prompt_of)
+    with pytest.raises(SampleError, match="sample 7 is in no batch of 4: of 5 timed samples only 2 can run beside it"):
+        batches.of(of_size(4), 7, prompt_of)
+
+
+def test_what_fails_first_in_a_run_is_left_out_there() -> None:
+    """The proof and the warm-up have passed; a fault of no single request stays that of the batch."""
+    model = Short()
+    batches, seen = RequestBatches(model, 4, (7, 13, 5)), list[list[int]]()
+
+    def work(batch: Batch) -> int:
+        seen.append(ids_of(batch))
+        return len(model.answer_batch(list(batch.values()), 4))
+
+    unproven = {each: prompt_of(each)[1] for each in (7, 13)}
+    batch, number = batches.ran(of_size(2), 7, prompt_of, unproven, work)
+    assert (ids_of(batch), number, seen) == ([7, 5], 2, [[7, 13], [7, 5]])
+
+    def refused(batch: Batch) -> int:
+        raise RuntimeError("they do not fit together")
+
+    with pytest.raises(SampleError, match="^sample 7: RuntimeError: they do not fit together"):
+        batches.ran(of_size(2), 7, prompt_of, batch, refused)
 
 
 def test_a_model_that_answers_otherwise_in_a_batch_is_refused_with_the_reason() -> None:

@@ -66,7 +66,7 @@ def test_more_tiles_experts_and_blocks_cost_more(tiny_checkpoint: Path, tmp_path
     found = {each.work.key: each for each in describe_plan(config_of(tiny_checkpoint, tmp_path, *blocks)).estimates}
     base = found["tier-low_topk2_blocks2"]
     for key in ("tier-medium_topk2_blocks2", "tier-low_topk4_blocks2", "tier-low_topk2_blocks4"):
-        assert found[key].request_s > base.request_s
+        assert found[key].run_s > base.run_s
     assert found["tier-high_topk2_blocks2"].memory_bytes > base.memory_bytes
 
 
@@ -80,7 +80,7 @@ def test_settings_that_are_done_are_not_counted_again(tiny_checkpoint: Path, tmp
     # Tier high is new, and is estimated from what the eight reached.
     assert [each.work.is_done for each in plan.estimates] == [True] * 8 + [False] * 4
     assert [each.time_source for each in plan.estimates] == ["measured"] * 8 + ["scaled"] * 4
-    assert plan.estimates[0].request_s == pytest.approx(measured[0].aggregate_stats["T_total_mean"] / 1e3)
+    assert plan.estimates[0].run_s == pytest.approx(measured[0].aggregate_stats["T_total_mean"] / 1e3)
     assert plan.whole_s == pytest.approx(sum(each.setting_s for each in plan.estimates[8:]))
     assert "whole: 4 of 12 settings to measure" in plan.text
     # Another number of samples is another run: nothing is done, but the times are known.

@@ -51,9 +51,9 @@ def result(
 
 def test_the_largest_shard_decides() -> None:
     assert SIZE.samples_per_process == 3
-    assert SIZE.requests_per_process == 7
+    assert SIZE.runs_per_process() == 7
     # Of 3 samples of the largest share 2 (5 / 4, rounded up) are timed twice, one is answered once.
-    assert replace(SIZE, num_timed=5).requests_per_process == 2 * 2 + 1 + 1
+    assert replace(SIZE, num_timed=5).runs_per_process() == 2 * 2 + 1 + 1
 
 
 def test_samples_that_are_only_answered_have_their_part_of_the_time() -> None:
@@ -66,6 +66,18 @@ def test_samples_that_are_only_answered_have_their_part_of_the_time() -> None:
     (line,) = answered_lines([*known, SettingEstimate(WORK, None, None, None, None, False)], size, None)
     assert line.endswith("by what runs the timed ones")
     assert answered_lines(known, replace(size, num_timed=1000), 8) == []
+
+
+def test_where_requests_run_together_a_run_is_a_batch() -> None:
+    """100 timed samples are three runs of 8 requests each, 900 others are 113 batches."""
+    size = PlanSize(num_samples=1000, num_runs_per_sample=3, num_warmup_runs=2, num_processes=1, num_timed=100)
+    estimate = estimate_setting(replace(WORK, batch_size=8), size, NOTHING, 5.0, matmul_rate=980.0)
+    assert (estimate.run_s, estimate.setting_s) == (pytest.approx(16.0), pytest.approx(16.0 * (300 + 113 + 2)))
+    heading, line = plan_table([estimate])
+    assert "s/run" in heading and "s/request" not in heading and line.split()[3] == "16"
+    (line,) = answered_lines([estimate], size, 8)
+    # 113 x 16 s.
+    assert line.endswith("about 30 min of the time")
 
 
 def test_rates_are_medians_of_operations_over_seconds() -> None:
@@ -89,7 +101,7 @@ def test_a_request_is_its_stages_one_after_the_other() -> None:
 def test_with_nothing_measured_before_the_matrix_product_stands_in() -> None:
     estimate = estimate_setting(WORK, SIZE, NOTHING, 5.0, matmul_rate=980.0)
     # (600 + 1200 + 160) / 980 = 2 s a request, 7 requests.
-    assert (estimate.request_s, estimate.setting_s) == (pytest.approx(2.0), pytest.approx(14.0))
+    assert (estimate.run_s, estimate.setting_s) == (pytest.approx(2.0), pytest.approx(14.0))
     assert (estimate.time_source, estimate.memory_bytes, estimate.memory_is_measured) == ("matmul", 3 * 2**20, False)
 
 
@@ -113,7 +125,7 @@ def test_requests_that_arrive_at_a_rate_take_the_time_in_which_they_come() -> No
     assert (size.num_batches, size.arrivals_s) == (6, pytest.approx(6 * 149 / 2))
     bare = SettingWork(WORK.key, None, None, None, is_done=False)
     unknown = estimate_setting(bare, size, NOTHING, 5.0, None)
-    assert (unknown.time_source, unknown.request_s, unknown.setting_s) == ("rate", None, pytest.approx(447.0))
+    assert (unknown.time_source, unknown.run_s, unknown.setting_s) == ("rate", None, pytest.approx(447.0))
     earlier = EarlierResults({WORK.key: result(None, 100.0, 10.0)}, None, 5.0, 1)
     # Of 0.5 s: the last of each batch, two of warm-up and the 20 that are only answered.
     known = estimate_setting(bare, size, earlier, 5.0, None)
@@ -147,7 +159,7 @@ def test_a_plan_without_times_is_a_plan() -> None:
     rates = EarlierResults({}, StageRates(1.0, 1.0, 1.0), 5.0, 2)
     for earlier, work, matmul in ((rates, bare, 980.0), (NOTHING, WORK, None)):
         estimate = estimate_setting(work, SIZE, earlier, 5.0, matmul)
-        assert (estimate.request_s, estimate.setting_s, estimate.time_source) == (None, None, None)
+        assert (estimate.run_s, estimate.setting_s, estimate.time_source) == (None, None, None)
     without = estimate_setting(bare, SIZE, NOTHING, 5.0, None)
     known = estimate_setting(WORK, SIZE, NOTHING, 5.0, 980.0)
     assert due_seconds([known, without]) is None

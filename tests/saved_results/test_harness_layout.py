@@ -7,8 +7,10 @@ from typing import Any, get_args
 
 import pytest
 
+from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.records.setting_result import SettingResult, read_setting
 from experiment_core_utils.saved_results.harness_layout import Harness, folder_name, metric_key, own_content
+from experiments.analyses.harness_results import harness_files, read_harness
 from experiments.core_exp.export import main
 from tests.experiments.hand_made_sweep import FLOPS, PROVENANCE, reference, result, setting, write, write_signed
 from tests.hand_made_records import measured_sample, staged_run
@@ -151,6 +153,30 @@ def test_names_of_metrics_and_folders() -> None:
     assert metric_key("acc_norm", "lm-eval") == ("acc_norm", "none")
     # As `sanitize_model_name` of each.
     assert folder_name("/a/b:c/d", "lm-eval") == "__a__b__c__d" and folder_name("/a/b:c/d", "lmms-eval") == "b__c__d"
+
+
+@pytest.mark.parametrize("to", get_args(Harness))
+def test_an_export_names_its_run_and_its_figures_can_be_made_again(tmp_path: Path, to: Harness) -> None:
+    """By what the files have: ids and digests, the mean of the samples' scores, and of their stages."""
+    made = [measured_sample(at, staged_run(vision_s=0.5 + at), prediction=f"{at / 4}", flops=FLOPS) for at in (3, 1, 0)]
+    folder = write(tmp_path / "run", reference(made, run_uid="one", **STAMPED))
+    (stored,) = folder.glob("*.json")
+    assert main([str(folder), "--to", to, "--output", str(tmp_path / "out")]) == 0
+    (path,), (samples,) = (list((tmp_path / "out").glob(f"*/*{what}*")) for what in ("results", "samples"))
+    content = json.loads(path.read_text())
+    own, rows = content["knobprof"]["signs"], list(map(json.loads, samples.read_text().splitlines()))
+    result_file = json.loads(stored.read_text())
+    assert (own["run_uid"], own["experiment_id"], own["digest"]) == ("one", "0001", result_file["digest"])
+    assert own["samples_sha256"] == sha256(samples.read_text())
+    assert sum(each["read_off"] for each in rows) / 3 == pytest.approx(own["accuracy"]) == pytest.approx(1 / 3)
+    assert content["results"]["signs"]["read_off,none"] == pytest.approx(1 / 3)
+    for name, quantity in own["quantities"].items():
+        values = [each["knobprof"][name] for each in rows if each["knobprof"][name] is not None]
+        assert sum(values) / len(values) == pytest.approx(quantity["mean"])
+    assert own["quantities"]["T_vision_total"]["mean"] == pytest.approx(1e3 * (0.5 + 4 / 3))
+    samples.write_text(samples.read_text().replace("0.75", "1.0", 1))
+    with pytest.raises(ResultsRefused, match="was EDITED: its digest is that of another content; export the run again"):
+        read_harness(tmp_path / "out", harness_files(tmp_path / "out"))
 
 
 def test_own_content_keeps_the_files_identity(tmp_path: Path) -> None:

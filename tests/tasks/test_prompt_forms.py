@@ -375,5 +375,5 @@ def test_a_text_that_is_scored_is_the_whole_prompt(tmp_path: Path) -> None:
     assert with_continuations(task, task[0], "chat").continuations == ()
     file.write_text('{"question": "Which?", "answer": "this"}\n')
     asked = load_data_file(file, "perplexity", columns={"question": "question", "answer": "answer"})
-    with pytest.raises(SampleError, match="--metric perplexity scores a text, and this is a question with an answer"):
+    with pytest.raises(SampleError, match="^perplexity scores a text, and this is a question with an answer"):
         with_continuations(asked, asked[0], "plain")

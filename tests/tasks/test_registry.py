@@ -11,6 +11,7 @@ from experiment_core_utils.tasks.registry import (
     list_tasks,
     load_task,
     register_metric,
+    score_name,
     task_entry,
 )
 from experiment_core_utils.tasks.scoring.metrics import AnswerMetric
@@ -64,6 +65,14 @@ def test_a_metric_has_a_highest_score() -> None:
     for best in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ConfigurationError, match=f"metric none_best: best is {best}; give the highest score"):
             register_metric(AnswerMetric("none_best", lambda answer: Score(1.0), best=best))
+
+
+def test_scores_are_an_accuracy_where_the_best_is_1_else_have_the_metrics_own_name() -> None:
+    """A metric that is not known here, since its module is not loaded, is called as it is named."""
+    assert score_name(("vqa_score", 1.0), ("acc_norm", 1.0)) == "accuracy" == score_name(("theirs", 1.0))
+    assert score_name(("perplexity", 100.0)) == "100 / byte perplexity"
+    assert (score_name(("cider_score", 10.0)), score_name(("theirs", 4.0))) == ("cider_score", "theirs")
+    assert score_name(("mc", 1.0), ("perplexity", 100.0)) == "score"
 
 
 def test_metric_scores() -> None:

@@ -21,7 +21,9 @@ from experiment_core_utils.records.setting_result import SettingResult, setting_
 from experiments.analyses.knobs.grid import grids_of
 from experiments.analyses.knobs.prices import price_list
 from experiments.analyses.sweeps import load_sweep, mixed_executions
-from tests.models.tiny_checkpoints import write_checkpoint
+from tests.given_flags import over
+from tests.models.other_lists import OTHER_LISTS
+from tests.models.tiny_checkpoints import _Family, write_checkpoint
 from tests.processes.forked_runs import KILLED, Run, RunServer
 
 FLAGS = ["--dataset_name", "reference_questions", "--ids", "5", "0", "3", "9", "--num_warmup_runs", "0",
@@ -151,6 +153,27 @@ def test_a_family_that_looks_at_its_batch_fails_at_that_setting_alone(tmp_path: 
     assert key.endswith("_batch3") and failure.error == "KnobDidNotAct" and failure.attempts == 1
     assert "requests cannot run together: in a batch of 3 " in failure.reason
     assert list(by_size(report.results)) == [1]
+
+
+def test_a_prompt_that_fails_alone_fails_no_other(tmp_path: Path) -> None:
+    """GPT-2 of 48 positions; the prompt of 60 tokens fails at each setting, and each other is measured there."""
+    config = OTHER_LISTS["gpt2"](n_positions=48)
+    made = write_checkpoint(_Family(lambda _: config), tmp_path / "gpt2")
+    questions = "Is it red?", "Who is it?" * 6, "Why?", "Where are all of them?"
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"question": each, "answer": "no"}) + "\n" for each in questions))
+    own = ["--data_file", str(file), "--prompt_template", "{question}", "--execution", "eager"]
+    given = [each for each in FLAGS if each not in ("--dataset_name", "reference_questions")]
+    given = over([*given, "--batch_size_list", "1", "2"], ("--ids", "0", "1", "2", "3"))
+    report = run_profiling(
+        parse_config(["--model_path", str(made), "--output_dir", str(tmp_path / "out"), *given, *own])
+    )
+    assert not report.failed and set(by_size(report.results)) == {1, 2}
+    for result in report.results:
+        assert [each.sample_id for each in result.failed_samples] == [1]
+        assert "sample 1: IndexError" in result.failed_samples[0].reason
+        assert sorted(each.sample_id for each in result.per_sample_results) == [0, 2, 3]
+        assert all(len(each.runs) == 2 for each in result.per_sample_results)
 
 
 def test_batches_that_cannot_be_filled_or_asked_for_are_refused_in_one_line(folder: Path, tmp_path: Path) -> None:

@@ -376,7 +376,7 @@ def test_an_estimate_is_of_requests_that_came_as_those_will(
     again = [*over(QUICK, flags), "--output_dir", str(tmp_path), "--seed", "1"]
     plan = describe_plan(parse_config([*again, "--request_rate", rate] if rate else again))
     (estimate,) = plan.estimates
-    assert (estimate.time_source, estimate.request_s is not None) == (source, is_known)
+    assert (estimate.time_source, estimate.run_s is not None) == (source, is_known)
     (line,) = (each for each in plan.text.splitlines() if each.startswith("warning: 1 of the 1 setting"))
     assert "--seed 1, there 42" in line and "--model " not in line
 

@@ -149,6 +149,14 @@ def test_perplexity_is_of_all_windows(texts: SettingResult) -> None:
     assert texts.provenance.model.execution_reason == "the modules alone score a text in one pass"
 
 
+def test_a_texts_tokens_are_those_of_its_prompt(texts: SettingResult) -> None:
+    """A token a byte, and the one before the text; those that a later window sees again are counted once."""
+    samples = sorted(texts.per_sample_results, key=lambda each: each.sample_id)
+    expected = [1 + len(text.encode()) for text in TEXTS]
+    assert [each.prompt_tokens for each in samples] == [each.input_text_tokens for each in samples] == expected
+    assert texts.aggregate_stats["prompt_tokens_mean"] == pytest.approx(sum(expected) / 3)
+
+
 def test_scores_are_those_of_lm_eval(choices: list[SettingResult], texts: SettingResult, folder: Path) -> None:
     """`loglikelihood` and `loglikelihood_rolling` of its runner of transformers models, on the same rows."""
     huggingface = pytest.importorskip(

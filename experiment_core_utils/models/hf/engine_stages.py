@@ -225,6 +225,7 @@ class EngineDecode:
     """The decode engine at one setting, on the KV cache of `parts`; see `FixedDecode`."""
 
     compile_s = None  #: what its kernels took to be built is not of a setting
+    mask_reason = None
 
     def __init__(self, parts: EngineParts, knobs: EngineKnobs) -> None:
         self._parts, self._knobs = parts, knobs

@@ -52,6 +52,8 @@ class FixedDecode(Protocol):
     def checked_token(self) -> torch.Tensor: ...
     @property
     def compile_s(self) -> float | None: ...
+    @property
+    def mask_reason(self) -> str | None: ...
     def prepare(self, state: GenerationState, logits: torch.Tensor, steps: int) -> int: ...
     def begin(self, state: GenerationState, logits: torch.Tensor) -> None: ...
     def step(self) -> torch.Tensor: ...
@@ -172,6 +174,7 @@ class GraphedGeneration:
     Attributes:
         vision_unsupported_reason: why the modules run all pictures though there is an engine; None where it runs them.
         prefill_unsupported_reason: why the modules run the prefills of all settings; None where these are graphed.
+        mask_reason: as of the decode steps of some setting; None while none has one.
         compile_s: seconds that the last compilation at a setting took, by setting; empty where nothing is compiled.
         batched: what answers batches; None where nothing does yet.
         is_fixed: whether a prefill that cannot be graphed is refused and no longer decides for all settings.
@@ -185,6 +188,7 @@ class GraphedGeneration:
         self._graphed_settings: OrderedDict[Hashable, _Graphed] = OrderedDict()
         self.vision_unsupported_reason: str | None = None
         self.prefill_unsupported_reason: str | None = None
+        self.mask_reason: str | None = None
         self.is_fixed = self.is_whole = False
         self.compile_s: dict[Hashable, float] = {}
         self._slot = RequestSlot[Hashable]("the cache of fixed size")
@@ -199,8 +203,9 @@ class GraphedGeneration:
 
     @property
     def reasons(self) -> dict[StageName, str]:
-        """Why stages do not run as requested."""
-        return {**self.parts.reasons, **self._refused}
+        """Why stages do not run as requested, or not as the modules do."""
+        of_mask: dict[StageName, str] = {} if self.mask_reason is None else {"decode": self.mask_reason}
+        return {**of_mask, **self.parts.reasons, **self._refused}
 
     @property
     def _refused(self) -> dict[StageName, str]:
@@ -268,6 +273,7 @@ class GraphedGeneration:
                     self._capture(graphed, inputs, max_new_tokens)
                 if graphed.decode.compile_s is not None:
                     self.compile_s[setting] = graphed.decode.compile_s
+                self.mask_reason = self.mask_reason or graphed.decode.mask_reason
                 return
             except ConfigurationError as error:
                 reason, lacks_memory = str(error), isinstance(error.__cause__, OutOfMemory)

@@ -90,9 +90,11 @@ class LengthDecode:
 
     Attributes:
         compile_s: None; nothing is compiled.
+        mask_reason: None; each length has the masks that the modules make.
     """
 
     compile_s: float | None = None
+    mask_reason: str | None = None
 
     def __init__(
         self, model: PreTrainedModel, max_seq_len: int, graph_capturer: GraphCapturer, num_experts: int | None = None

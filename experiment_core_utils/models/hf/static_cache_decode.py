@@ -166,6 +166,9 @@ class FixedCacheDecode:
         num_experts: that routers choose from; None without experts.
         is_compiled: whether Inductor compiles the modules' work at the first request.
 
+    Attributes:
+        mask_reason: why its steps are given a mask of the whole cache; None where they are given none.
+
     Raises:
         ConfigurationError: the family's cache or step cannot use fixed memory; the message is the reason.
     """
@@ -187,6 +190,7 @@ class FixedCacheDecode:
         self._cache = _empty_cache(model, max_seq_len)
         self._step: _Step | None = None
         self._replay: Any = None
+        self.mask_reason: str | None = None
         self._length = self._prompt_length = 0
         #: recurrent states, and what they were after the prompt
         self._at_prompt: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -270,6 +274,7 @@ class FixedCacheDecode:
         except (ConfigurationError, *LIBRARY_ERRORS):
             self._step = None
             raise refusal from None
+        self.mask_reason = f"each step has a mask of the whole cache, without which {refusal}"
 
     def step(self) -> torch.Tensor:
         """Logits [1, V] after the last token, which the next step overwrites; the likeliest becomes the last token."""

@@ -65,7 +65,8 @@ class RequestTokens(Record):
     )
     #: start, end and row-end tokens of the image part, 0 without a picture; None if a server alone knows
     image_marker_tokens: Annotated[Count | None, Quantity("image_marker_tokens", "tokens", figures=None)]
-    #: prompt tokens other than image tokens, beginning-of-text included; None if a server alone knows
+    #: prompt tokens other than image tokens, beginning-of-text included, and all of a text that is scored; None if a
+    #: server alone knows
     input_text_tokens: Annotated[Count | None, Quantity("text_tokens", "tokens", figures=None)]
     #: sum of `actual_vision_tokens`, `image_marker_tokens` and `input_text_tokens`, or a server's count; None if it
     #: gives none

@@ -17,8 +17,8 @@ _OF_SAMPLE: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "vision_tokens_diff": lambda sample: sample.shape.vision_tokens_difference,
     "pooled_image_features": lambda sample: sample.shape.actual.pooled_features if sample.shape.actual else None,
     "image_marker_tokens": lambda sample: sample.shape.image_marker_tokens,
-    "text_tokens": lambda sample: sample.shape.text_tokens,
-    "prompt_tokens": lambda sample: sample.shape.known_prompt_tokens,
+    "text_tokens": lambda sample: _with_scored_text(sample, sample.shape.text_tokens),
+    "prompt_tokens": lambda sample: _with_scored_text(sample, sample.shape.known_prompt_tokens),
     "output_tokens": lambda sample: sample.output_tokens,
     "thinking_tokens": lambda sample: sample.thinking_tokens,
     "thinking_forced": lambda sample: sample.thinking_forced,
@@ -27,6 +27,12 @@ _OF_SAMPLE: Mapping[str, Callable[[MeasuredSample], float | None]] = {
     "decode_flops_per_token": lambda sample: sample.flops.decode_flops_per_token if sample.flops else None,
     "energy_j": lambda sample: sample.energy_j,
 }
+
+
+def _with_scored_text(sample: MeasuredSample, tokens: int | None) -> int | None:
+    """Tokens of a prompt; of a text that is scored those of the text, too, whose prompt is the token before it."""
+    own = 0 if sample.options else sum(score.num_tokens for score in sample.scores)
+    return None if tokens is None else tokens + own
 
 
 def value_of_run(sample: MeasuredSample, place: int, name: str) -> float | None:

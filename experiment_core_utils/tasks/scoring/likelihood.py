@@ -74,6 +74,7 @@ class TextLikelihood:
     """How well a text is predicted: 100 / its perplexity per byte, so that more is better and 100 is the most."""
 
     name: str = "perplexity"
+    label: str = "100 / byte perplexity"
     best: float = 100.0
     scores_each_answer: bool = True
     scored: Scored = "text"

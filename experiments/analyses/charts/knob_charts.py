@@ -120,12 +120,12 @@ def _scale(found: Objectives) -> tuple[float, str]:
     return flop_unit(most) if found.of.unit == "FLOPs" else (1.0, found.of.unit)
 
 
-def _axis_of_accuracy(best: float, shown: Sequence[float] | np.ndarray) -> Axis:
+def _axis_of_scores(name: str, best: float, shown: Sequence[float] | np.ndarray) -> Axis:
     """The axis of what is shown, to a little above the best score, so that marks there are whole."""
     low, high = float(np.min(shown)), float(np.max(shown))
     room = max(0.12 * (high - low), 0.02 * best)
     limits = max(low - room, -0.02 * best), min(high + room, 1.05 * best)
-    return Axis("accuracy" if best == 1 else f"score (0 to {best:g})", limits)
+    return Axis(name if best == 1 else f"{name} (0 to {best:g})", limits)
 
 
 def fronts_chart(fronts: Sequence[FrontAnalysis], invalid: Mapping[str, str] = MappingProxyType({})) -> Chart:
@@ -143,7 +143,7 @@ def _front_panel(each: FrontAnalysis, invalid: str) -> Panel:
     scale, unit = _scale(found)
     drawn, labels = _drawn(front.points), _labels(each)
     by_status = [[point for point in drawn if point.status == status] for status in STATUS_MARKS]
-    dots = [_status_dots(own, labels, scale, unit) for own in by_status if own]
+    dots = [_status_dots(own, labels, found) for own in by_status if own]
     on_it = [point for point in front.points if point.on_front]
     sure = sum(point.status == "established" for point in on_it)
     left_out = len(front.points) - len(drawn)
@@ -155,11 +155,11 @@ def _front_panel(each: FrontAnalysis, invalid: str) -> Panel:
     elif found.have_waited:
         verdict, bars = "no verdicts, since requests waited for each other", f" {str(found.no_verdict).capitalize()}."
     if invalid or found.have_waited:
-        dots = [_dots_alike(drawn, labels, scale, unit)]
+        dots = [_dots_alike(drawn, labels, found)]
     return Panel(
         f"{found.task.replace('_', ' ')}: {verdict}",
         Axis(f"{found.of.label} ({unit})", (0, 1.04 * float(found.cost.max()) / scale)),
-        _axis_of_accuracy(found.best, heights),
+        _axis_of_scores(found.score_name, found.best, heights),
         [
             _steps(found, np.arange(len(found.points)), BLUE, None, 1.8, 0.55),
             *_sweep_steps(found),
@@ -204,14 +204,15 @@ def _drawn(points: Sequence[FrontPoint]) -> list[FrontPoint]:
     return [*(off[at] for at in thinned(len(off), MOST_DRAWN)), *(point for point in points if point.on_front)]
 
 
-def _status_dots(points: Sequence[FrontPoint], labels: Mapping[str, str], scale: float, unit: str) -> Dots:
+def _status_dots(points: Sequence[FrontPoint], labels: Mapping[str, str], found: Objectives) -> Dots:
     """Settings of one status; names and intervals of those on the front by the figures alone."""
     name, colour, symbol, size = STATUS_MARKS[points[0].status]
+    scale, _ = _scale(found)
     on_it = points if any(point.on_front for point in points) else ()
     costs = [(point.on_front and point.cost_ci95) or (point.cost, point.cost) for point in on_it]
     return Dots(
         [point.cost / scale for point in points], [point.accuracy for point in points], colour, name,
-        [_point_text(point, scale, unit) for point in points],
+        [_point_text(point, found) for point in points],
         [labels.get(point.key, "") for point in on_it],
         symbol, size,
         x_intervals=[(low / scale, high / scale) for low, high in costs],
@@ -219,10 +220,11 @@ def _status_dots(points: Sequence[FrontPoint], labels: Mapping[str, str], scale:
     )  # fmt: skip
 
 
-def _dots_alike(points: Sequence[FrontPoint], labels: Mapping[str, str], scale: float, unit: str) -> Dots:
+def _dots_alike(points: Sequence[FrontPoint], labels: Mapping[str, str], found: Objectives) -> Dots:
     """Settings with their figures alone."""
+    scale, _ = _scale(found)
     costs, heights = [point.cost / scale for point in points], [point.accuracy for point in points]
-    texts = [_figure_text(point, scale, unit) for point in points]
+    texts = [_figure_text(point, found) for point in points]
     return Dots(costs, heights, QUIET, "setting", texts, [labels.get(point.key, "") for point in points])
 
 
@@ -241,24 +243,25 @@ def _labels(each: FrontAnalysis) -> dict[str, str]:
     return labels
 
 
-def _figure_text(point: FrontPoint, scale: float, unit: str) -> tuple[str, ...]:
+def _figure_text(point: FrontPoint, found: Objectives) -> tuple[str, ...]:
+    scale, unit = _scale(found)
     cost_ends = " to ".join(f"{end / scale:.4g}" for end in point.cost_ci95 or ())
     return (
         point.key,
-        f"accuracy {point.accuracy:.3f} [{point.accuracy_ci95[0]:.3f} to {point.accuracy_ci95[1]:.3f}]",
+        f"{found.score_name} {point.accuracy:.3f} [{point.accuracy_ci95[0]:.3f} to {point.accuracy_ci95[1]:.3f}]",
         f"{point.cost / scale:.4g} {unit} [{cost_ends or 'no interval'}]",
     )
 
 
-def _point_text(point: FrontPoint, scale: float, unit: str) -> tuple[str, ...]:
+def _point_text(point: FrontPoint, found: Objectives) -> tuple[str, ...]:
     lines = [f"front: {point.word}"]
     if point.surely_dominated_by is not None:
-        lines.append(f"surely cheaper and not worse by {ACCURACY_MARGIN:g}: {point.surely_dominated_by}")
+        lines.append(f"surely cheaper and not worse by {ACCURACY_MARGIN * found.best:g}: {point.surely_dominated_by}")
     elif point.dominated_by is not None:
         lines.append(f"by the figures dominated by {point.dominated_by}")
     if point.not_better_than:
         lines.append(f"not surely better than {first_of(point.not_better_than, 1)}")
-    return (*_figure_text(point, scale, unit), *lines)
+    return (*_figure_text(point, found), *lines)
 
 
 def _steps(
@@ -291,8 +294,9 @@ def _held_panel(found: Objectives, rows: Sequence[FixedValue]) -> Panel:
         name = f"{knob_title(row.knob)} {row.value}" if number in named else None
         marks.append(_steps(found, members, VALUE_COLOURS[number % len(VALUE_COLOURS)], name, 1.7))
     title = f"{found.task.replace('_', ' ')}: {knob_title(rows[0].knob)} held"
-    cost, accuracy = Axis(f"{found.of.label} ({unit})", from_zero=True), _axis_of_accuracy(found.best, found.accuracy)
-    return Panel(title, cost, accuracy, marks, width="third", height_px=330)
+    cost = Axis(f"{found.of.label} ({unit})", from_zero=True)
+    scores = _axis_of_scores(found.score_name, found.best, found.accuracy)
+    return Panel(title, cost, scores, marks, width="third", height_px=330)
 
 
 def _loss_panel(found: Objectives, rows: Sequence[FixedValue]) -> Panel:
@@ -309,8 +313,8 @@ def _loss_panel(found: Objectives, rows: Sequence[FixedValue]) -> Panel:
             *(_loss_dots(rows, losses, is_beyond, named) for is_beyond in (True, False)),
             Rule(0, False, QUIET, dash="solid"),
         ],
-        f"Of the area under the front of accuracy and {found.of.label}. Whiskers are intervals on samples that the "
-        "choice did not see.",
+        f"Of the area under the front of {found.score_name} and {found.of.label}. Whiskers are intervals on samples "
+        "that the choice did not see.",
         "third",
         300,
     )
@@ -347,7 +351,8 @@ def effects_charts(analysis: TaskAnalysis, with_accuracy: bool = True) -> list[C
     """A chart of two panels for accuracy and for each cost: fractions of the spread by term, and the change that each
     value of a knob makes; none where no knob varies.
     """
-    scales = {"accuracy": (0.01, "accuracy", "points") if analysis.grid.best == 1 else (1.0, "score", "score")}
+    name = analysis.grid.score_name
+    scales = {"accuracy": (0.01, name, "points") if analysis.grid.best == 1 else (1.0, name, "score")}
     latencies = [each.found.of.name for each in present(analysis) if each.found.of.unit == "ms"]
     for each in present(analysis):
         # Of two latencies the first one is enough in a picture; memory is a formula of the knobs.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from experiments.analyses.charts.chart import Axis, Chart, Dots, Mark, Panel, Rule, Symbol, thinned
 from experiments.analyses.charts.style import BLUE, GREEN, ORANGE, PURPLE, QUIET, SKY, VERMILION
-from experiments.analyses.two_runs import RunDifference
+from experiments.analyses.two_runs import RunDifference, title_of
 
 RUN_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION)
 RUN_SYMBOLS: tuple[Symbol, ...] = ("circle", "square", "triangle")
@@ -53,9 +53,10 @@ def _panel(lines: Sequence[RunDifference], first: str) -> Panel:
             )
         )
     ticks = {place: f"{task} {setting}" if has_tasks else setting for (task, setting), place in shown.items()}
-    change = f"{lines[0].quantity} {'minus' if is_accuracy else 'over'} that of {first}"
+    title = title_of(lines[0].quantity, lines)
+    change = f"{title} {'minus' if is_accuracy else 'over'} that of {first}"
     return Panel(
-        f"{lines[0].quantity[0].upper()}{lines[0].quantity[1:]}",
+        f"{title[0].upper()}{title[1:]}",
         Axis(change),
         Axis(ticks=ticks, limits=(-0.6, len(shown) - 0.4), is_reversed=True),
         marks,

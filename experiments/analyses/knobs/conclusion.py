@@ -68,7 +68,7 @@ def conclude(analysis: TaskAnalysis, settings: Sequence[StoredSetting] = ()) -> 
     else:
         found = _concluded(each.found, changes, _num_rounds(each.found, [one.result for one in own]))
         found = replace(found, prices=price_list(grid))
-    return replace(found, controls=grid.controls)
+    return replace(found, controls=grid.controls, score=grid.score_name)
 
 
 def _of_task(grid: TaskGrid, settings: Sequence[StoredSetting]) -> list[StoredSetting]:

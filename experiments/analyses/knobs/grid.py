@@ -27,6 +27,7 @@ from experiment_core_utils.records.controls import Control
 from experiment_core_utils.records.sample_result import SampleResult, is_same_question
 from experiment_core_utils.records.setting_result import SettingResult, throughput_of
 from experiment_core_utils.tasks.answers import scored_text
+from experiment_core_utils.tasks.registry import score_name
 from experiments.analyses.charts.style import caption_of, joined_caption, joint_setup, tasks_named
 from experiments.analyses.knobs.controls import controls_of
 from experiments.analyses.knobs.run_variance import is_in_rounds, over_loads, stated_run_deviation
@@ -95,10 +96,16 @@ class TaskGrid:
     question_types: tuple[str, ...] = ()  #: of each sample; empty where the results do not contain them
     controls: tuple[Control, ...] = ()  #: of settings that took turns
     independent: str = "pictures"  #: what `pictures` names: `samples` where none has a picture
-    #: [S, N], a number for each different answer, nan where there is none; None where the answers are not known
+    #: [S, N], a number for each different answer with its score, nan where there is none; None where answers are not
+    #: known
     answers: np.ndarray | None = None
     #: [S], where the batch size is turned: requests per second of each setting, nan where not measured; None elsewhere
     requests_per_s: np.ndarray | None = None
+
+    @property
+    def score_name(self) -> str:
+        """What the metric's scores are called."""
+        return score_name((self.metric, self.best))
 
     @property
     def batch_sizes(self) -> np.ndarray:
@@ -146,7 +153,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
     samples = {sample_id: row[sample_id] for row in rows for sample_id in row}
     metadata = {sample_id: each.metadata for sample_id, each in samples.items()}
     log_times = _matrix(rows, ids, mean_log_time)
-    numbers: dict[str, int] = {}
+    numbers: dict[tuple[str, float | None], int] = {}
     return TaskGrid(
         task=task,
         metric=metric,
@@ -168,7 +175,7 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         question_types=tuple(samples[sample_id].question_type for sample_id in ids),
         controls=controls,
         independent="pictures" if any(each.may_have_picture for each in samples.values()) else "samples",
-        answers=_matrix(rows, ids, lambda sample: numbers.setdefault(sample.pred, len(numbers))),
+        answers=_matrix(rows, ids, lambda sample: numbers.setdefault((sample.pred, sample.accuracy), len(numbers))),
         requests_per_s=_requests_per_s(settings),
     )
 

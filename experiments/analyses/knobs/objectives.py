@@ -103,6 +103,7 @@ class Objectives:
     log_costs: np.ndarray  #: [S, m], of these samples the mean over runs of the logarithm
     cost_clusters: np.ndarray  #: [m], the number of each of these samples' picture
     independent: str = "pictures"  #: as in `TaskGrid`
+    score_name: str = "accuracy"  #: as in `TaskGrid`
 
     @property
     def have_waited(self) -> bool:
@@ -288,6 +289,7 @@ def objectives(grid: TaskGrid, of: Cost, num_draws: int, seed: int) -> Objective
         num_cost_samples=int(paid.sum()),
         num_cost_pictures=num_cost_pictures,
         independent=grid.independent,
+        score_name=grid.score_name,
         num_pictures=len({picture for picture, has in zip(grid.pictures, scored, strict=True) if has}),
         num_dropped_samples=int((np.isfinite(scores).any(axis=0) & ~scored).sum()),
         accuracy=scores[:, scored].mean(axis=1),

@@ -149,12 +149,13 @@ def price_list(grid: TaskGrid, question: QuestionConfig | None = None, why: str 
     if why is not None:
         # What fits into a budget is known without the reference.
         fitting = tuple(_budgets_alone(group, question) for group in groups) if question.has_budgets else ()
-        return PriceList(grid.task, against, why if question.losses else None, fitting, metric_best=grid.best)
+        none = why if question.losses else None
+        return PriceList(grid.task, against, none, fitting, None, grid.best, grid.score_name)
     found = tuple(_type_prices(group, question) for group in groups)
     # The smallest loss at which some type has a choice of its own; a loss of 0 is a claim about these answers only.
     routings = (_routing(groups[:-1], found[:-1], loss) for loss in reversed(question.losses) if loss)
     routing = next((each for each in routings if each is not None), None)
-    return PriceList(grid.task, against, None, found, routing, grid.best)
+    return PriceList(grid.task, against, None, found, routing, grid.best, grid.score_name)
 
 
 def types_of(grid: TaskGrid, kept: np.ndarray) -> list[tuple[str, np.ndarray]]:

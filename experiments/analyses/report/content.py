@@ -19,6 +19,7 @@ from experiment_core_utils.records.columns import SHARE_OF_REFERENCE
 from experiment_core_utils.records.conclusion import FRONT_MEANING, FRONT_OPPOSITE, VERDICT_LEGEND, WORDS
 from experiment_core_utils.records.provenance import ASKED_AT
 from experiment_core_utils.saved_results.terminal import FRONT_HEADING, REFERENCE_HEADING
+from experiment_core_utils.tasks.registry import score_name
 from experiments.analyses.charts.chart import Rule
 from experiments.analyses.charts.style import QUIET, joint_setup
 from experiments.analyses.knobs.conclusion import front_words
@@ -99,7 +100,7 @@ def report_of(found: Analyses, budget_ms: float | None = None) -> Report:
           for at, own in enumerate(found.sweeps)),
     ]  # fmt: skip
     has_fronts = any(front.panel is not None for front in fronts)
-    said, settings = headlines(found), settings_table(found)
+    said, settings, score = headlines(found), settings_table(found), _score_name(found)
     has_words = FRONT_HEADING in [each.label for each in settings.columns] or any(each.word in WORDS for each in said)
     times = next((chart for each in sections for chart in each.charts if chart.name.startswith("e1_settings")), None)
     if has_fronts or times is None or len(times.panels) > 1:
@@ -114,13 +115,19 @@ def report_of(found: Analyses, budget_ms: float | None = None) -> Report:
         caveats=report_caveats(found),
         settings=settings,
         legend=VERDICT_LEGEND if has_words else "",
-        prices=price_table([each for each in found.conclusions if each.prices is not None]),
+        prices=price_table([each for each in found.conclusions if each.prices is not None], score),
         sections=sections,
         samples=sample_section(found.stored),
         facts=[fact for sweep in sweeps for fact in _facts(sweep)],
         commands=[shared_command(command) for sweep in sweeps for command in sweep.provenance.commands],
         instead=None if times is None else (f"{times.name}-0", times.panels[0]),
+        score=score,
     )
+
+
+def _score_name(found: Analyses) -> str:
+    """What the scores of all settings are called."""
+    return score_name(*((each.result.metric, each.result.metric_best) for each in found.stored))
 
 
 def _frame_of(found: Analyses, sweep: Sweep) -> pd.DataFrame:
@@ -193,7 +200,10 @@ def settings_table(found: Analyses) -> ReportTable:
         Column("setting", "name of the setting, as in its file's", False, True),
         *([Column(FRONT_HEADING, f"{FRONT_MEANING}; {FRONT_OPPOSITE}", False, True)] if places else []),
         *(Column(knob.title, knob.meaning, is_number=True) for knob in knobs),
-        *(Column(label, meaning, True, name in FIRST) for label, meaning, name, *_ in kept),
+        *(
+            Column(_score_name(found) if name == "accuracy" else label, meaning, True, name in FIRST)
+            for label, meaning, name, *_ in kept
+        ),
     ]
     rows = []
     has_tasks = frame["task"].nunique() > 1

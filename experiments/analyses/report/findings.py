@@ -104,19 +104,23 @@ def _named(row: pd.Series) -> str:
     return " ".join(str(row[name]) for name in ("task", "sweep", "setting") if name in row)
 
 
-def price_table(conclusions: Sequence[Conclusion]) -> ReportTable | None:
-    """The price list of each task: a row for each type of question and accepted loss; None without prices."""
+def price_table(conclusions: Sequence[Conclusion], score: str = "accuracy") -> ReportTable | None:
+    """The price list of each task: a row for each type of question and accepted loss; None without prices.
+
+    Args:
+        score: what the scores of all of them are called.
+    """
     several = len(conclusions) > 1
     columns = [
         *([Column("task", "name of the task", False)] if several else []),
         Column("type of question", "the task's column question_type; over all: each question once", False),
         Column("questions", "that all settings have a score of", True),
-        Column("accepted loss", "accuracy that may be lost, in points of the best score", True),
+        Column("accepted loss", f"{score} that may be lost, in percent of the best one", True),
         Column("setting", "the cheapest that surely loses less; without a yes the one that is nearest", False),
         Column("sure", "whether it is surely faster and surely not worse by the accepted loss", False),
         Column("% of time", "of the model as it is, with a 95 % interval for all rows together", True),
         Column("% of J", "the same of the energy of a request", True),
-        Column("accuracy", "change in points, with a 95 % interval for all rows together", True),
+        Column(score, "change in percent of the best one, with a 95 % interval for all rows together", True),
         Column("questions needed", "that would decide, were the means as they are", True),
     ]
     rows = []
@@ -133,15 +137,15 @@ def price_table(conclusions: Sequence[Conclusion]) -> ReportTable | None:
                     Value(word, f"{WORDS.index(price.word)}"),
                     _figure(price.time_ratio, price.time_ratio_ci95, ".0f"),
                     _figure(price.energy_ratio, price.energy_ratio_ci95, ".0f"),
-                    _figure(price.accuracy_difference, price.accuracy_difference_ci95, "+.1f"),
+                    _figure(price.accuracy_difference, price.accuracy_difference_ci95, "+.1f", each.metric_best),
                     Value(None if price.samples_needed is None else f"{price.samples_needed}", price.samples_needed),
                 ])  # fmt: skip
     return ReportTable(columns, rows) if rows else None
 
 
-def _figure(value: float | None, ends: tuple[float, float] | None, form: str) -> Value:
-    """A hundred times a figure, with its interval."""
+def _figure(value: float | None, ends: tuple[float, float] | None, form: str, whole: float = 1.0) -> Value:
+    """A figure in percent of a whole, with its interval."""
     if value is None:
         return Value(None, None)
-    more = "" if ends is None else f"[{100 * ends[0]:{form}}, {100 * ends[1]:{form}}]"
-    return Value(f"{100 * value + 0.0:{form}}", value, more)
+    more = "" if ends is None else f"[{100 * ends[0] / whole:{form}}, {100 * ends[1] / whole:{form}}]"
+    return Value(f"{100 * value / whole + 0.0:{form}}", value, more)

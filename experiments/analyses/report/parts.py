@@ -102,7 +102,7 @@ class SampleAnswer:
     """An answer to a sample, with the settings that gave it."""
 
     text: str
-    is_right: bool | None  #: None without a score
+    is_right: bool | None  #: None without a score, or of a metric whose best score is not 1
     score: str  #: such as `0.300 of 1`
     settings: str  #: their names; of many the first ones
     numbers: Sequence[int]  #: of all of them, in the list of the section
@@ -160,6 +160,7 @@ class Report:
     instead: tuple[str, Panel] | None = None
     legend: str = ""  #: what the words of verdicts say
     prices: ReportTable | None = None  #: of every task with prices; None where there are none
+    score: str = "accuracy"  #: what scores are called
 
     @property
     def first_front(self) -> str:

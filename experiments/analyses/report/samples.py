@@ -15,7 +15,7 @@ from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.requests.drawing import open_task
 from experiment_core_utils.tasks.content import with_picture_digest
 from experiment_core_utils.tasks.interface import Task
-from experiment_core_utils.tasks.registry import GENERATED_TASKS, load_task
+from experiment_core_utils.tasks.registry import GENERATED_TASKS, load_task, score_name
 from experiments.analyses.charts.chart import thinned
 from experiments.analyses.report.parts import SampleAnswer, SampleSection, ShownSample
 from experiments.analyses.sweeps import StoredSetting
@@ -44,8 +44,9 @@ def sample_section(settings: Sequence[StoredSetting]) -> SampleSection:
         provenance, best = shown_setting(own).result.provenance, own[0].result.metric_best
         pictures, samples = Pictures(provenance), _by_id(own)
         total += len(samples)
+        score = score_name((own[0].result.metric, best))
         for sample_id in chosen_ids(samples, best, most):
-            shown.append(_shown(task, sample_id, samples[sample_id], best, numbers, pictures))
+            shown.append(_shown(task, sample_id, samples[sample_id], (score, best), numbers, pictures))
         final = final_prompt_of(provenance)
         prompts += [] if final is None else [(task, final)]
     intro = f"{len(shown)} of {counted(total, 'sample')}, those that settings differ in first."
@@ -161,17 +162,21 @@ def _shown(
     task: str,
     sample_id: int,
     answers: Answers,
-    best: float,
+    score_of: tuple[str, float],
     numbers: Mapping[tuple[str, str], int],
     pictures: Pictures,
 ) -> ShownSample:
-    one = next(iter(answers.values()))
-    scored = [answer.accuracy == best for answer in answers.values() if answer.accuracy is not None]
+    """A sample of a task whose score has a name and a highest value."""
+    one, (score, best) = next(iter(answers.values())), score_of
+    scored = [answer.accuracy for answer in answers.values() if answer.accuracy is not None]
+    verdict = f"right at {sum(each == best for each in scored)} of {counted(len(scored), 'setting')}"
+    if best != 1 and scored:
+        verdict = f"{score} {min(scored):.3g} to {max(scored):.3g} at {counted(len(scored), 'setting')}"
     question, options = one.metadata.question, one.metadata.options
     picture, reason = pictures.of(one) if one.may_have_picture else (None, None)
     return ShownSample(
         title=f"{task}, sample {sample_id}",
-        verdict=f"right at {sum(scored)} of {counted(len(scored), 'setting')}",
+        verdict=verdict,
         question=f"{question} ({' · '.join(options)})" if options else question,
         prompt=one.metadata.prompt if one.metadata.prompt != question else None,
         expected=" · ".join(dict.fromkeys(one.metadata.answers)) or "none",
@@ -182,14 +187,14 @@ def _shown(
 
 
 def _answers(task: str, answers: Answers, best: float, numbers: Mapping[tuple[str, str], int]) -> list[SampleAnswer]:
-    """Each answer once with the settings that gave it, the most frequent first."""
+    """Each answer once with the settings that gave it, the most frequent first; right or wrong where the best is 1."""
     same: dict[tuple[str, float | None], list[str]] = {}
     for name, sample in answers.items():
         same.setdefault((sample.pred, sample.accuracy), []).append(name)
     return [
         SampleAnswer(
             text=pred or "(empty)",
-            is_right=None if score is None else score == best,
+            is_right=None if score is None or best != 1 else score == best,
             score="no score" if score is None else f"{score:.3g} of {best:g}",
             settings="all settings" if len(names) == len(answers) else first_of(names, MOST_NAMED),
             numbers=[numbers[task, name] for name in names if (task, name) in numbers],

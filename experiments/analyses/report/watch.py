@@ -45,7 +45,7 @@ class PartialRun:
     """What a run's folder has so far."""
 
     status: Status
-    metric: str | None  #: that answers are scored by here, the task's own; None where it is not known
+    metric: str | None  #: that answers are scored by, until a setting is done the task's own; None where not known
     settings: Sequence[PartialSetting]  #: in the order of the plan
 
     @property
@@ -105,8 +105,9 @@ def _changes(folder: Path) -> list[tuple[str, int, int]]:
 def partial_run(folder: Path, now_unix_s: float) -> PartialRun:
     """What the run in a folder has so far; raises ResultsError for a broken file."""
     status = read_status(folder, now_unix_s)
-    metric = _metric_of(status.plan.task)
     ledger = Ledger(folder, status.plan.fingerprint)
+    done = next((result for key in status.done if (result := ledger.result(key)) is not None), None)
+    metric = _metric_of(status.plan.task) if done is None else _metric_named(done.metric)
     settings = [
         _of_result(ledger, key) if key in status.done else _of_journals(folder, key, status, metric)
         for key in status.plan.keys
@@ -116,9 +117,17 @@ def partial_run(folder: Path, now_unix_s: float) -> PartialRun:
 
 def _metric_of(task: str) -> Metric | None:
     try:
-        return get_metric(get_metric_for_dataset(task))
+        return _metric_named(get_metric_for_dataset(task))
     except ProfilerError:
         # Own data, of which the plan does not name the metric.
+        return None
+
+
+def _metric_named(name: str) -> Metric | None:
+    try:
+        return get_metric(name)
+    except ProfilerError:
+        # Of a module of the user's, which a page does not run.
         return None
 
 

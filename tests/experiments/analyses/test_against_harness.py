@@ -153,6 +153,41 @@ def test_an_exported_setting_is_the_run_again(tmp_path: Path, to: Any, capsys: p
     assert capsys.readouterr().out.startswith("B answers are identical on these 4 samples (own_topk4_blocks4)")
 
 
+@pytest.mark.parametrize("to", ["lm-eval", "lmms-eval"])
+def test_exported_settings_are_compared_each_with_its_own(
+    tmp_path: Path, to: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The answers of the model as it is are another at one question of the second run; the other setting's are not."""
+    ours = run(tmp_path / "ours", {3: 1.0, 0: 0.5, 9: 1.0, 5: 0.0})
+    other = run(tmp_path / "other", {3: 1.0, 0: 0.75, 9: 1.0, 5: 0.0})
+    export(ours, to, tmp_path / "out")
+    export(other, to, tmp_path / "out_of_other")
+    low, own = "tier-low_topk2_blocks3", "own_topk4_blocks4"
+    for first in (ours, tmp_path / "out"):
+        lines, notes = lines_of(tmp_path, first, tmp_path / "out_of_other")
+        assert set(lines) == {low, own, "all 2 settings"}
+        assert (lines[low]["verdict"], lines[low]["n"]) == ("IDENTICAL", 4)
+        assert lines[own]["change"] == pytest.approx(0.25 / 4) and lines[own]["verdict"] == "CANNOT TELL"
+        about = [note for note in notes if note.startswith("B is an exported run, of which answers alone are compared")]
+        assert len(about) == 1
+        assert not any("measures none" in note for note in notes)
+        assert capsys.readouterr().out.startswith("B changes accuracy by +0.031: CANNOT TELL (all 2 settings)")
+
+
+def test_exports_of_two_runs_in_one_folder_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ours = run(tmp_path / "ours", {3: 1.0})
+    export(ours, "lm-eval", tmp_path / "out")
+    (stored,) = ours.glob("*own*.json")
+    stored.write_text(json.dumps(json.loads(stored.read_text()) | {"fingerprint": "another"}))
+    next(ours.glob("*tier*.json")).unlink()
+    export(ours, "lm-eval", tmp_path / "more")
+    for each in (tmp_path / "more").iterdir():
+        each.rename(tmp_path / "out" / f"again {each.name}")
+    assert main([str(ours), str(tmp_path / "out")]) == 1
+    found = capsys.readouterr().err
+    assert "contains 3 results files" in found and "each exported setting of a run" in found
+
+
 def test_two_harness_files_share_rows_of_one_digest(tmp_path: Path) -> None:
     one = lm_eval(tmp_path / "one", [row(3, 1.0), row(0, 0.0), row(5, 1.0)], {"read_off,none": 2 / 3})
     other = lm_eval(tmp_path / "other", [row(5, 1.0), row(3, 0.0), row(0, 0.0, answer="14")], {"read_off,none": 1 / 3})

@@ -1,6 +1,7 @@
 """The page of a comparison: its sentence, picture and table by hand-made numbers, its escaping, and a real browser."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from experiment_core_utils.records.caveats import Caveat
 from experiments.analyses.charts.chart import Band, Dots
 from experiments.analyses.comparison_page import chart_of, comparison_page, picture_of, rows_of, setups_of
 from experiments.analyses.sweeps import Sweep, load_sweep
-from experiments.analyses.two_runs import Quantity, RunComparison, RunDifference, Verdict
-from experiments.core_exp.compare_runs import main
+from experiments.analyses.two_runs import Quantity, RunComparison, RunDifference, Verdict, title_of
+from experiments.core_exp.compare_runs import main, table
 from tests.experiments.analyses.report.headless_browser import find_browser, open_browser
 from tests.experiments.hand_made_sweep import PROVENANCE, result, setting, write
 
@@ -54,6 +55,17 @@ def test_the_sentence_has_every_quantity_with_its_verdict(tmp_path: Path) -> Non
         f"{run} needs 0.500 times A's memory: LESS (all 2 settings)" for run in ("y", "z")
     ]
     assert comparison(tmp_path, []).headlines[0].startswith("nothing is compared")
+
+
+def test_a_score_that_is_no_accuracy_is_called_by_its_name(tmp_path: Path) -> None:
+    named = [replace(each, score="100 / byte perplexity") for each in LINES]
+    found = comparison(tmp_path, named)
+    assert "; changes 100 / byte perplexity by +0.000 [" in found.headlines[0]
+    assert [panel.title for panel in chart_of(found).panels] == ["Latency", "Memory", "100 / byte perplexity"]
+    assert "100 / byte perplexity" in table(named).splitlines()[0].replace("  ", " ")
+    assert "accuracy" not in comparison_page(found).split("<table")[1].split("</table>")[0]
+    # Where metrics differ in it.
+    assert title_of("accuracy", [*LINES, *named]) == "score" and title_of("latency", named) == "latency"
 
 
 def test_what_makes_a_side_invalid_is_said_once_of_all(tmp_path: Path) -> None:

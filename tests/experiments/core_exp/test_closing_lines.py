@@ -109,6 +109,38 @@ def test_settings_that_were_executed_in_different_ways_have_no_conclusion() -> N
     assert table == closing_table((eager, graph))
 
 
+def scored_texts(top_k: int, seconds: float, *scores: float) -> SettingResult:
+    """By perplexity, of the same 30 texts at every setting."""
+    samples = [
+        measured_sample(at, staged_run(vision_s=seconds * (1 + at / 100)), question_type="text") for at in range(30)
+    ]
+    found = result_of(
+        part(*samples), Setting.of(vision=tier_target("low"), top_k=top_k, num_active_blocks=RunningBlocks.of((0, 1)))
+    )
+    rows = [
+        each.with_keys(pred="A text.", accuracy=scores[at % len(scores)])
+        for at, each in enumerate(found.per_sample_results)
+    ]
+    mean = sum(each.accuracy or 0.0 for each in rows) / len(rows)
+    provenance = found.provenance.with_keys(run_uid=None)
+    order = {"how": "rounds", "seed": 1, "position": 0, "num_settings": 2}
+    by = {"metric": "perplexity", "metric_best": 100.0, "accuracy": mean, "accuracy_ci95": [mean - 1, mean + 1]}
+    return found.with_keys(**by, per_sample_results=rows, provenance=provenance, setting_order=order)
+
+
+def test_a_score_that_is_no_accuracy_is_called_by_its_name() -> None:
+    """The smaller top-k takes 2 of 2.5 s, and predicts texts worse by 10 of 100 and more: its answers are no equals."""
+    own = scored_texts(4, 2.0, 40.0, 50.0, 45.0).with_keys(is_reference=True)
+    lines = closing_lines(replace(NOTHING_LEFT, results=(scored_texts(2, 1.5, 30.0, 40.0, 31.0), own)))
+    table, *rest = lines
+    assert "100 / byte perplexity [95 %]" in table.splitlines()[0]
+    about = [line for line in rest if not line.startswith("warning: only 30 samples per setting")]
+    assert not any("accura" in line or "identical answers" in line for line in lines[:1] + about)
+    (conclusion,) = [line for line in rest if line.startswith("conclusion: ")]
+    assert "100 / byte perplexity 45.000" in conclusion
+    assert any(line.startswith("prices, ") and "accepted loss of 100 / byte perplexity:" in line for line in rest)
+
+
 def answered(top_k: int, *predictions: str) -> SettingResult:
     samples = [measured_sample(at, prediction=text) for at, text in enumerate(predictions)]
     return result_of(

@@ -332,6 +332,21 @@ def test_a_prompt_that_cannot_be_recorded_runs_so_at_all_settings(loaded: Loaded
     assert [proof.execution_stages for proof in proofs] == [model.describe()["execution_stages"]] * 2 == [stages] * 2
 
 
+def test_steps_that_need_a_mask_of_the_whole_cache_say_so(loaded: Loaded) -> None:
+    """The second recording, which is the first of a step, fails, and the one with a mask does not."""
+    eager, _ = loaded("olmoe")
+    model = replayed_by(Fails(1, ConfigurationError("it asks")), Path(eager.name))
+    setting = SETTINGS["olmoe"][0]
+    for each in (eager, model):
+        each.apply(setting)
+    inputs = inputs_of(model, setting)
+    model.warm_up(inputs, NEW_TOKENS)
+    assert run_staged(model, inputs, NEW_TOKENS).token_ids == run_staged(eager, inputs, NEW_TOKENS).token_ids
+    reason = "decode: each step has a mask of the whole cache, without which it asks"
+    assert model.prove(setting, inputs).execution_reason == model.describe()["execution_reason"] == reason
+    assert model.describe()["execution_stages"]["decode"] == "cuda graph"
+
+
 @pytest.mark.parametrize("recordings", [2, 3], ids=["prompt", "step"])
 def test_what_cannot_be_recorded_later_is_refused(loaded: Loaded, recordings: int) -> None:
     """Settings of one run are compared, so that none may run otherwise than those before it."""

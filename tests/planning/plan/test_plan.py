@@ -130,6 +130,33 @@ def test_what_does_not_fit_the_model_is_refused(folder: Path) -> None:
         requested(folder, "--num_active_blocks_list", "5")
 
 
+@pytest.mark.parametrize(
+    ("metric", "reason"),
+    [
+        ("acc", "acc compares options, and needs two or more and which is right"),
+        ("perplexity", "perplexity scores a text, and this is a question with an answer; of a file name the column of"),
+        ("mc", "a multiple-choice answer needs to know the right option"),
+    ],
+)
+def test_a_metric_that_can_score_no_sample_is_refused_without_weights(folder: Path, metric: str, reason: str) -> None:
+    first = f"^--metric {metric} can score no sample of reference_vqa: sample 4: {reason}"
+    with pytest.raises(ConfigurationError, match=first):
+        requested(folder, "--metric", metric, "--ids", "7", "4")
+    served = parse_config([*SERVED, "--metric", metric])
+    unseen = f"no sample of reference_questions: sample .*{reason}" if metric == "mc" else "which no server shows"
+    with pytest.raises(ConfigurationError, match=f"^--metric {metric} .*{unseen}"):
+        requested_run(served)
+
+
+def test_one_sample_that_a_metric_can_score_is_enough(folder: Path) -> None:
+    """Of sample n of reference_mixed, n % 5 is 3 where it has options."""
+    ids = "0", "1", "2", "5", "6", "7", "10", "11", "12"
+    flags = "--dataset_name", "reference_mixed", "--metric", "acc", "--ids"
+    with pytest.raises(ConfigurationError, match="--metric acc can score no sample of reference_mixed: sample 0: "):
+        requested(folder, *flags, *ids)
+    assert len(requested(folder, *flags, *ids, "18").sample_ids) == 10
+
+
 def test_a_resume_says_what_it_takes_up_and_what_it_sets_aside(tmp_path: Path) -> None:
     plan = RunPlan(PLAN_VERSION, "0001", "f00d", "signs", ("a", "b"), ("a", "b"), 10, 1, 0, 1000.0)
     assert resumed_lines(plan, {}, tmp_path) == [] == resumed_lines(plan, {"a": 0}, tmp_path)

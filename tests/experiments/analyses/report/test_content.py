@@ -8,11 +8,16 @@ from pathlib import Path
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import own_target
+from experiment_core_utils.records.conclusion import Conclusion
+from experiments.analyses.knobs.prices import price_list
 from experiments.analyses.report.analyses import analyse
 from experiments.analyses.report.content import report_of
+from experiments.analyses.report.findings import price_table
 from experiments.analyses.report.page import page_of
-from tests.experiments.hand_made_sweep import result
-from tests.hand_made_records import measured_sample
+from tests.experiments.hand_made_grid import grid, point
+from tests.experiments.hand_made_grid import reference as own_point
+from tests.experiments.hand_made_sweep import reference, result, setting, write
+from tests.hand_made_records import measured_sample, staged_run
 
 
 def test_a_page_of_a_text_task_says_nothing_of_pictures(tmp_path: Path) -> None:
@@ -27,3 +32,28 @@ def test_a_page_of_a_text_task_says_nothing_of_pictures(tmp_path: Path) -> None:
     shown = re.sub(r"<script.*?</script>|<style.*?</style>|save this picture as PNG", "", page, flags=re.DOTALL)
     assert "prefill" in shown
     assert re.findall(r"(?i)[^>\n]*(?:no picture|pictures|vision|image|crop)[^<\n]*", shown) == []
+
+
+def test_a_page_calls_a_score_that_is_no_accuracy_by_its_name(tmp_path: Path) -> None:
+    texts = [measured_sample(at, staged_run(vision_s=0.5 + at / 100), prediction="0.5") for at in range(8)]
+    for stored in (result(setting(), texts), reference(texts)):
+        by = {"metric": "perplexity", "metric_best": 100.0}
+        write(tmp_path, stored | by)
+    page = page_of(report_of(analyse([tmp_path])))
+    headings = re.findall(r'title="[^"]*">([^<]*)</button>', page)
+    assert "100 / byte perplexity" in headings and "accuracy" not in headings
+    # Panels of fronts and effects, the samples, and labels that are read aloud.
+    about = re.findall(r"(?:title|text|aria-label)\W{1,5}[^\"]*ccuracy[^\"]*", page)
+    assert about == [] and "right at" not in page
+    assert "100 / byte perplexity 0.5 to 0.5 at 2 settings" in page
+
+
+def test_changes_of_a_price_list_are_in_percent_of_the_best_score() -> None:
+    """From 45 to 40 of 100 are -5 %."""
+    scores = [[40.0] * 40, [45.0] * 40]
+    times = [[40.0 + at / 10 for at in range(40)], [100.0 + at / 7 for at in range(40)]]
+    made = grid([point("low"), own_point(in_grid=True)], scores, times, best=100.0)
+    found = price_table([Conclusion("signs", prices=price_list(made), metric_best=100.0)], "score")
+    assert found is not None
+    at = [column.label for column in found.columns].index("score")
+    assert {row[at].text for row in found.rows if row[at].text is not None} == {"-5.0"}

@@ -58,6 +58,15 @@ def test_the_metric_of_own_data_is_not_known_before_the_end(tmp_path: Path) -> N
     assert found.metric is None and found.settings[0].accuracy is None and found.settings[0].mean_ms == 1000.0
 
 
+def test_once_a_setting_is_done_its_metric_is_that_of_the_page(tmp_path: Path) -> None:
+    """`--metric` may have given another than the task's own."""
+    plan(tmp_path)
+    write(tmp_path, result(LOW) | {"metric": "acc"})
+    found = partial_run(tmp_path, 1_000_100.0)
+    page = page_of_runs("run", [found], is_at_work=True)
+    assert found.metric == "acc" and "The score is by acc." in page and ">accuracy<" not in page
+
+
 def test_the_page_loads_itself_again_while_the_run_is_at_work_alone(tmp_path: Path) -> None:
     plan(tmp_path)
     journal(tmp_path, LOW, measured_sample(0))
