@@ -7,10 +7,10 @@ from accelerate import Accelerator
 
 from experiment_core_utils.c_prompt_processing import checked_prompts
 from experiment_core_utils.config.text import validated
+from experiment_core_utils.measuring.text_generator import TextGenerator
 from experiment_core_utils.measuring.text_shard import OwnPrompts, TextShard, Window
 from experiment_core_utils.models.common.preferences import preferences_of, values_of
 from experiment_core_utils.models.common.text_generation import (
-    TextGenerator,
     check_context,
     describe_decoding,
     generation_values,

@@ -10,9 +10,9 @@ import torch
 
 from experiment_core_utils.config.text import Batching, LatencySimulation, TextConfig
 from experiment_core_utils.engines.answer_ends import AnswerEnds
+from experiment_core_utils.measuring.text_generator import GeneratedBatch, TextGenerator
 from experiment_core_utils.meters.power import NOT_REQUESTED, no_energy
 from experiment_core_utils.models.common.describe import computing_dtype
-from experiment_core_utils.models.common.text_generation import GeneratedBatch, TextGenerator
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import GenerationFailed, OutOfMemory, first_line
 from experiment_core_utils.primitives.finite_logits import remedy

@@ -13,10 +13,11 @@ from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.e_inference import run_gen_inference
 from experiment_core_utils.engines.cuda_graphs import Reruns
 from experiment_core_utils.g_metrics_inference import combine_inference_metrics
+from experiment_core_utils.measuring.text_generator import TextGenerator
 from experiment_core_utils.measuring.text_shard import OwnPrompts, TextShard
 from experiment_core_utils.models import text_model
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES
-from experiment_core_utils.models.common.text_generation import TextGenerator, generation_values, text_ends
+from experiment_core_utils.models.common.text_generation import generation_values, text_ends
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.text_model import staged_language_model
 from experiment_core_utils.primitives.errors import ConfigurationError, GenerationFailed
