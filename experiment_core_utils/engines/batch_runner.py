@@ -146,16 +146,19 @@ class BatchedExecution:
         return logits
 
     def warm_up_or_refuse(self, warm_up: Callable[[], Any], number: int, tokens: int, max_new_tokens: int) -> None:
-        """Warm up for so many requests, of at most `tokens` tokens each.
+        """Warm up for so many requests, of at most `tokens` tokens each; where that is refused, once more without the
+        KV caches of other sizes.
 
         Raises:
             EngineRefused: it cannot be done, with the reason; its memory is released.
         """
-        reason = refusal_of(warm_up, tokens, max_new_tokens)
-        if reason is not None:
+        for _ in range(1 + bool(self._made)):
+            reason = refusal_of(warm_up, tokens, max_new_tokens)
+            if reason is None:
+                return
             self.release()
             release_cached_memory(self._stages.decoder.device)
-            raise engine_refused(f"batches of {number}: {reason}")
+        raise engine_refused(f"batches of {number}: {reason}")
 
     def release(self) -> None:
         """Release the KV caches and the CUDA graphs that use them."""

@@ -100,7 +100,7 @@ class BatchAnswers:
         """Add the next token of each answer that has not ended, as `checked_tokens` gives them."""
         chosen = tokens.flatten().tolist()
         for row in tuple(self._running):
-            self._answers[row].append(usable_token(chosen[row]))
+            self._answers[row].append(usable_token(chosen[row], row))
             if self._ends.are_reached(self._answers[row]):
                 self._running.remove(row)
 

@@ -1,41 +1,49 @@
 """Text generation by a causal language model, with the time of each token.
 
-Single requests run by the stages of a knob run's timed samples where there are any; all others by `generate()`.
+Greedy decoding runs by the stages of a knob run's timed samples where there are any; all else by `generate()`.
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, StoppingCriteriaList
+from transformers import GenerationConfig
 
-from experiment_core_utils.engines.answer_ends import AnswerEnds, stopping_criteria
-from experiment_core_utils.engines.cuda_graphs import ADVICE
+from experiment_core_utils.engines.answer_ends import AnswerEnds
+from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.measuring.batches import BatchProof
+from experiment_core_utils.measuring.staged_runs import run_together, warm_up_batch
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
-from experiment_core_utils.models.common.text_generation import TokenMarks, only_values_of
+from experiment_core_utils.models.common.text_generation import generate_marked, only_values_of
 from experiment_core_utils.models.interface import StagedModel, own_setting
 from experiment_core_utils.primitives.clock import Clock, HostClock
 from experiment_core_utils.primitives.device import new_marks, out_of_memory_named, synchronize
 from experiment_core_utils.primitives.errors import (
-    EngineRefused,
     GenerationFailed,
     ProfilerError,
     described,
     raise_if_device_is_lost,
 )
 from experiment_core_utils.primitives.finite_logits import logits_watched
-from experiment_core_utils.records.requests import TokenisedPrompts
+from experiment_core_utils.records.requests import PreparedRequest, RequestShape, TokenisedPrompts
+
+# A prompt [1, T] without padding, and its mask.
+Request = Mapping[str, Any]
+# Of answers together that are compared with those alone.
+PROOF_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class GeneratedBatch:
     """The tokens and times of one batch."""
 
-    token_ids: list[list[int]]  #: [B][n] as generated, what comes after an end-of-sequence included
+    #: of each row up to its end; those of `generate()` go on to the end of the longest one
+    token_ids: list[list[int]]
+    prompt_positions: int  #: that were computed, padding included: engines prefill prompts one by one, without any
     inference_time_s: float  #: prompts on the device -> all tokens on the host
     #: -> first token of every row; None where the model's own `generate()` does not report single tokens
     ttft_s: float | None
@@ -43,8 +51,6 @@ class GeneratedBatch:
     #: started_s, ended_s: the same window by the host's clock, the device synchronised at both ends
     started_s: float
     ended_s: float
-    #: rows of which the logits of a token were not finite, so that their text means nothing
-    rows_not_finite: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class TextGenerator:
         clock: that of the power readings taken beside.
         ends: what ends an answer; see `text_ends`.
         preferences: of the checkpoint, applied to each row without its padding.
-        staged: of the same model, what runs single requests by engines or graphs; None where `generate()` runs all.
+        staged: of the same model, what runs requests by engines or graphs; None where `generate()` runs all.
         eager_reason: why it is None.
     """
 
@@ -76,7 +82,7 @@ class TextGenerator:
 
     @property
     def runs_stages(self) -> bool:
-        """Whether engines or graphs run the requests, which are batches of one prompt."""
+        """Whether engines or graphs run the requests."""
         return self.staged is not None and self.staged.has_next_way
 
     @property
@@ -103,9 +109,11 @@ class TextGenerator:
         Raises:
             OutOfMemory: it does not fit.
             GenerationFailed: the model broke off.
+            LogitsNotFinite: logits of a row are not finite, so that its text means nothing.
         """
         if self.runs_stages:
-            return self._by_stages(prompts, max_new_tokens)
+            with self._requests(prompts, max_new_tokens) as (staged, requests):
+                return self._by_stages(staged, requests, max_new_tokens)
         device, ends = self.device, self.ends
         ends_of_rows = [ends.after(row) for row in prompts["input_ids"].tolist()]
         with (
@@ -115,78 +123,100 @@ class TextGenerator:
         ):
             ids, mask = prompts["input_ids"].to(device), prompts["attention_mask"].to(device)
             marks = new_marks(device)
-            stops = stopping_criteria(ends_of_rows, ids.shape[1])
-            criteria = StoppingCriteriaList([TokenMarks(marks.mark, len(ids), device), *stops])
             synchronize(device)
             started_s = self.clock.now_s()
             marks.mark()
             processors = self.preferences.processors(ids, mask, ends.token_ids)
-            sequences = self.model.generate(
-                input_ids=ids,
-                attention_mask=mask,
+            tokens = generate_marked(
+                self.model,
+                {"input_ids": ids, "attention_mask": mask},
+                ends_of_rows,
+                marks.mark,
                 generation_config=generation,
-                stopping_criteria=criteria,
                 **({"logits_processor": processors} if processors else {}),
-            )
-            tokens = sequences[:, ids.shape[1] :].cpu()
+            ).cpu()
             marks.mark()
             spans = marks.seconds()
             ended_s, rows = self.clock.now_s(), tokens.tolist()
-            lengths = [len(ends.generated(row)) for ends, row in zip(ends_of_rows, rows, strict=True)]
-            return _generated(rows, spans, (started_s, ended_s), watch.rows_not_finite(lengths))
+            watch.refuse_not_finite([len(ends.generated(row)) for ends, row in zip(ends_of_rows, rows, strict=True)])
+        # start | first token | ... | last token | tokens on the host
+        is_marked = len(spans) == tokens.shape[1] + 1
+        return GeneratedBatch(
+            token_ids=rows,
+            prompt_positions=prompts["input_ids"].numel(),
+            inference_time_s=sum(spans),
+            ttft_s=spans[0] if is_marked else None,
+            inter_token_s=spans[1:-1] if is_marked else [],
+            started_s=started_s,
+            ended_s=ended_s,
+        )
 
-    def _by_stages(self, prompt: TokenisedPrompts, max_new_tokens: int) -> GeneratedBatch:
-        """The same of one prompt by engines or graphs, which are warmed up before the clock starts."""
-        with self._request(prompt, max_new_tokens) as (staged, inputs):
-            marks = new_marks(self.device)
-            synchronize(self.device)
-            started_s = self.clock.now_s()
-            token_ids, rows_not_finite = list[int](), list[int]()
-            try:
-                token_ids += staged.generate_timed(inputs, max_new_tokens, marks).token_ids
-            except GenerationFailed:  # of its logits
-                rows_not_finite = [0]
-            # The last mark is set when the last token is on the host.
-            spans = [*marks.seconds(), 0.0]
-            return _generated([token_ids], spans, (started_s, self.clock.now_s()), rows_not_finite)
+    def _by_stages(self, staged: StagedModel, requests: Sequence[Request], max_new_tokens: int) -> GeneratedBatch:
+        """The same by engines or graphs, which were warmed up before the clock starts."""
+        synchronize(self.device)
+        started_s = self.clock.now_s()
+        run, answers = run_together(staged, requests, max_new_tokens)
+        return GeneratedBatch(
+            token_ids=list(map(list, answers)),
+            prompt_positions=sum(each["input_ids"].shape[1] for each in requests),
+            inference_time_s=run.total_s,
+            ttft_s=run.ttft_s,
+            inter_token_s=list(run.inter_token_s),
+            started_s=started_s,
+            ended_s=self.clock.now_s(),
+        )
 
-    def prove_stages(self, prompt: TokenisedPrompts, max_new_tokens: int) -> bool:
-        """Hold engines or graphs against the model's modules and its `generate()`; where they are refused, the next way
-        runs all requests, at last `generate()`.
+    def prove_stages(self, prompt: TokenisedPrompts, batch_size: int, max_new_tokens: int) -> Setting:
+        """Hold engines or graphs against the model's modules and its `generate()` on one prompt.
+
+        Args:
+            batch_size: of the largest batch from now on.
 
         Returns:
-            whether the logits are finite.
+            The setting that is in force.
 
         Raises:
+            EngineRefused: they do not run it, or compute something else than the modules.
             KnobDidNotAct: tokens are not those of `generate()`.
+            LogitsNotFinite: logits are not finite.
         """
-        while self.staged is not None and self.staged.has_next_way:
-            try:
-                with self._request(prompt, max_new_tokens) as (staged, inputs):
-                    try:
-                        staged.prove(own_setting(staged), inputs)
-                    except GenerationFailed:  # of its logits
-                        return False
-                break
-            except EngineRefused as error:
-                reason = str(error).removesuffix(ADVICE)
-            # Not in the handler: until its end the error keeps what was half made.
-            self.staged.run_next_way(reason)
-        if self.staged is not None:
-            self.staged.fix_execution()
-        return True
+        assert self.staged is not None
+        setting = own_setting(self.staged).replaced(batch_size=batch_size)
+        self.staged.apply(setting)
+        with self._requests(prompt, max_new_tokens) as (staged, (request,)):
+            staged.prove(setting, request)
+        return setting
+
+    def batch_fault(self, prompts: TokenisedPrompts, setting: Setting, max_new_tokens: int) -> str | None:
+        """Why engines answer prompts together otherwise than each of them alone; None where they do not.
+
+        Args:
+            setting: that is in force.
+
+        Raises:
+            EngineRefused: they do not run them.
+        """
+        with self._requests(prompts, max_new_tokens) as (staged, requests):
+            proof = BatchProof(staged, min(PROOF_TOKENS, max_new_tokens), setting)
+            proof.answer([_prepared(each) for each in requests])
+        return proof.reason and f"requests cannot run together: {proof.reason}"
 
     @contextmanager
-    def _request(
-        self, prompt: TokenisedPrompts, max_new_tokens: int
-    ) -> Iterator[tuple[StagedModel, Mapping[str, Any]]]:
-        """A context with what runs one prompt, warmed up for it, and the prompt on its device."""
+    def _requests(
+        self, prompts: TokenisedPrompts, max_new_tokens: int
+    ) -> Iterator[tuple[StagedModel, Sequence[Request]]]:
+        """A context with what runs prompts together, warmed up for them, and each without padding on the device."""
         assert self.staged is not None
-        self.staged.ends = self.ends.after(prompt["input_ids"][0].tolist())
+        self.staged.ends = self.ends.after(prompts["input_ids"][0].tolist())
+        tensors: Mapping[str, Any] = {**prompts}
+        lengths = prompts["attention_mask"].sum(dim=1).tolist()
         with self._values_in_force(max_new_tokens):
-            inputs = self.staged.to_device(prompt)
-            self.staged.warm_up(inputs, max_new_tokens)
-            yield self.staged, inputs
+            requests = [
+                self.staged.to_device({name: rows[row : row + 1, -length:] for name, rows in tensors.items()})
+                for row, length in enumerate(lengths)
+            ]
+            warm_up_batch(self.staged, requests, max_new_tokens)
+            yield self.staged, requests
 
     @contextmanager
     def _values_in_force(self, max_new_tokens: int) -> Iterator[GenerationConfig]:
@@ -205,21 +235,9 @@ class TextGenerator:
             yield generation
 
 
-def _generated(
-    token_ids: list[list[int]], spans: list[float], window: tuple[float, float], rows_not_finite: list[int]
-) -> GeneratedBatch:
-    """A batch with its times by name: start | first token | ... | last token | tokens on the host."""
-    num_tokens = len(token_ids[0])
-    is_marked = len(spans) == num_tokens + 1
-    return GeneratedBatch(
-        token_ids=token_ids,
-        inference_time_s=sum(spans),
-        ttft_s=spans[0] if is_marked else None,
-        inter_token_s=spans[1:num_tokens] if is_marked else [],
-        started_s=window[0],
-        ended_s=window[1],
-        rows_not_finite=rows_not_finite,
-    )
+def _prepared(inputs: Request) -> PreparedRequest:
+    shape = RequestShape(None, None, 0, 0, inputs["input_ids"].shape[1], preprocess_s=0.0)
+    return PreparedRequest(inputs, shape)
 
 
 @contextmanager

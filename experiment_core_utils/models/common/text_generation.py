@@ -9,10 +9,17 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria
+from transformers import GenerationConfig, PreTrainedConfig, StoppingCriteria, StoppingCriteriaList
 
 from experiment_core_utils.config.text import USED_BY_MODE, DecoderConfig, TextConfig
-from experiment_core_utils.engines.answer_ends import AnswerEnds, EosSources, eos_sources, text_reader, with_stops
+from experiment_core_utils.engines.answer_ends import (
+    AnswerEnds,
+    EosSources,
+    eos_sources,
+    stopping_criteria,
+    text_reader,
+    with_stops,
+)
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.statistics import rate
@@ -34,6 +41,22 @@ class TokenMarks(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         self._mark()
         return self._stopped
+
+
+def generate_marked(
+    model: Any, inputs: Mapping[str, Any], ends: Sequence[AnswerEnds], mark: Callable[[], None], **options: Any
+) -> torch.Tensor:
+    """Ids [B, n] that `generate()` adds to the prompts of a batch, with a mark after each position.
+
+    Args:
+        inputs: tensors of the batch on the model's device, as `generate()` takes them.
+        ends: of each row, of which the stop texts are looked for here.
+        options: of `generate()`.
+    """
+    ids = inputs["input_ids"]
+    criteria = [TokenMarks(mark, len(ids), ids.device), *stopping_criteria(ends, ids.shape[1])]
+    answered: torch.Tensor = model.generate(**inputs, stopping_criteria=StoppingCriteriaList(criteria), **options)
+    return answered[:, ids.shape[1] :]
 
 
 def generation_values(

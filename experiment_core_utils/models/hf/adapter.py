@@ -357,6 +357,7 @@ class TransformersModel(HasEnds):
         """
         parts = None if self._graphed is None else self._graphed.parts
         is_of_step = self.has_next_way and self.turned_knobs.engines_unsupported_reason is None
+        is_of_step &= self.turned_knobs.batch_size == 1
         self._graphed = None
         release_cached_memory(self.device)
         if isinstance(parts, EngineParts) and parts.is_captured:

@@ -10,12 +10,12 @@ from itertools import chain, repeat
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from experiment_core_utils.engines.answer_ends import AnswerEnds, stopping_criteria
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.greedy import BatchFollower
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
-from experiment_core_utils.models.common.text_generation import TokenMarks
+from experiment_core_utils.models.common.text_generation import generate_marked
 from experiment_core_utils.models.hf.generate import StageMarks, processors_for, vision_marked
 from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT
 from experiment_core_utils.primitives.device import Marks, NoMarks
@@ -72,19 +72,18 @@ def generate_batch(
     """
     merged = merge_requests(requests, int(model.generation_config.pad_token_id))
     stages, names, ids = StageMarks(marks), chain[StageName](["prefill"], repeat("decode")), merged["input_ids"]
-    token_marks = TokenMarks(lambda: stages.end(next(names)), len(ids), ids.device)
     with vision_marked(model, stages), logits_watched(model) as watch, around(ids):
         stages.begin()
-        criteria = stopping_criteria([ends] * len(requests), ids.shape[1])
-        answered = model.generate(
-            **merged,
+        answered = generate_marked(
+            model,
+            merged,
+            [ends] * len(requests),
+            lambda: stages.end(next(names)),
             max_new_tokens=max_new_tokens,
             logits_processor=processors_for(model, merged, preferences, ends),
-            stopping_criteria=StoppingCriteriaList([token_marks, *criteria]),
         )
-    rows = answered[:, ids.shape[1] :].tolist()
     # Rows that ended before the longest are padded after their end.
-    ended = [ends.generated(row) for row in rows]
+    ended = [ends.generated(row) for row in answered.tolist()]
     watch.refuse_not_finite([len(row) for row in ended])
     return TimedBatch(tuple(map(tuple, ended)), tuple(stages.spans))
 
