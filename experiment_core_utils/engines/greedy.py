@@ -154,7 +154,7 @@ def decode_together(
         is_last = place + 1 == max_new_tokens
         if stages.runs_ahead and not is_last:
             launch(place + 1)
-        arrived = tokens.all_arrived(place)
+        arrived = tokens.arrived(place)
         if answers is None:
             answers = BatchAnswers(arrived, ends)
         else:
@@ -210,25 +210,16 @@ class BatchFollower:
         ]
 
 
-class AsyncStages(Protocol):
-    """Stages that leave the likeliest token on the device, where the next step reads it."""
+class AsyncStages(BatchStages, Protocol):
+    """Stages of one request that leave the likeliest token on the device, where the next step reads it."""
 
-    @property
-    def device(self) -> torch.device:
-        """The device that the model is on."""
-
-    @property
-    def last_token(self) -> torch.Tensor:
-        """The last token [1] as `checked_tokens` gives it; the next step overwrites it."""
+    runs_ahead: bool = True
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """The vision stage; None for a request without a picture."""
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
         """The prefill, and the choice of the first token."""
-
-    def advance(self) -> None:
-        """A decode step from the last token, and the choice of the next."""
 
 
 @torch.inference_mode()
@@ -239,37 +230,16 @@ def generate_async(
     ends: AnswerEnds,
     marks: Marks,
 ) -> TimedTokens:
-    """The answer of `generate_greedily`, where each step is launched before the token before it is read.
-
-    A mark is set after the copy of each token to the host. The step after the last token is launched in vain and comes
-    after the last mark.
+    """The answer of `generate_greedily`, where each step is launched before the token before it is read; marks as in
+    `decode_together`.
 
     Raises:
         GenerationFailed: logits are not finite.
     """
-    tokens = TokenCopies(stages.device, max_new_tokens)
-    spans: list[StageName] = []
     marks.mark()
     features = stages.encode_image(inputs)
     if features is not None:
         marks.mark()
-        spans.append("vision")
     stages.begin(inputs, features)
-    tokens.send(0, stages.last_token)
-    marks.mark()
-    spans.append("prefill")
-    token_ids: list[int] = []
-    while True:
-        is_last = len(token_ids) + 1 == max_new_tokens
-        if not is_last:
-            stages.advance()
-            tokens.send(len(token_ids) + 1, stages.last_token)
-            marks.mark()
-        token_ids.append(usable_token(tokens.arrived(len(token_ids))))
-        if is_last:
-            break
-        if ends.are_reached(token_ids):
-            marks.unmark()
-            break
-        spans.append("decode")
-    return TimedTokens(tuple(token_ids), tuple(spans))
+    found = decode_together(stages, 1, max_new_tokens, ends, marks, has_picture=features is not None)
+    return TimedTokens(found.token_ids[0], found.spans)
