@@ -241,5 +241,4 @@ def generate_async(
     if features is not None:
         marks.mark()
     stages.begin(inputs, features)
-    found = decode_together(stages, 1, max_new_tokens, ends, marks, has_picture=features is not None)
-    return TimedTokens(found.token_ids[0], found.spans)
+    return decode_together(stages, 1, max_new_tokens, ends, marks, has_picture=features is not None).first

@@ -52,7 +52,7 @@ def run_together(
     else:
         assert isinstance(model, Batched)  # as those have made sure who put the batch together
         answered = model.generate_batch_timed(batch, max_new_tokens, marks)
-        generated, answers = TimedTokens(answered.token_ids[0], answered.spans), answered.token_ids
+        generated, answers = answered.first, answered.token_ids
     return staged_run(generated, marks.seconds(), model.ends.up_to_end(generated.token_ids)[1]), answers
 
 

@@ -28,7 +28,7 @@ from experiment_core_utils.records.text import BatchRecord, InferenceResults, Qu
 
 
 class TokenMarks(StoppingCriteria):
-    """Calls `mark` after every token of a batch, and never stops it.
+    """Calls `mark` when the next token of each row of a batch is on the host, and never stops it.
 
     `generate()` asks its stopping criteria once for each position that it adds, for any number of rows; its streamer
     would take one row only.
@@ -39,6 +39,7 @@ class TokenMarks(StoppingCriteria):
         self._stopped = torch.zeros(rows, dtype=torch.bool, device=device)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        input_ids[:, -1].tolist()
         self._mark()
         return self._stopped
 

@@ -70,7 +70,6 @@ from experiment_core_utils.models.hf.engine_stages import EngineParts
 from experiment_core_utils.models.hf.generate import (
     GenerateStages,
     GenerationState,
-    generate_timed,
     greedy_config,
     vision_entry,
 )
@@ -429,10 +428,7 @@ class TransformersModel(HasEnds):
             with self.raw_logits():
                 return score_timed(self, inputs, marks)
         if self._graphed is None:
-            inputs = self._thinking.asked(inputs)
-            with self._visual_tokens.shortening(inputs["input_ids"]):
-                limit = self.turned_knobs.limited(max_new_tokens)
-                return generate_timed(self.model, inputs, limit, marks, self.preferences, self.ends)
+            return self.generate_batch_timed([inputs], max_new_tokens, marks).first
         self.warm_up(inputs, max_new_tokens)
         max_new_tokens = self.turned_knobs.limited(max_new_tokens)
         if not self._graphed.parts.is_captured:
@@ -610,7 +606,8 @@ class TransformersModel(HasEnds):
         found = self.generate_timed(inputs, num_tokens, NoMarks()).token_ids
         with self.turned_knobs.restored_afterwards():
             self.turned_knobs.put({VISION_TOKENS.name: before[VISION_TOKENS.name]})
-            raw = generate_timed(self.model, inputs, num_tokens, NoMarks(), self.preferences, self.ends).token_ids
+            answered = generate_batch(self.model, [inputs], self.ends, num_tokens, NoMarks(), self.preferences)
+            raw = answered.first.token_ids
             if found != raw:
                 (followed,) = self.follow_batch([inputs], [raw])
                 error = 0.0 if errors is None else errors.engine

@@ -1,4 +1,10 @@
-"""Greedy answers of a transformers model to a batch of requests with any lengths and pictures.
+"""Greedy answers of a transformers model's own `generate()` to one request, or to a batch of any lengths and pictures.
+
+    requests handed over | encoder begins | features ready | first tokens on the host | second | ... | last
+
+Neighbouring marks bound a stage, so that the stages add up to the whole by construction. What is before the encoder
+and between it and the first token is prefill: `generate()`'s own preparation, the cache, the decoder. Some versions and
+families encode pictures before the prefill, others inside it; the marks are the same.
 
 Blocks of some families look at the padding, or at the other requests: whether the answers are
 those of one request at a time, `follow_together` shows.
@@ -64,11 +70,10 @@ def generate_batch(
     preferences: Preferences = NO_PREFERENCES,
     around: Around = nullcontext,
 ) -> TimedBatch:
-    """The answers to requests of one kind, padded to one batch before the first mark; the others as `generate_timed`.
+    """The answers to requests of one kind, padded to one batch before the first mark.
 
-    A mark after a token is set when all rows have it on the device.
-
-    Args and errors as `answer_together`.
+    The model's generation config must be one of `greedy_config`, without end-of-sequence where ends are ignored. Args
+    and errors as `answer_together`.
     """
     merged = merge_requests(requests, int(model.generation_config.pad_token_id))
     stages, names, ids = StageMarks(marks), chain[StageName](["prefill"], repeat("decode")), merged["input_ids"]
@@ -145,7 +150,11 @@ def _has_crops(tensor: torch.Tensor) -> bool:
 
 
 def merge_requests(requests: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """The tensors of a batch: prompts end together, pictures have as many crops as the largest."""
+    """The tensors of a batch: prompts end together, pictures have as many crops as the largest; those of one request as
+    they are.
+    """
+    if len(requests) == 1:
+        return dict(requests[0])
     fillings = {"input_ids": pad_token_id, **ALONG_THE_PROMPT}
     merged = {}
     for name in requests[0]:
