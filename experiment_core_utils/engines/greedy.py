@@ -126,7 +126,7 @@ class BatchStages(Protocol):
 
 @torch.inference_mode()
 def decode_together(
-    stages: BatchStages, num_rows: int, max_new_tokens: int, ends: AnswerEnds, marks: Marks, *, has_picture: bool
+    stages: BatchStages, tokens: TokenCopies, ends: AnswerEnds, marks: Marks, *, has_picture: bool
 ) -> TimedBatch:
     """The answers of a batch from its first tokens on, which are chosen already, until every answer has ended.
 
@@ -134,14 +134,15 @@ def decode_together(
     ahead, the one after the last token is launched in vain and comes after the last mark.
 
     Args:
+        tokens: a place for each token that an answer may have; made before the first mark.
         has_picture: whether a mark stands between a vision stage and the prefill.
 
     Raises:
         GenerationFailed: logits are not finite.
     """
-    tokens = TokenCopies(stages.device, max_new_tokens, num_rows)
-    spans: list[StageName] = ["vision", "prefill"] if has_picture else ["prefill"]
+    max_new_tokens = len(tokens)
     answers: BatchAnswers | None = None
+    spans: list[StageName] = ["vision", "prefill"] if has_picture else ["prefill"]
 
     def launch(place: int) -> None:
         if place:
@@ -236,9 +237,10 @@ def generate_async(
     Raises:
         GenerationFailed: logits are not finite.
     """
+    tokens = TokenCopies(stages.device, max_new_tokens, rows=1)
     marks.mark()
     features = stages.encode_image(inputs)
     if features is not None:
         marks.mark()
     stages.begin(inputs, features)
-    return decode_together(stages, 1, max_new_tokens, ends, marks, has_picture=features is not None).first
+    return decode_together(stages, tokens, ends, marks, has_picture=features is not None).first
