@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig
 
 from experiment_core_utils.engines.answer_ends import AnswerEnds
-from experiment_core_utils.knobs.setting import Setting
+from experiment_core_utils.engines.cuda_graphs import engine_refused
 from experiment_core_utils.measuring.batches import BatchProof
 from experiment_core_utils.measuring.staged_runs import run_together, warm_up_batch
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
@@ -166,40 +166,30 @@ class TextGenerator:
             ended_s=self.clock.now_s(),
         )
 
-    def prove_stages(self, prompt: TokenisedPrompts, batch_size: int, max_new_tokens: int) -> Setting:
-        """Hold engines or graphs against the model's modules and its `generate()` on one prompt.
+    def prove_stages(self, prompts: TokenisedPrompts, batch_size: int, max_new_tokens: int) -> None:
+        """Hold the engines or graphs in force against the model's modules and its `generate()` on one prompt, or their
+        answers to several together against those to each of them alone.
 
         Args:
             batch_size: of the largest batch from now on.
 
-        Returns:
-            The setting that is in force.
-
         Raises:
-            EngineRefused: they do not run it, or compute something else than the modules.
+            EngineRefused: they do not run them, or compute something else than the modules, or than they do alone.
             KnobDidNotAct: tokens are not those of `generate()`.
-            LogitsNotFinite: logits are not finite.
+            LogitsNotFinite: logits of a single prompt are not finite.
         """
         assert self.staged is not None
         setting = own_setting(self.staged).replaced(batch_size=batch_size)
         self.staged.apply(setting)
-        with self._requests(prompt, max_new_tokens) as (staged, (request,)):
-            staged.prove(setting, request)
-        return setting
-
-    def batch_fault(self, prompts: TokenisedPrompts, setting: Setting, max_new_tokens: int) -> str | None:
-        """Why engines answer prompts together otherwise than each of them alone; None where they do not.
-
-        Args:
-            setting: that is in force.
-
-        Raises:
-            EngineRefused: they do not run them.
-        """
         with self._requests(prompts, max_new_tokens) as (staged, requests):
+            if len(requests) == 1:
+                staged.prove(setting, requests[0])
+                return
+            shapes = [RequestShape(None, None, 0, 0, each["input_ids"].shape[1], 0.0) for each in requests]
             proof = BatchProof(staged, min(PROOF_TOKENS, max_new_tokens), setting)
-            proof.answer([_prepared(each) for each in requests])
-        return proof.reason and f"requests cannot run together: {proof.reason}"
+            proof.answer([PreparedRequest(*each) for each in zip(requests, shapes, strict=True)])
+        if proof.reason is not None:
+            raise engine_refused(f"requests cannot run together: {proof.reason}")
 
     @contextmanager
     def _requests(
@@ -233,11 +223,6 @@ class TextGenerator:
             only_values_of(generation, self.model),
         ):
             yield generation
-
-
-def _prepared(inputs: Request) -> PreparedRequest:
-    shape = RequestShape(None, None, 0, 0, inputs["input_ids"].shape[1], preprocess_s=0.0)
-    return PreparedRequest(inputs, shape)
 
 
 @contextmanager

@@ -152,15 +152,15 @@ class TextShard:
         def positions(places: tuple[int, ...]) -> int:
             return len(places) * (max(lengths[place] for place in places) + most)
 
-        longest = int(np.argmax(lengths))
-        largest = self.prompts.together(max(batches, key=positions)) if batches else None
+        longest, batch_size = int(np.argmax(lengths)), max(map(len, batches), default=1)
         try:
-            setting = generator.prove_stages(self.prompts.together([longest]), max(map(len, batches), default=1), most)
-            return None if largest is None else generator.batch_fault(largest, setting, most)
+            for places in ((longest,), *sorted(batches, key=positions)[-1:]):
+                generator.prove_stages(self.prompts.together(places), batch_size, most)
         except LogitsNotFinite:
             self._refuse_not_finite(longest)
         except (EngineRefused, OutOfMemory) as error:
             return str(error).removesuffix(ADVICE)
+        return None
 
     def warm_up(self) -> None:
         """Run the requested number of batches, from the first on, without a trace in the results.

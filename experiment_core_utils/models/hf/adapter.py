@@ -63,7 +63,7 @@ from experiment_core_utils.models.common.preferences import NO_PREFERENCES, deco
 from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
-from experiment_core_utils.models.hf.batch import answer_together, follow_together, generate_batch, request_kind
+from experiment_core_utils.models.hf.batch import alike, follow_together, generate_batch, request_kind
 from experiment_core_utils.models.hf.counted_costs import CountedCosts
 from experiment_core_utils.models.hf.engine_batch import EngineRequests
 from experiment_core_utils.models.hf.engine_stages import EngineParts
@@ -484,11 +484,12 @@ class TransformersModel(HasEnds):
         return generate_batch(self.model, inputs_list, self.ends, limit, marks, self.preferences, around)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
-        if self._batched is not None:
-            return list(self.generate_batch_timed(inputs_list, max_new_tokens, NoMarks()).token_ids)
-        around, limit = self._visual_tokens.shortening, self.turned_knobs.limited(max_new_tokens)
-        inputs_list = [self._thinking.asked(inputs) for inputs in inputs_list]
-        return answer_together(self.model, inputs_list, self.ends, limit, self.preferences, around)
+        """Modules answer requests whose tensors cannot be put together in batches of their own."""
+        answers: dict[int, tuple[int, ...]] = {}
+        for places in [range(len(inputs_list))] if self._batched is not None else alike(inputs_list):
+            batch = self.generate_batch_timed([inputs_list[place] for place in places], max_new_tokens, NoMarks())
+            answers |= dict(zip(places, batch.token_ids, strict=True))
+        return [answers[place] for place in range(len(inputs_list))]
 
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]

@@ -24,40 +24,11 @@ from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Pref
 from experiment_core_utils.models.common.text_generation import generate_marked
 from experiment_core_utils.models.hf.generate import StageMarks, processors_for, vision_marked
 from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT
-from experiment_core_utils.primitives.device import Marks, NoMarks
+from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.finite_logits import logits_watched
 from experiment_core_utils.records.requests import FollowedAnswer, StageName, TimedBatch
 
 Around = Callable[[torch.Tensor], AbstractContextManager[object]]
-
-
-@torch.inference_mode()
-def answer_together(
-    model: PreTrainedModel,
-    requests: Sequence[Mapping[str, Any]],
-    ends: AnswerEnds,
-    max_new_tokens: int,
-    preferences: Preferences = NO_PREFERENCES,
-    around: Around = nullcontext,
-) -> list[tuple[int, ...]]:
-    """Token ids of each request under the setting in force, end-of-sequence included where it came.
-
-    Requests with pictures and those without are two batches; so are pictures whose tensors cannot be put together.
-
-    Args:
-        requests: tensors on the model's device, as `generate()` takes them.
-        preferences: of the checkpoint, applied to each row without its padding.
-        around: makes a context for the run of a batch, from its ids.
-
-    Raises:
-        GenerationFailed: logits are not finite.
-    """
-    answers: dict[int, tuple[int, ...]] = {}
-    for places in _alike(requests):
-        alike = [requests[place] for place in places]
-        batch = generate_batch(model, alike, ends, max_new_tokens, NoMarks(), preferences, around)
-        answers |= dict(zip(places, batch.token_ids, strict=True))
-    return [answers[place] for place in range(len(requests))]
 
 
 @torch.inference_mode()
@@ -70,10 +41,17 @@ def generate_batch(
     preferences: Preferences = NO_PREFERENCES,
     around: Around = nullcontext,
 ) -> TimedBatch:
-    """The answers to requests of one kind, padded to one batch before the first mark.
+    """The answers to requests of one kind under the setting in force, padded to one batch before the first mark.
 
-    The model's generation config must be one of `greedy_config`, without end-of-sequence where ends are ignored. Args
-    and errors as `answer_together`.
+    The model's generation config must be one of `greedy_config`, without end-of-sequence where ends are ignored.
+
+    Args:
+        requests: tensors on the model's device, as `generate()` takes them.
+        preferences: of the checkpoint, applied to each row without its padding.
+        around: makes a context for the run of a batch, from its ids.
+
+    Raises:
+        LogitsNotFinite: see there.
     """
     merged = merge_requests(requests, int(model.generation_config.pad_token_id))
     stages, names, ids = StageMarks(marks), chain[StageName](["prefill"], repeat("decode")), merged["input_ids"]
@@ -102,7 +80,7 @@ def follow_together(
 ) -> list[FollowedAnswer]:
     """What the same `generate()` would choose after each beginning of these answers, in the same batches."""
     found: dict[int, FollowedAnswer] = {}
-    for places in _alike(requests):
+    for places in alike(requests):
         merged = merge_requests([requests[place] for place in places], int(model.generation_config.pad_token_id))
         follower = BatchFollower([answers[place] for place in places], merged["input_ids"].device)
         follow = LogitsProcessorList([_Follow(follower)])
@@ -123,7 +101,7 @@ class _Follow(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
 
 
-def _alike(requests: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def alike(requests: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Places of the requests that can be in one batch: the same arguments, pictures of shapes that fit."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, request in enumerate(requests):
