@@ -7,10 +7,11 @@ from accelerate import Accelerator
 
 from experiment_core_utils.c_prompt_processing import checked_prompts
 from experiment_core_utils.config.text import validated
+from experiment_core_utils.measuring.execution import settle_way
+from experiment_core_utils.measuring.text_generator import TextGenerator
 from experiment_core_utils.measuring.text_shard import OwnPrompts, TextShard, Window
 from experiment_core_utils.models.common.preferences import preferences_of, values_of
 from experiment_core_utils.models.common.text_generation import (
-    TextGenerator,
     check_context,
     describe_decoding,
     generation_values,
@@ -38,9 +39,9 @@ def run_gen_inference(
 
     The processes wait for each other before the first measured batch (warm-ups are done by then) and after the last
     one; an error in one of them is raised in all. Batches contain neighbours in the order given, each padded to its own
-    longest prompt. Measured is `generate()`, from the prompts on the device to the tokens on the host: neither
-    simulated waiting, nor decoding to text, nor attempts that ran out of memory. Only real tokens count: no padding,
-    nothing after the first end-of-sequence, which itself counts. See `TextGenerator` for what drawn tokens depend on.
+    longest prompt. Measured is from the prompts on the device to the tokens on the host: neither simulated waiting, nor
+    decoding to text, nor attempts that ran out of memory. Only real tokens count: no padding, nothing after the first
+    end-of-sequence, which itself counts. See `TextGenerator` for what drawn tokens depend on.
 
     Before, batches are warmed up as `TextShard.warm_up` says.
 
@@ -72,7 +73,8 @@ def prepare_gen_inference(
     clock: Clock | None = None,
     names: Sequence[int] | None = None,
 ) -> TextShard:
-    """Validate and warm up everything that `run_gen_inference` runs, so that a meter may open its window.
+    """Validate and warm up everything that `run_gen_inference` runs, so that a meter may open its window; all processes
+    run their prompts in one way.
 
     Args:
         prompts: all of the run, as `checked_prompts` returns them.
@@ -80,7 +82,7 @@ def prepare_gen_inference(
         names: what messages call the prompts; None for their places.
     """
 
-    def warmed_up() -> TextShard:
+    def unprepared() -> TextShard:
         config = validated(experiment_config)
         ids, mask = prompts["input_ids"], prompts["attention_mask"]
         own = accelerator.unwrap_model(model)
@@ -89,14 +91,18 @@ def prepare_gen_inference(
         preferences = preferences_of(values_of(own.generation_config), tokeniser, config.model_name)
         values = generation_values(config, own, tokeniser, preferences)
         ends = text_ends(config, own, tokeniser, preferences)[0]
-        staged = staged_language_model(config, own, tokeniser, accelerator.num_processes)
+        staged = staged_language_model(config, own, tokeniser)
         generator = TextGenerator(own, values, config.random_seed, ends, clock or HostClock(), preferences, *staged)
         part = OwnPrompts(places, ids[list(places)], mask[list(places)], names)
-        shard = TextShard(generator, part, config, accelerator.process_index, accelerator.num_processes)
-        shard.warm_up()
-        return shard
+        return TextShard(generator, part, config, accelerator.process_index, accelerator.num_processes)
 
-    return all_or_raise(warmed_up, accelerator)
+    shard = all_or_raise(unprepared, accelerator)
+    staged = shard.generator.staged
+    settle_way(staged, lambda: all_or_raise(shard.stages_refusal, accelerator), "prompts", accelerator)
+    if staged is not None:
+        staged.fix_execution()
+    all_or_raise(shard.warm_up, accelerator)
+    return shard
 
 
 def run_shard(shard: TextShard, stop: StopRequest) -> tuple[InferenceResults, list[Window]]:

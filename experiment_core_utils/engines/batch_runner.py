@@ -16,7 +16,7 @@ from experiment_core_utils.engines.description import EngineKnobs
 from experiment_core_utils.engines.greedy import BatchFollower, decode_together
 from experiment_core_utils.engines.kv_cache import KVCache
 from experiment_core_utils.engines.weights import DecoderWeights
-from experiment_core_utils.primitives.device import Marks, NoMarks, release_cached_memory
+from experiment_core_utils.primitives.device import Marks, NoMarks, TokenCopies, release_cached_memory
 from experiment_core_utils.records.requests import FollowedAnswer, StageName, TimedBatch
 from experiment_core_utils.records.stages import CPU_STEP, REFERENCE
 
@@ -109,14 +109,15 @@ class BatchedExecution:
         marks = NoMarks() if marks is None else marks
         kv_cache, decode = self._kv_cache_for(requests, max_new_tokens)
         decode.warm_up(knobs, kv_cache)
+        steps = _Steps(decode, knobs, kv_cache, self._stages.is_graphed)
+        tokens = TokenCopies(steps.device, max_new_tokens, len(requests))
         marks.mark()
         features = [self._stages.encode_image(request) for request in requests]
         has_picture = any(each is not None for each in features)
         if has_picture:
             marks.mark()
         self._prefill(knobs, requests, features, kv_cache)
-        steps = _Steps(decode, knobs, kv_cache, self._stages.is_graphed)
-        return decode_together(steps, len(requests), max_new_tokens, ends, marks, has_picture=has_picture)
+        return decode_together(steps, tokens, ends, marks, has_picture=has_picture)
 
     @torch.inference_mode()
     def follow_batch(
@@ -146,16 +147,19 @@ class BatchedExecution:
         return logits
 
     def warm_up_or_refuse(self, warm_up: Callable[[], Any], number: int, tokens: int, max_new_tokens: int) -> None:
-        """Warm up for so many requests, of at most `tokens` tokens each.
+        """Warm up for so many requests, of at most `tokens` tokens each; where that is refused, once more without the
+        KV caches of other sizes.
 
         Raises:
             EngineRefused: it cannot be done, with the reason; its memory is released.
         """
-        reason = refusal_of(warm_up, tokens, max_new_tokens)
-        if reason is not None:
+        for _ in range(1 + bool(self._made)):
+            reason = refusal_of(warm_up, tokens, max_new_tokens)
+            if reason is None:
+                return
             self.release()
             release_cached_memory(self._stages.decoder.device)
-            raise engine_refused(f"batches of {number}: {reason}")
+        raise engine_refused(f"batches of {number}: {reason}")
 
     def release(self) -> None:
         """Release the KV caches and the CUDA graphs that use them."""

@@ -110,7 +110,7 @@ class BatchAnswers:
         """Add the next token of each answer that has not ended, as `checked_tokens` gives them."""
         chosen = tokens.flatten().tolist()
         for row in tuple(self._running):
-            self._answers[row].append(usable_token(chosen[row]))
+            self._answers[row].append(usable_token(chosen[row], row))
             if self._ends.are_reached(self._answers[row]):
                 self._running.remove(row)
 
@@ -136,7 +136,7 @@ class BatchStages(Protocol):
 
 @torch.inference_mode()
 def decode_together(
-    stages: BatchStages, num_rows: int, max_new_tokens: int, ends: AnswerEnds, marks: Marks, *, has_picture: bool
+    stages: BatchStages, tokens: TokenCopies, ends: AnswerEnds, marks: Marks, *, has_picture: bool
 ) -> TimedBatch:
     """The answers of a batch from its first tokens on, which are chosen already, until every answer has ended.
 
@@ -144,14 +144,15 @@ def decode_together(
     ahead, the one after the last token is launched in vain and comes after the last mark.
 
     Args:
+        tokens: a place for each token that an answer may have; made before the first mark.
         has_picture: whether a mark stands between a vision stage and the prefill.
 
     Raises:
         GenerationFailed: logits are not finite.
     """
-    tokens = TokenCopies(stages.device, max_new_tokens, num_rows)
-    spans: list[StageName] = ["vision", "prefill"] if has_picture else ["prefill"]
+    max_new_tokens = len(tokens)
     answers: BatchAnswers | None = None
+    spans: list[StageName] = ["vision", "prefill"] if has_picture else ["prefill"]
 
     def launch(place: int) -> None:
         if place:
@@ -164,7 +165,7 @@ def decode_together(
         is_last = place + 1 == max_new_tokens
         if stages.runs_ahead and not is_last:
             launch(place + 1)
-        arrived = tokens.all_arrived(place)
+        arrived = tokens.arrived(place)
         if answers is None:
             answers = BatchAnswers(arrived, ends)
         else:
@@ -220,25 +221,16 @@ class BatchFollower:
         ]
 
 
-class AsyncStages(Protocol):
-    """Stages that leave the likeliest token on the device, where the next step reads it."""
+class AsyncStages(BatchStages, Protocol):
+    """Stages of one request that leave the likeliest token on the device, where the next step reads it."""
 
-    @property
-    def device(self) -> torch.device:
-        """The device that the model is on."""
-
-    @property
-    def last_token(self) -> torch.Tensor:
-        """The last token [1] as `checked_tokens` gives it; the next step overwrites it."""
+    runs_ahead: bool = True
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:
         """The vision stage; None for a request without a picture."""
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
         """The prefill, and the choice of the first token."""
-
-    def advance(self) -> None:
-        """A decode step from the last token, and the choice of the next."""
 
 
 @torch.inference_mode()
@@ -249,32 +241,13 @@ def generate_async(
     ends: AnswerEnds,
     marks: Marks,
 ) -> TimedTokens:
-    """The answer of `generate_greedily`, where each step is launched before the token before it is read.
-
-    A mark is set after the copy of each token to the host. The step after the last token is launched in vain and comes
-    after the last mark.
+    """The answer of `generate_greedily`, where each step is launched before the token before it is read; marks as in
+    `decode_together`.
 
     Raises:
         GenerationFailed: logits are not finite.
     """
-    tokens = TokenCopies(stages.device, max_new_tokens)
-    features, spans = timed_vision(stages.encode_image, inputs, marks)
+    tokens = TokenCopies(stages.device, max_new_tokens, rows=1)
+    features, _ = timed_vision(stages.encode_image, inputs, marks)
     stages.begin(inputs, features)
-    tokens.send(0, stages.last_token)
-    marks.mark()
-    spans.append("prefill")
-    token_ids: list[int] = []
-    while True:
-        is_last = len(token_ids) + 1 == max_new_tokens
-        if not is_last:
-            stages.advance()
-            tokens.send(len(token_ids) + 1, stages.last_token)
-            marks.mark()
-        token_ids.append(usable_token(tokens.arrived(len(token_ids))))
-        if is_last:
-            break
-        if ends.are_reached(token_ids):
-            marks.unmark()
-            break
-        spans.append("decode")
-    return TimedTokens(tuple(token_ids), tuple(spans))
+    return decode_together(stages, tokens, ends, marks, has_picture=features is not None).first

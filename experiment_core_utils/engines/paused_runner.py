@@ -107,7 +107,7 @@ class EnginePausedPrefill(PausedPrefillStages):
         return self._stages.is_graphed
 
     @property
-    def last_token(self) -> torch.Tensor:
+    def last_tokens(self) -> torch.Tensor:
         """The token [1] that the last step chose, as `checked_tokens` gives it; the next step overwrites it."""
         return self._stages.kv_cache.checked_tokens
 

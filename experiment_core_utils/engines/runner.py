@@ -365,7 +365,7 @@ class AsyncRequest(AsyncStages):
         return self._kv_cache.next_tokens.device
 
     @property
-    def last_token(self) -> torch.Tensor:
+    def last_tokens(self) -> torch.Tensor:
         return self._kv_cache.checked_tokens
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:

@@ -5,7 +5,7 @@ its modules. So no setting may run otherwise than the others.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -45,23 +45,44 @@ def settle_execution(
     """
     ways = model if isinstance(model, Switchable) else None
     limits = max_new_tokens, sample_timeout_s
+    proofs = dict[str, KnobProof]()
+
+    def refusal() -> str | None:
+        nonlocal proofs
+        proofs, reason = _tried(model, requests, settings, sample_ids, limits, accelerator.is_main_process)
+        return reason
+
     with nullcontext() if ways is None else ways.restored_afterwards():
-        while True:
-            proofs, refusal = _tried(model, requests, settings, sample_ids, limits, accelerator.is_main_process)
-            found = all_gather((refusal, ways is not None and ways.has_next_way), accelerator)
-            reason = next((each for each, _ in found if each is not None), None)
-            if reason is None or not any(has_next_way for _, has_next_way in found):
-                break
-            if ways is not None and ways.has_next_way:
-                ways.run_next_way(reason)
-            if accelerator.is_main_process:
-                way = model.describe()["execution_stages"]["decode"]
-                print(f"warning: {_IN_WORDS.get(way, way)} run all settings: {reason}", file=sys.stderr, flush=True)
+        settle_way(model, refusal, "settings", accelerator)
     if ways is not None:
         ways.fix_execution()
     # A later setting may have taken a stage from the engine that earlier ones were tried with.
     stages = model.describe()["execution_stages"]
     return {key: proof for key, proof in proofs.items() if proof.execution_stages in (None, stages)}
+
+
+def settle_way(
+    model: Runnable | None, refusal: Callable[[], str | None], what: str, accelerator: Accelerator
+) -> None:
+    """As long as the way in force is refused in any process, let the next one run everything in all of them, and say
+    so. A collective call.
+
+    Args:
+        model: of this process; None where it has no ways to choose from.
+        refusal: tries the way in force, and gives the reason why it is refused; None where it runs.
+        what: runs in one way, for the message.
+    """
+    ways = model if isinstance(model, Switchable) else None
+    while True:
+        found = all_gather((refusal(), ways is not None and ways.has_next_way), accelerator)
+        reason = next((each for each, _ in found if each is not None), None)
+        if reason is None or not any(has_next_way for _, has_next_way in found):
+            break
+        if ways is not None and ways.has_next_way:
+            ways.run_next_way(reason)
+        if accelerator.is_main_process and model is not None:
+            way = model.describe()["execution_stages"]["decode"]
+            print(f"warning: {_IN_WORDS.get(way, way)} run all {what}: {reason}", file=sys.stderr, flush=True)
 
 
 def _tried(

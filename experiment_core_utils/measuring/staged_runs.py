@@ -21,11 +21,7 @@ def run_staged(
         inputs: tensors on the model's device.
         marks: the first of which stands for the hand-over; None for new ones.
     """
-    devices = devices_of(model)
-    synchronize(*devices)
-    marks = new_marks(*devices) if marks is None else marks
-    generated = model.generate_timed(inputs, max_new_tokens, marks)
-    return staged_run(generated, marks.seconds(), model.ends.up_to_end(generated.token_ids)[1])
+    return run_together(model, [inputs], max_new_tokens, marks)[0]
 
 
 def run_batch(
@@ -37,16 +33,27 @@ def run_batch(
         batch: inputs of each request on the model's device.
         marks: as of `run_staged`.
     """
+    run, answers = run_together(model, batch, max_new_tokens, marks)
     if len(batch) == 1:
-        return run_staged(model, batch[0], max_new_tokens, marks)
-    assert isinstance(model, Batched)  # as `RequestBatches` has made sure
+        return run
+    return BatchedRun(**vars(run), batch_size=len(batch), batch_output_tokens=sum(map(len, answers)))
+
+
+def run_together(
+    model: Runnable, batch: Sequence[Mapping[str, Any]], max_new_tokens: int, marks: Marks | None = None
+) -> tuple[StagedRun, tuple[tuple[int, ...], ...]]:
+    """The run of the first request of a batch, and the token ids of every answer; args as `run_batch`."""
     devices = devices_of(model)
     synchronize(*devices)
     marks = new_marks(*devices) if marks is None else marks
-    answered = model.generate_batch_timed(batch, max_new_tokens, marks)
-    own = answered.token_ids[0]
-    run = staged_run(TimedTokens(own, answered.spans), marks.seconds(), model.ends.up_to_end(own)[1])
-    return BatchedRun(**vars(run), batch_size=len(batch), batch_output_tokens=sum(map(len, answered.token_ids)))
+    if len(batch) == 1:
+        generated = model.generate_timed(batch[0], max_new_tokens, marks)
+        answers: tuple[tuple[int, ...], ...] = (generated.token_ids,)
+    else:
+        assert isinstance(model, Batched)  # as those have made sure who put the batch together
+        answered = model.generate_batch_timed(batch, max_new_tokens, marks)
+        generated, answers = answered.first, answered.token_ids
+    return staged_run(generated, marks.seconds(), model.ends.up_to_end(generated.token_ids)[1]), answers
 
 
 def warm_up_batch(model: Runnable, batch: Sequence[Mapping[str, Any]], max_new_tokens: int) -> None:

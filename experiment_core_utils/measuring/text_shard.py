@@ -10,12 +10,13 @@ import torch
 
 from experiment_core_utils.config.text import Batching, LatencySimulation, TextConfig
 from experiment_core_utils.engines.answer_ends import AnswerEnds
+from experiment_core_utils.engines.cuda_graphs import ADVICE
+from experiment_core_utils.measuring.text_generator import GeneratedBatch, TextGenerator
 from experiment_core_utils.meters.power import NOT_REQUESTED, no_energy
 from experiment_core_utils.models.common.describe import computing_dtype
-from experiment_core_utils.models.common.text_generation import GeneratedBatch, TextGenerator
 from experiment_core_utils.primitives.device import release_cached_memory
-from experiment_core_utils.primitives.errors import GenerationFailed, OutOfMemory, first_line
-from experiment_core_utils.primitives.finite_logits import remedy
+from experiment_core_utils.primitives.errors import EngineRefused, GenerationFailed, OutOfMemory, first_line
+from experiment_core_utils.primitives.finite_logits import LogitsNotFinite, remedy
 from experiment_core_utils.primitives.interruption import StopRequest
 from experiment_core_utils.records.requests import TokenisedPrompts
 from experiment_core_utils.records.text import BatchRecord, QueryRecord
@@ -131,9 +132,38 @@ class TextShard:
     process_index: int
     num_processes: int
 
+    def stages_refusal(self) -> str | None:
+        """Why engines or graphs that would run the prompts are refused, tried with the longest prompt and with the
+        batch that takes the most memory; None where they are not, and where `generate()` runs all.
+
+        Raises:
+            KnobDidNotAct: their tokens are not those of `generate()`.
+            GenerationFailed: the logits of the longest prompt are not finite.
+        """
+        lengths, most, generator = self.prompts.lengths, self.config.max_output_tokens, self.generator
+        if not generator.runs_stages or not lengths:
+            return None
+        batches = [batch.places for batch in self._planned() if len(batch.places) > 1]
+        if batches and generator.ends.stop:
+            are_open = {self._ends_after(row).is_thinking_open for row in self.prompts.input_ids}
+            if len(are_open) > 1:
+                return "some of the prompts end inside thinking, where a stop text ends no answer"
+
+        def positions(places: tuple[int, ...]) -> int:
+            return len(places) * (max(lengths[place] for place in places) + most)
+
+        longest, batch_size = int(np.argmax(lengths)), max(map(len, batches), default=1)
+        try:
+            for places in ((longest,), *sorted(batches, key=positions)[-1:]):
+                generator.prove_stages(self.prompts.together(places), batch_size, most)
+        except LogitsNotFinite:
+            self._refuse_not_finite(longest)
+        except (EngineRefused, OutOfMemory) as error:
+            return str(error).removesuffix(ADVICE)
+        return None
+
     def warm_up(self) -> None:
-        """Prove the stages where they run the requests, and run the requested number of batches, from the first on,
-        without a trace in the results.
+        """Run the requested number of batches, from the first on, without a trace in the results.
 
         On a GPU they run to their end, by default all of them: libraries choose and build kernels for every new shape,
         and each token's is new. On the CPU the first batch's first tokens are enough.
@@ -142,11 +172,6 @@ class TextShard:
         planned, wanted = self._planned(), self.config.num_warmup_batches
         number = (len(planned) if is_gpu else 1) if wanted is None else wanted
         most = self.config.max_output_tokens
-        if self.generator.runs_stages and self.prompts.lengths:
-            # What was prepared for the longest serves the others.
-            longest = int(np.argmax(self.prompts.lengths))
-            if not self.generator.prove_stages(self.prompts.together([longest]), most):
-                self._refuse_not_finite(longest)
         for batch in planned[:number]:
             for _unmeasured in self._generated(batch, most if is_gpu else min(WARM_UP_TOKENS, most)):
                 pass
@@ -185,9 +210,9 @@ class TextShard:
             generated = self.generator.generate(prompts, self.prompts.indices[batch.places[0]], max_new_tokens)
         except OutOfMemory as error:
             out_of_memory_hint = first_line(error)
+        except LogitsNotFinite as error:
+            self._refuse_not_finite(batch.places[error.row])
         else:
-            if generated.rows_not_finite:
-                self._refuse_not_finite(batch.places[generated.rows_not_finite[0]])
             yield batch, generated
             return
         # Only here, after the handler, is nothing left that holds the memory of the attempt.
@@ -245,9 +270,9 @@ class TextShard:
             ttft_s=generated.ttft_s,
             inter_token_s=generated.inter_token_s,
             input_tokens=sum(answer["input_tokens"] for answer in answers),
-            padded_input_tokens=len(answers) * max(answer["input_tokens"] for answer in answers),
+            padded_input_tokens=generated.prompt_positions,
             output_tokens=sum(answer["output_tokens"] for answer in answers),
-            computed_output_tokens=len(answers) * len(generated.token_ids[0]),
+            computed_output_tokens=len(answers) * max(map(len, generated.token_ids)),
             simulated_delay_s=delay_s,
             halvings=batch.halvings,
             over_token_limit=batch.over_token_limit,

@@ -286,12 +286,12 @@ def _with_weights(config: TextConfig, source: LanguageModelSource) -> Path:
 
 
 def staged_language_model(
-    config: TextConfig, model: Any, tokenizer: Any, num_processes: int
+    config: TextConfig, model: Any, tokenizer: Any
 ) -> tuple[TransformersModel | None, str | None]:
-    """What runs single requests by engines or graphs, as the timed samples of a knob run; or None, and why only the
-    model's own `generate()` can run this experiment. The model stays as it is.
+    """What runs requests by engines or graphs, as the timed samples of a knob run; or None, and why only the model's
+    own `generate()` can run this experiment. The model stays as it is.
     """
-    reason = _generate_reason(config, model, num_processes)
+    reason = _generate_reason(config, model)
     if reason is not None:
         return None, reason
     # Prompts are in the template already.
@@ -307,15 +307,12 @@ def staged_language_model(
     return (staged, None) if failure is None else (None, f"its decoder alone runs no prompt: {failure}")
 
 
-def _generate_reason(config: TextConfig, model: Any, num_processes: int) -> str | None:
+def _generate_reason(config: TextConfig, model: Any) -> str | None:
     """Why `generate()` runs an experiment whatever the blocks of its model are; None where stages may."""
-    batching, mode = config.batching_options, config.decoder_config.decoding_mode
-    rows = config.batch_size or batching.max_batch_size___adaptive_batching
+    mode = config.decoder_config.decoding_mode
     is_causal = isinstance(model, PreTrainedModel) and type(model.config) in MODEL_FOR_CAUSAL_LM_MAPPING
     reasons = (
-        (f"batches of up to {rows} prompts; single ones run by engines or graphs", rows > 1),
         (f"decoding_mode {mode} draws tokens", mode != "greedy"),
-        (f"{num_processes} processes share the prompts", num_processes > 1),
         (f"mixed_precision {config.mixed_precision}", config.mixed_precision != "no"),
         ("only the model's modules follow attn_implementation", config.attn_implementation is not None),
         (f"{type(model).__name__} is not a causal language model of transformers", not is_causal),

@@ -123,7 +123,7 @@ class TokenCopies:
         rows: answers, each of which has a token at every place.
     """
 
-    def __init__(self, device: torch.device, most: int, rows: int = 1) -> None:
+    def __init__(self, device: torch.device, most: int, rows: int) -> None:
         self._is_cuda = device.type == "cuda"
         self._tokens = torch.empty(most, rows, dtype=torch.int64, pin_memory=self._is_cuda)
         self._events = [torch.cuda.Event() for _ in range(most)] if self._is_cuda else []
@@ -137,11 +137,7 @@ class TokenCopies:
         if self._is_cuda:
             self._events[place].record()
 
-    def arrived(self, place: int) -> int:
-        """The token that was sent there, of a single answer."""
-        return int(self.all_arrived(place))
-
-    def all_arrived(self, place: int) -> torch.Tensor:
+    def arrived(self, place: int) -> torch.Tensor:
         """The tokens [rows] that were sent there, on the host."""
         if self._is_cuda:
             self._events[place].synchronize()

@@ -18,6 +18,18 @@ NOT_FINITE = -1
 _MESSAGE = "logits are not finite"
 
 
+class LogitsNotFinite(GenerationFailed):
+    """Logits from which a token was to be chosen are not finite."""
+
+    row = 0  #: of a batch, the first one whose they are
+
+
+def _not_finite(row: int = 0) -> LogitsNotFinite:
+    error = LogitsNotFinite(_MESSAGE)
+    error.row = row
+    return error
+
+
 def checked_tokens(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """A copy of the likeliest tokens, of B elements in any shape, with `NOT_FINITE` where logits [B, V] are not finite.
 
@@ -31,17 +43,17 @@ def checked_tokens(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     return tokens.masked_fill(largest - largest != 0, NOT_FINITE)
 
 
-def usable_token(token: int) -> int:
-    """The token that `checked_tokens` gave; raises GenerationFailed for `NOT_FINITE`."""
+def usable_token(token: int, row: int = 0) -> int:
+    """The token that `checked_tokens` gave for a row of a batch; raises LogitsNotFinite for `NOT_FINITE`."""
     if token == NOT_FINITE:
-        raise GenerationFailed(_MESSAGE)
+        raise _not_finite(row)
     return token
 
 
 def refuse_not_finite(*logits: torch.Tensor) -> None:
-    """Raises GenerationFailed where any of these logits [B, V] are not finite; waits for the device."""
+    """Raises LogitsNotFinite where any of these logits [B, V] are not finite; waits for the device."""
     if not all(bool(each.amax(dim=-1).isfinite().all()) for each in logits):
-        raise GenerationFailed(_MESSAGE)
+        raise _not_finite()
 
 
 class LogitsWatch:
@@ -76,9 +88,9 @@ class LogitsWatch:
         return [row for row, length in enumerate(lengths) if not all(step[row] for step in finite[:length])]
 
     def refuse_not_finite(self, lengths: Sequence[int]) -> None:
-        """Raises GenerationFailed where there are `rows_not_finite`."""
-        if self.rows_not_finite(lengths):
-            raise GenerationFailed(_MESSAGE)
+        """Raises LogitsNotFinite where there are `rows_not_finite`."""
+        if rows := self.rows_not_finite(lengths):
+            raise _not_finite(rows[0])
 
 
 @contextmanager

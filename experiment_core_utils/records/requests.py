@@ -202,6 +202,11 @@ class TimedBatch:
     #: as in `TimedTokens`: vision of all, prefill of all, then one `decode` for each step, until every answer has ended
     spans: tuple[SpanName, ...]
 
+    @property
+    def first(self) -> TimedTokens:
+        """The first answer, with the intervals of all."""
+        return TimedTokens(self.token_ids[0], self.spans)
+
 
 @dataclass(frozen=True)
 class StagedRun:

@@ -79,7 +79,7 @@ class BatchRecord(PartEnergy):
     #: the times between the batch's tokens; after its first rows have ended, those of the others
     inter_token_s: list[float]
     input_tokens: int  #: true tokens
-    padded_input_tokens: int  #: positions of the padded prompts, N * T
+    padded_input_tokens: int  #: positions of prompts that were computed: N * T by `generate()`, true tokens by engines
     output_tokens: int  #: true tokens
     computed_output_tokens: int  #: positions that were generated, those after an end-of-sequence included
     simulated_delay_s: float  #: waiting before the batch as if it had arrived late; in no other time
@@ -145,7 +145,7 @@ class InferenceMetrics(TypedDict):
     latency_per_query_s: float | None  #: total time / prompts, not what one prompt waited; None without prompts
     avg_input_tokens_per_prompt: float | None  #: mean; None without prompts
     avg_output_tokens_per_prompt: float | None  #: mean; None without prompts
-    num_batches: int | None  #: calls of `generate()` that finished; None without records of batches
+    num_batches: int | None  #: batches that finished; None without records of batches
     mean_batch_size: float | None  #: prompts / batches; None without records of batches
     padding_share: float | None  #: fraction of the prompts' positions that is padding; None without records of batches
     #: real output tokens / generated positions, below 1 if rows wait for longer answers; None without records of

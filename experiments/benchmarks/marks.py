@@ -22,10 +22,12 @@ from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.command import run_command
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.engines.answer_ends import NO_ENDS
 from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.vision_tokens import VISION_TOKENS
 from experiment_core_utils.models.hf.adapter import TransformersModel
-from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
+from experiment_core_utils.models.hf.batch import generate_batch
+from experiment_core_utils.models.hf.generate import greedy_config
 from experiment_core_utils.models.interface import own_setting
 from experiment_core_utils.planning.plan import requested_values
 from experiment_core_utils.primitives.device import NoMarks, choose_device, choose_dtype, new_marks
@@ -50,7 +52,7 @@ def generate(model: Any, inputs: Mapping[str, Any], max_new_tokens: int, is_mark
         model.generate(**inputs, max_new_tokens=max_new_tokens)
         return
     marks = new_marks(model.device)
-    generate_timed(model, inputs, max_new_tokens, marks)
+    generate_batch(model, [inputs], NO_ENDS, max_new_tokens, marks)
     marks.seconds()
 
 

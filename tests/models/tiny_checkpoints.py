@@ -398,20 +398,20 @@ def _latent_sparse(config: str) -> _Family:
     experts = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
     groups = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 8, "num_key_value_heads": 4}
     index = {"index_topk": 4, "index_head_dim": 16, "index_n_heads": 2}
-    return _named(config, **latent, **experts, **groups, **index)
+    return family_named(config, **latent, **experts, **groups, **index)
 
 
-def _named(config: str, **values: Any) -> _Family:
+def family_named(config: str, **values: Any) -> _Family:
     """A text model by the name of its config, which older versions of transformers may lack."""
     return _Family(lambda ids: getattr(transformers, config)(**{**ids.text, **values}))
 
 
 # Their blocks look at the padding, or at the other rows of a batch, in transformers 5.23.
 UNBATCHABLE_FAMILIES: dict[str, _Family] = {
-    "doge": _named("DogeConfig", is_moe=True, num_experts=16, num_experts_per_tok=2),
+    "doge": family_named("DogeConfig", is_moe=True, num_experts=16, num_experts_per_tok=2),
     "deepseek_v32": _latent_sparse("DeepseekV32Config"),
     "glm_moe_dsa": _latent_sparse("GlmMoeDsaConfig"),
-    "deepseek_v4": _named(
+    "deepseek_v4": family_named(
         "DeepseekV4Config",
         **{"head_dim": 16, "num_key_value_heads": 1, "q_lora_rank": 16, "o_groups": 2, "o_lora_rank": 8},
         **{
@@ -423,7 +423,7 @@ UNBATCHABLE_FAMILIES: dict[str, _Family] = {
         **{"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4, "sliding_window": 8, "hc_mult": 2},
         layer_types=["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
     ),
-    "minimax_m3": _named(
+    "minimax_m3": family_named(
         "MiniMaxM3VLTextConfig",
         **{"head_dim": 8, "rotary_dim": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
         **{"dense_intermediate_size": 24, "shared_intermediate_size": 24, "mlp_layer_types": ["sparse"] * 3},

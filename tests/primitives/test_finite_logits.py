@@ -8,6 +8,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from experiment_core_utils.primitives.errors import GenerationFailed
 from experiment_core_utils.primitives.finite_logits import (
     NOT_FINITE,
+    LogitsNotFinite,
     checked_tokens,
     failure_named,
     logits_watched,
@@ -41,6 +42,9 @@ def test_a_token_is_usable_or_generation_failed() -> None:
     assert usable_token(0) == 0
     with pytest.raises(GenerationFailed, match="^logits are not finite$"):
         usable_token(NOT_FINITE)
+    with pytest.raises(LogitsNotFinite) as caught:
+        usable_token(NOT_FINITE, row=2)
+    assert caught.value.row == 2
 
 
 class Scripted(nn.Module):
@@ -67,8 +71,10 @@ def test_rows_are_watched_up_to_their_own_end() -> None:
     assert watch.rows_not_finite([1, 3, 3]) == [2]
     assert watch.rows_not_finite([1, 3, 2]) == []
     watch.refuse_not_finite([1, 3, 2])
-    with pytest.raises(GenerationFailed):
-        watch.refuse_not_finite([2, 1, 1])
+    for lengths, row in (([2, 1, 1], 0), ([1, 3, 3], 2)):
+        with pytest.raises(LogitsNotFinite) as caught:
+            watch.refuse_not_finite(lengths)
+        assert caught.value.row == row
 
 
 def test_a_token_can_be_drawn_from_what_is_repaired() -> None:

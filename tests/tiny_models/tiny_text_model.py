@@ -7,8 +7,9 @@ import torch
 from transformers import AutoTokenizer, GenerationConfig, OlmoeConfig, OlmoeForCausalLM
 
 from experiment_core_utils.config.text import TextConfig
+from experiment_core_utils.measuring.text_generator import TextGenerator
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES
-from experiment_core_utils.models.common.text_generation import TextGenerator, generation_values, text_ends
+from experiment_core_utils.models.common.text_generation import generation_values, text_ends
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 
 EOS, PAD = 9, 8

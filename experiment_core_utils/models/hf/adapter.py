@@ -63,14 +63,13 @@ from experiment_core_utils.models.common.preferences import NO_PREFERENCES, deco
 from experiment_core_utils.models.common.turned_knobs import TurnedKnobs
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
 from experiment_core_utils.models.costs.memory import ModelBytes, step_weights
-from experiment_core_utils.models.hf.batch import answer_together, follow_together, generate_batch, request_kind
+from experiment_core_utils.models.hf.batch import alike, follow_together, generate_batch, request_kind
 from experiment_core_utils.models.hf.counted_costs import CountedCosts
 from experiment_core_utils.models.hf.engine_batch import EngineRequests
 from experiment_core_utils.models.hf.engine_stages import EngineParts
 from experiment_core_utils.models.hf.generate import (
     GenerateStages,
     GenerationState,
-    generate_timed,
     greedy_config,
     vision_entry,
 )
@@ -357,6 +356,7 @@ class TransformersModel(HasEnds):
         """
         parts = None if self._graphed is None else self._graphed.parts
         is_of_step = self.has_next_way and self.turned_knobs.engines_unsupported_reason is None
+        is_of_step &= self.turned_knobs.batch_size == 1
         self._graphed = None
         release_cached_memory(self.device)
         if isinstance(parts, EngineParts) and parts.is_captured:
@@ -428,10 +428,7 @@ class TransformersModel(HasEnds):
             with self.raw_logits():
                 return score_timed(self, inputs, marks)
         if self._graphed is None:
-            inputs = self._thinking.asked(inputs)
-            with self._visual_tokens.shortening(inputs["input_ids"]):
-                limit = self.turned_knobs.limited(max_new_tokens)
-                return generate_timed(self.model, inputs, limit, marks, self.preferences, self.ends)
+            return self.generate_batch_timed([inputs], max_new_tokens, marks).first
         self.warm_up(inputs, max_new_tokens)
         max_new_tokens = self.turned_knobs.limited(max_new_tokens)
         if not self._graphed.parts.is_captured:
@@ -487,11 +484,12 @@ class TransformersModel(HasEnds):
         return generate_batch(self.model, inputs_list, self.ends, limit, marks, self.preferences, around)
 
     def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
-        if self._batched is not None:
-            return list(self.generate_batch_timed(inputs_list, max_new_tokens, NoMarks()).token_ids)
-        around, limit = self._visual_tokens.shortening, self.turned_knobs.limited(max_new_tokens)
-        inputs_list = [self._thinking.asked(inputs) for inputs in inputs_list]
-        return answer_together(self.model, inputs_list, self.ends, limit, self.preferences, around)
+        """Modules answer requests whose tensors cannot be put together in batches of their own."""
+        answers: dict[int, tuple[int, ...]] = {}
+        for places in [range(len(inputs_list))] if self._batched is not None else alike(inputs_list):
+            batch = self.generate_batch_timed([inputs_list[place] for place in places], max_new_tokens, NoMarks())
+            answers |= dict(zip(places, batch.token_ids, strict=True))
+        return [answers[place] for place in range(len(inputs_list))]
 
     def follow_batch(
         self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
@@ -609,7 +607,8 @@ class TransformersModel(HasEnds):
         found = self.generate_timed(inputs, num_tokens, NoMarks()).token_ids
         with self.turned_knobs.restored_afterwards():
             self.turned_knobs.put({VISION_TOKENS.name: before[VISION_TOKENS.name]})
-            raw = generate_timed(self.model, inputs, num_tokens, NoMarks(), self.preferences, self.ends).token_ids
+            answered = generate_batch(self.model, [inputs], self.ends, num_tokens, NoMarks(), self.preferences)
+            raw = answered.first.token_ids
             if found != raw:
                 (followed,) = self.follow_batch([inputs], [raw])
                 error = 0.0 if errors is None else errors.engine

@@ -1,4 +1,10 @@
-"""Greedy answers of a transformers model to a batch of requests with any lengths and pictures.
+"""Greedy answers of a transformers model's own `generate()` to one request, or to a batch of any lengths and pictures.
+
+    requests handed over | encoder begins | features ready | first tokens on the host | second | ... | last
+
+Neighbouring marks bound a stage, so that the stages add up to the whole by construction. What is before the encoder
+and between it and the first token is prefill: `generate()`'s own preparation, the cache, the decoder. Some versions and
+families encode pictures before the prefill, others inside it; the marks are the same.
 
 Blocks of some families look at the padding, or at the other requests: whether the answers are
 those of one request at a time, `follow_together` shows.
@@ -10,48 +16,19 @@ from itertools import chain, repeat
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from experiment_core_utils.engines.answer_ends import AnswerEnds, stopping_criteria
+from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.greedy import BatchFollower
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
-from experiment_core_utils.models.common.text_generation import TokenMarks
+from experiment_core_utils.models.common.text_generation import generate_marked
 from experiment_core_utils.models.hf.generate import StageMarks, processors_for, vision_marked
 from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT
-from experiment_core_utils.primitives.device import Marks, NoMarks
+from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.finite_logits import logits_watched
 from experiment_core_utils.records.requests import FollowedAnswer, StageName, TimedBatch
 
 Around = Callable[[torch.Tensor], AbstractContextManager[object]]
-
-
-@torch.inference_mode()
-def answer_together(
-    model: PreTrainedModel,
-    requests: Sequence[Mapping[str, Any]],
-    ends: AnswerEnds,
-    max_new_tokens: int,
-    preferences: Preferences = NO_PREFERENCES,
-    around: Around = nullcontext,
-) -> list[tuple[int, ...]]:
-    """Token ids of each request under the setting in force, end-of-sequence included where it came.
-
-    Requests with pictures and those without are two batches; so are pictures whose tensors cannot be put together.
-
-    Args:
-        requests: tensors on the model's device, as `generate()` takes them.
-        preferences: of the checkpoint, applied to each row without its padding.
-        around: makes a context for the run of a batch, from its ids.
-
-    Raises:
-        GenerationFailed: logits are not finite.
-    """
-    answers: dict[int, tuple[int, ...]] = {}
-    for places in _alike(requests):
-        alike = [requests[place] for place in places]
-        batch = generate_batch(model, alike, ends, max_new_tokens, NoMarks(), preferences, around)
-        answers |= dict(zip(places, batch.token_ids, strict=True))
-    return [answers[place] for place in range(len(requests))]
 
 
 @torch.inference_mode()
@@ -64,27 +41,32 @@ def generate_batch(
     preferences: Preferences = NO_PREFERENCES,
     around: Around = nullcontext,
 ) -> TimedBatch:
-    """The answers to requests of one kind, padded to one batch before the first mark; the others as `generate_timed`.
+    """The answers to requests of one kind under the setting in force, padded to one batch before the first mark.
 
-    A mark after a token is set when all rows have it on the device.
+    The model's generation config must be one of `greedy_config`, without end-of-sequence where ends are ignored.
 
-    Args and errors as `answer_together`.
+    Args:
+        requests: tensors on the model's device, as `generate()` takes them.
+        preferences: of the checkpoint, applied to each row without its padding.
+        around: makes a context for the run of a batch, from its ids.
+
+    Raises:
+        LogitsNotFinite: see there.
     """
     merged = merge_requests(requests, int(model.generation_config.pad_token_id))
     stages, names, ids = StageMarks(marks), chain[StageName](["prefill"], repeat("decode")), merged["input_ids"]
-    token_marks = TokenMarks(lambda: stages.end(next(names)), len(ids), ids.device)
     with vision_marked(model, stages), logits_watched(model) as watch, around(ids):
         stages.begin()
-        criteria = stopping_criteria([ends] * len(requests), ids.shape[1])
-        answered = model.generate(
-            **merged,
+        answered = generate_marked(
+            model,
+            merged,
+            [ends] * len(requests),
+            lambda: stages.end(next(names)),
             max_new_tokens=max_new_tokens,
             logits_processor=processors_for(model, merged, preferences, ends),
-            stopping_criteria=StoppingCriteriaList([token_marks, *criteria]),
         )
-    rows = answered[:, ids.shape[1] :].tolist()
     # Rows that ended before the longest are padded after their end.
-    ended = [ends.generated(row) for row in rows]
+    ended = [ends.generated(row) for row in answered.tolist()]
     watch.refuse_not_finite([len(row) for row in ended])
     return TimedBatch(tuple(map(tuple, ended)), tuple(stages.spans))
 
@@ -98,7 +80,7 @@ def follow_together(
 ) -> list[FollowedAnswer]:
     """What the same `generate()` would choose after each beginning of these answers, in the same batches."""
     found: dict[int, FollowedAnswer] = {}
-    for places in _alike(requests):
+    for places in alike(requests):
         merged = merge_requests([requests[place] for place in places], int(model.generation_config.pad_token_id))
         follower = BatchFollower([answers[place] for place in places], merged["input_ids"].device)
         follow = LogitsProcessorList([_Follow(follower)])
@@ -119,7 +101,7 @@ class _Follow(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens, 0.0)
 
 
-def _alike(requests: Sequence[Mapping[str, Any]]) -> list[list[int]]:
+def alike(requests: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     """Places of the requests that can be in one batch: the same arguments, pictures of shapes that fit."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, request in enumerate(requests):
@@ -146,7 +128,11 @@ def _has_crops(tensor: torch.Tensor) -> bool:
 
 
 def merge_requests(requests: Sequence[Mapping[str, Any]], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """The tensors of a batch: prompts end together, pictures have as many crops as the largest."""
+    """The tensors of a batch: prompts end together, pictures have as many crops as the largest; those of one request as
+    they are.
+    """
+    if len(requests) == 1:
+        return dict(requests[0])
     fillings = {"input_ids": pad_token_id, **ALONG_THE_PROMPT}
     merged = {}
     for name in requests[0]:

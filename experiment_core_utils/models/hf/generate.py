@@ -1,11 +1,4 @@
-"""A transformers model's own `generate()`, with marks of its stages set inside that one run.
-
-    request handed over | encoder begins | features ready | first token on the host | second | ... | last
-
-Neighbouring marks bound a stage, so that the stages add up to the whole by construction. What is before the encoder
-and between it and the first token is prefill: `generate()`'s own preparation, the cache, the decoder. Some versions and
-families encode pictures before the prefill, others inside it; the marks are the same.
-"""
+"""The parts of a transformers model's own `generate()`: its stages one by one, and marks set inside a run of it."""
 
 import functools
 import inspect
@@ -19,9 +12,8 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-from transformers.generation import BaseStreamer
 
-from experiment_core_utils.engines.answer_ends import NO_ENDS, AnswerEnds, EosSources, stopping_criteria
+from experiment_core_utils.engines.answer_ends import NO_ENDS, AnswerEnds, EosSources
 from experiment_core_utils.engines.likelihood import follow_by_steps
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
@@ -30,9 +22,8 @@ from experiment_core_utils.models.hf.thinking import closed_thinking
 from experiment_core_utils.models.hf.visual_token_keep import ENCODER, PictureEncoder, VisualTokens
 from experiment_core_utils.primitives.device import Marks
 from experiment_core_utils.primitives.errors import SettingError
-from experiment_core_utils.primitives.finite_logits import logits_watched
 from experiment_core_utils.primitives.private_apis import carried_kwargs, position_ids
-from experiment_core_utils.records.requests import StageName, TimedTokens
+from experiment_core_utils.records.requests import StageName
 
 
 def greedy_config(model: PreTrainedModel, eos: EosSources | None = None) -> GenerationConfig:
@@ -71,62 +62,6 @@ class StageMarks:
         """A stage ends, or a part of it."""
         self._marks.mark()
         self.spans.append(stage)
-
-
-class _TokenMarks(BaseStreamer):
-    """A mark for each token that reaches the host; `generate()` gives the prompt first."""
-
-    def __init__(self, stages: StageMarks) -> None:
-        self._stages = stages
-        self._has_prompt = False
-        self.token_ids: list[int] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        if not self._has_prompt:
-            self._has_prompt = True
-            return
-        self._stages.end("decode" if self.token_ids else "prefill")
-        self.token_ids.append(int(value))
-
-    def end(self) -> None:
-        return None
-
-
-@torch.inference_mode()
-def generate_timed(
-    model: PreTrainedModel,
-    inputs: Mapping[str, Any],
-    max_new_tokens: int,
-    marks: Marks,
-    preferences: Preferences = NO_PREFERENCES,
-    ends: AnswerEnds = NO_ENDS,
-) -> TimedTokens:
-    """The greedy answer of at most `max_new_tokens` tokens, end-of-sequence included where it came.
-
-    The model's generation config must be one of `greedy_config`, without end-of-sequence where ends are ignored.
-
-    Args:
-        inputs: tensors of one request, as `generate()` takes them.
-        preferences: of the checkpoint; applied inside `generate()`, and so inside what is timed.
-        ends: with the stop texts, which are looked for after each token.
-
-    Raises:
-        GenerationFailed: logits are not finite.
-    """
-    stages = StageMarks(marks)
-    tokens = _TokenMarks(stages)
-    with vision_marked(model, stages), logits_watched(model) as watch:
-        stages.begin()
-        processors = processors_for(model, inputs, preferences, ends)
-        model.generate(
-            **inputs,
-            max_new_tokens=max_new_tokens,
-            streamer=tokens,
-            logits_processor=processors,
-            stopping_criteria=stopping_criteria([ends], inputs["input_ids"].shape[1]),
-        )
-    watch.refuse_not_finite([len(tokens.token_ids)])
-    return TimedTokens(tuple(tokens.token_ids), tuple(stages.spans))
 
 
 def processors_for(

@@ -439,7 +439,7 @@ class AsyncRequests(AsyncStages):
         return self._generation.device
 
     @property
-    def last_token(self) -> torch.Tensor:
+    def last_tokens(self) -> torch.Tensor:
         return self._decode.checked_token.view(1)
 
     def encode_image(self, inputs: Mapping[str, Any]) -> Any:

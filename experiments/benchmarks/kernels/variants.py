@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from experiment_core_utils.config.parts import ExecutionMode
+from experiment_core_utils.engines.answer_ends import NO_ENDS
 from experiment_core_utils.engines.cuda_graphs import CudaGraphPool, Reruns
 from experiment_core_utils.engines.gpu.decode import GraphedDecode
 from experiment_core_utils.engines.gpu.prefill import GraphedPrefill
@@ -14,7 +15,8 @@ from experiment_core_utils.engines.gpu.vision import GraphedVision
 from experiment_core_utils.engines.reference.decoder import ReferenceDecode, ReferencePrefill
 from experiment_core_utils.engines.reference.vision import ReferenceVision
 from experiment_core_utils.engines.runner import EngineStages
-from experiment_core_utils.models.hf.generate import generate_timed, greedy_config
+from experiment_core_utils.models.hf.batch import generate_batch
+from experiment_core_utils.models.hf.generate import greedy_config
 from experiment_core_utils.models.interface import StagedModel
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.stages import (
@@ -117,8 +119,8 @@ def staged_variant(name: str, model: PreTrainedModel, stage: str, max_seq_len: i
     if name in GENERATE:
         model.generation_config = greedy_config(model)
         model.generation_config.eos_token_id = None
-        staged.generate_timed = lambda inputs, tokens, marks: generate_timed(
-            model, {**inputs, **GENERATE[name]}, tokens, marks
+        staged.generate_timed = lambda inputs, tokens, marks: (
+            generate_batch(model, [{**inputs, **GENERATE[name]}], NO_ENDS, tokens, marks).first
         )
     stages: EngineStages | None = getattr(staged, "_engine_stages", None)
     described = staged.describe()

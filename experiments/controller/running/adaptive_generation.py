@@ -94,14 +94,16 @@ class PausedStages:
 class AsyncPausedStages(PausedStages):
     """The paused stages as `AsyncStages`, for steps that choose their token on the device."""
 
+    runs_ahead = True
+
     def __init__(self, split: EnginePausedPrefill, *arguments: Any) -> None:
         super().__init__(split, *arguments)
         self._engine_stages = split
         self._state: PrefilledRequest[EngineKnobs] | None = None
 
     @property
-    def last_token(self) -> torch.Tensor:
-        return self._engine_stages.last_token
+    def last_tokens(self) -> torch.Tensor:
+        return self._engine_stages.last_tokens
 
     def begin(self, inputs: Mapping[str, Any], features: Any) -> None:
         logits, self._state = self.prefill(inputs, features)

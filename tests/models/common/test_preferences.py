@@ -14,6 +14,7 @@ from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.engines.cuda_graphs import Reruns
 from experiment_core_utils.engines.greedy import generate_greedily
+from experiment_core_utils.measuring.text_generator import TextGenerator
 from experiment_core_utils.models.common.preferences import (
     NO_PREFERENCES,
     Preferences,
@@ -21,7 +22,7 @@ from experiment_core_utils.models.common.preferences import (
     preferences_in,
     preferences_of,
 )
-from experiment_core_utils.models.common.text_generation import TextGenerator, generation_values
+from experiment_core_utils.models.common.text_generation import generation_values
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.planning.dry_run import decoding_sentences
 from experiment_core_utils.primitives.device import NoMarks

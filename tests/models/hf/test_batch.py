@@ -1,6 +1,6 @@
 """Requests answered together against one at a time: the same tokens in float32, whatever is in the batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import cache
 
 import numpy as np
@@ -10,14 +10,12 @@ from PIL import Image
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.config.profiling import parse_config
-from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.knobs.active_blocks import RunningBlocks, blocks_of
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.top_k import experts_of
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.hf.adapter import TransformersModel
-from experiment_core_utils.models.hf.batch import answer_together
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.tasks.interface import Sample
 from tests.models.tiny_checkpoints import write_checkpoint
@@ -82,6 +80,11 @@ def test_answers_together_are_those_of_one_at_a_time(model_of: Loaded, family: s
     assert model.active_setting == (experts_of(setting), blocks_of(setting))
 
 
+def end_at(model: TransformersModel, token_ids: Set[int]) -> None:
+    model.eos_token_ids = frozenset(token_ids)
+    model.model.generation_config.eos_token_id = sorted(token_ids)
+
+
 def test_an_answer_ends_with_its_own_end(model_of: Loaded) -> None:
     model = model_of("llama")
     model.apply(Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of((0, 1, 2))))
@@ -89,11 +92,12 @@ def test_an_answer_ends_with_its_own_end(model_of: Loaded) -> None:
     whole = [generate_greedily(model, each, STEPS, NoMarks()).token_ids for each in requests]
     # The second token of the first answer ends every answer that has it.
     end = whole[0][1]
-    model.model.generation_config.eos_token_id = end
+    own = model.eos_token_ids
     try:
-        found = answer_together(model.model, requests, AnswerEnds(frozenset({end})), STEPS)
+        end_at(model, {end})
+        found = model.answer_batch(requests, STEPS)
     finally:
-        model.model.generation_config.eos_token_id = sorted(model.eos_token_ids)[0]
+        end_at(model, own)
     expected = [tokens[: tokens.index(end) + 1] if end in tokens else tokens for tokens in whole]
     assert found == expected
     assert len(found[0]) <= 2 and any(len(each) == STEPS for each in found)
@@ -103,11 +107,11 @@ def test_two_ends_are_both_ends(model_of: Loaded) -> None:
     model = model_of("olmoe")
     model.apply(Setting.of(vision=LOW, top_k=2, num_active_blocks=RunningBlocks.of((0, 1, 2))))
     requests = [model.prepare(sample(0, None), words, LOW.crops).inputs for words in ("One", "Two and more")]
-    before = model.model.generation_config.eos_token_id
+    own = model.eos_token_ids
     whole = [generate_greedily(model, each, STEPS, NoMarks()).token_ids for each in requests]
     ends = [whole[0][0], whole[1][0]]
-    model.model.generation_config.eos_token_id = ends
     try:
-        assert answer_together(model.model, requests, AnswerEnds(frozenset(ends)), STEPS) == [(ends[0],), (ends[1],)]
+        end_at(model, set(ends))
+        assert model.answer_batch(requests, STEPS) == [(ends[0],), (ends[1],)]
     finally:
-        model.model.generation_config.eos_token_id = before
+        end_at(model, own)

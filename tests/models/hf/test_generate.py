@@ -7,7 +7,8 @@ import torch
 
 from experiment_core_utils.engines.answer_ends import NO_ENDS
 from experiment_core_utils.engines.greedy import generate_greedily
-from experiment_core_utils.models.hf.generate import GenerateStages, generate_timed, greedy_config
+from experiment_core_utils.models.hf.batch import generate_batch
+from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config
 from experiment_core_utils.primitives.device import HostMarks, NoMarks
 from tests.models.knob_families import TEXT_FAMILIES, VISION_FAMILIES
 from tests.models.tiny_families import VOCABULARY
@@ -45,7 +46,7 @@ def test_text_stages_and_marks_give_the_tokens_of_generate(name: str) -> None:
     expected = plain(model, inputs)
     staged = generate_greedily(AloneStages(model), inputs, NEW_TOKENS, NoMarks())
     marks = HostMarks()
-    marked = generate_timed(model, inputs, NEW_TOKENS, marks)
+    marked = generate_batch(model, [inputs], NO_ENDS, NEW_TOKENS, marks).first
     assert staged.token_ids == marked.token_ids == expected
     assert marked.spans == ("prefill",) + ("decode",) * (NEW_TOKENS - 1)
     assert len(marks.seconds()) == len(marked.spans)
@@ -59,7 +60,7 @@ def test_picture_stages_and_marks_give_the_tokens_of_generate(name: str) -> None
     stages = AloneStages(model)
     staged = generate_greedily(stages, inputs, NEW_TOKENS, NoMarks())
     marks = HostMarks()
-    marked = generate_timed(model, inputs, NEW_TOKENS, marks)
+    marked = generate_batch(model, [inputs], NO_ENDS, NEW_TOKENS, marks).first
     assert staged.token_ids == marked.token_ids == expected
     assert staged.spans[:2] == ("vision", "prefill")
     assert marked.spans == ("prefill", "vision", "prefill") + ("decode",) * (NEW_TOKENS - 1)
@@ -76,7 +77,7 @@ def test_picture_stages_and_marks_give_the_tokens_of_generate(name: str) -> None
 def test_nothing_is_left_behind_by_the_marks() -> None:
     family = next(iter(VISION_FAMILIES.values()))
     model, inputs = ready(family), family.picture()
-    generate_timed(model, inputs, 2, NoMarks())
+    generate_batch(model, [inputs], NO_ENDS, 2, NoMarks())
     assert "get_image_features" not in vars(model.base_model)
 
 

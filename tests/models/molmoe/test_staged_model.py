@@ -61,7 +61,7 @@ def test_a_split_that_is_refused_leaves_no_store_behind(tiny_checkpoint: Path, p
     staged.warm_up_paused_prefill([PausedPrefillShape(600, None, 8, choices)])
     split = staged.split
     assert isinstance(split, EnginePausedPrefill)
-    of_the_store = weakref.ref(split.last_token)
+    of_the_store = weakref.ref(split.last_tokens)
     del split
     with pytest.raises(EngineRefused, match="^requests with a pause: .*prompt of 10000000000000 tokens"):
         staged.warm_up_paused_prefill([PausedPrefillShape(10**13, None, 8, choices)])
