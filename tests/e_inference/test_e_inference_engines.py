@@ -2,6 +2,8 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -187,6 +189,21 @@ def test_preferences_go_through_generate_and_are_still_there_afterwards(
 def test_what_goes_through_generate_says_why(values: Mapping[str, Any], reason: str) -> None:
     found = staged_language_model(config_of("tiny", **values), tiny_text_model(), tiny_tokenizer())
     assert found[0] is None and reason in str(found[1])
+
+
+def test_stop_texts_of_prompts_inside_and_outside_thinking_are_left_to_generate(
+    tmp_path: Path, accelerator: Accelerator
+) -> None:
+    """In the thought that the second prompt opens, a stop text ends no answer: rows of a batch end differently."""
+    family = replace(family_named("LlamaConfig"), specials={"opening": "<think>", "closing": "</think>"})
+    folder = str(write_checkpoint(family, tmp_path))
+    loaded = folder, *load_model_tokenizer({"model_name": folder, "device": "cpu", "fp_precision": "float32"})
+    prompts = tokenise_prompts(("Why?", "Why is it so?<think>"), loaded[2])
+    for batching, execution in ((ALONE, "cpu"), (TOGETHER, "eager")):
+        config = config_of(folder, stop=["e"], batching_options=batching)
+        results = run_gen_inference(*loaded[1:], prompts, config, accelerator)
+        assert results["decoding"]["execution"] == execution
+    assert "end inside thinking, where a stop text ends no answer" in results["decoding"]["execution_reason"]
 
 
 def test_a_model_of_another_library_goes_through_generate() -> None:

@@ -51,7 +51,7 @@ def generate_batch(
         around: makes a context for the run of a batch, from its ids.
 
     Raises:
-        LogitsNotFinite: see there.
+        LogitsNotFinite: those of an answer that has not ended are not finite.
     """
     merged = merge_requests(requests, int(model.generation_config.pad_token_id))
     stages, names, ids = StageMarks(marks), chain[StageName](["prefill"], repeat("decode")), merged["input_ids"]
