@@ -78,7 +78,11 @@ class RequestBatches:
                 f"sample {sample_id} is in no batch of {size}: of {counted(len(self._ids), 'timed sample')} only "
                 f"{len(batch) - 1} can run beside it; give smaller batches"
             )
-        return self.ran(setting, sample_id, take, batch, lambda own: self._prove(setting, [take(each)[0] for each in own]))[0]
+
+        def proved(batch: Batch) -> None:
+            self._prove(setting, [take(each)[0] for each in batch])
+
+        return self.ran(setting, sample_id, take, batch, proved)[0]
 
     def ran(
         self, setting: Setting, sample_id: int, take: Take, batch: Batch, work: Callable[[Batch], T]
