@@ -55,14 +55,13 @@ class RequestBatches:
             SampleError: the sample cannot be read or run, or there are too few others.
             KnobDidNotAct: the model takes no batches, or answers otherwise in this one than alone.
         """
-        size, (request, inputs) = batch_size_of(setting), take(sample_id)
+        size, (_, inputs) = batch_size_of(setting), take(sample_id)
         if size == 1:
             return {sample_id: inputs}
         model = self._model
         if not isinstance(model, Batched):
             raise KnobDidNotAct(f"{setting.key}: this model runs one request at a time; drop --batch_size_list")
         batch, kind = {sample_id: inputs}, model.batch_kind(inputs)
-        requests = [request]
         for other in self.following(sample_id):
             if len(batch) == size:
                 break
@@ -73,14 +72,17 @@ class RequestBatches:
             except SampleError:  # not lost: it fails when its own turn comes
                 continue
             if model.batch_kind(found[1]) == kind:
-                requests.append(found[0])
                 batch[other] = found[1]
         if len(batch) < size:
             raise SampleError(
                 f"sample {sample_id} is in no batch of {size}: of {counted(len(self._ids), 'timed sample')} only "
                 f"{len(batch) - 1} can run beside it; give smaller batches"
             )
-        return self.ran(setting, sample_id, take, batch, lambda _: self._prove(setting, requests))[0]
+
+        def proved(batch: Batch) -> None:
+            self._prove(setting, [take(each)[0] for each in batch])
+
+        return self.ran(setting, sample_id, take, batch, proved)[0]
 
     def ran(
         self, setting: Setting, sample_id: int, take: Take, batch: Batch, work: Callable[[Batch], T]

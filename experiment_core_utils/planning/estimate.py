@@ -60,7 +60,7 @@ class EarlierResults:
 
 @dataclass(frozen=True)
 class SettingEstimate:
-    """Time and memory of a setting; `run_s` is a run of a sample with its batch, `setting_s` all that a process does.
+    """Time and memory of a setting; `run_s` is a run of a sample with its batch, `setting_s` all that one process does.
 
     Both, and their source, are None where there is nothing to go by; the memory where it is not known either.
     """

@@ -171,7 +171,7 @@ def test_a_prompt_that_fails_alone_fails_no_other(tmp_path: Path) -> None:
     assert not report.failed and set(by_size(report.results)) == {1, 2}
     for result in report.results:
         assert [each.sample_id for each in result.failed_samples] == [1]
-        assert "sample 1: IndexError" in result.failed_samples[0].reason
+        assert "sample 1: its prompt of 60 tokens is longer" in result.failed_samples[0].reason
         assert sorted(each.sample_id for each in result.per_sample_results) == [0, 2, 3]
         assert all(len(each.runs) == 2 for each in result.per_sample_results)
 
