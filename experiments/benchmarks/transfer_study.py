@@ -123,7 +123,7 @@ def task_table(folder: Path) -> TaskTable:
 
 
 def machine_frame(first: TaskTable, second: TaskTable) -> pd.DataFrame:
-    """Question 1: each setting's mean time in percent of the reference's, on questions that both machines timed; each is
+    """Question 1: each setting's mean time in percent of the reference's, on questions that both machines timed, each
     its own picture, by whose name they are matched.
     """
     tables = first.of_timed, second.of_timed
@@ -136,7 +136,7 @@ def machine_frame(first: TaskTable, second: TaskTable) -> pd.DataFrame:
         sums = np.vstack([times.sum(axis=1), drawn_sums(times.T)])
         percents = 100 * sums[:, ::2] / sums[:, 1::2]
         (here, there), (low, high) = percents[0].tolist(), interval(percents[1:, 0] - percents[1:, 1])
-        is_same, is_changed = -SAME_RATIO <= low and high <= SAME_RATIO, low > SAME_RATIO or high < -SAME_RATIO
+        is_same, is_changed = max(-low, high) <= SAME_RATIO, max(low, -high) > SAME_RATIO
         rows.append({
             "setting": f"`{setting}`", "questions": len(pictures), "two CPU cores, %": here, "H200, %": there,
             "difference": here - there, "95 %": f"{low:+.1f} to {high:+.1f}",
