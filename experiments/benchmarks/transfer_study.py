@@ -25,7 +25,7 @@ from experiments.fitting.verdicts import cluster_sums
 
 FOLDER = REPOSITORY / "docs" / "evidence" / "study"
 OTHER_MACHINE = REPOSITORY / "docs" / "evidence" / "smollm2_135m"
-TASKS = ("vqa", "reading", "counting", "choice", "knowledge", "questions", "letters")
+TASKS = ("vqa", "reading", "counting", "knowledge", "questions", "letters")
 # The latter are most tokens of an answer to `questions` where no limit is given.
 NUM_HALVES, TASK_LIMIT = 500, 64
 # Most points of accuracy that a choice may lose (sums have other digits), and by which two times in percent may differ.
