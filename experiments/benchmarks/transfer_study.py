@@ -5,7 +5,7 @@ questions, the rules and what was expected.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -128,7 +128,7 @@ def machine_frame(first: TaskTable, second: TaskTable) -> pd.DataFrame:
     its own picture, by whose name they are matched.
     """
     tables = first.of_timed, second.of_timed
-    pictures, *places = np.intersect1d(*(table.pictures for table in tables), return_indices=True)
+    pictures, *places = np.intersect1d(tables[0].pictures, tables[1].pictures, return_indices=True)
     rows = []
     for setting in [key for key in first.settings[1:] if key in second.settings]:
         one, other = (table.of_settings([setting, table.settings[0]]).of_questions(at)
@@ -186,7 +186,7 @@ def half_frame(tables: Sequence[TaskTable]) -> pd.DataFrame:
     outcomes["all"] = [pair for pairs in outcomes.values() for pair in pairs]
     rules = [(name, *zip(*pairs, strict=True)) for name, pairs in outcomes.items()]
     return pd.DataFrame(
-        [{"run": name} | _summary(mean, "mean: ") | _summary(limit, "limit: ") for name, mean, limit in rules]
+        [{"run": name, **_summary(mean, "mean: "), **_summary(limit, "limit: ")} for name, mean, limit in rules]
     )
 
 
@@ -268,7 +268,7 @@ def line_frames(tables: Sequence[TaskTable]) -> list[pd.DataFrame]:
 def markdown(frame: pd.DataFrame) -> str:
     """The frame as a table; a number that is not whole has two digits, and is never minus zero."""
     rows = frame.map(lambda cell: f"{round(cell, 2) + 0.0:.2f}" if isinstance(cell, float) else str(cell))
-    lines = [frame.columns, ["---"] * len(frame.columns), *rows.itertuples(index=False)]
+    lines: list[Iterable[str]] = [frame.columns, ["---"] * len(frame.columns), *rows.itertuples(index=False)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
