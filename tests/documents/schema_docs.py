@@ -1,4 +1,4 @@
-"""The generated parts of the documentation: records, columns, the driver's flags, the knobs, and the families.
+"""The generated parts of the documentation: records, columns, the driver's flags, the knobs, families, and the study.
 
 python -m tests.documents.schema_docs --check   # exit code 1 where a page differs from the code
 python -m tests.documents.schema_docs --write
@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
@@ -43,11 +44,13 @@ from experiment_core_utils.records import (
     text,
 )
 from experiment_core_utils.records.journal import LINE_KINDS
+from experiments.benchmarks.transfer_study import study_tables
 from tests.models.family_table import read_rows
 
 PAGES = (
     REPOSITORY / "docs" / "results_schema.md",
     *(REPOSITORY / "docs" / "reference" / name for name in ("command_line.md", "knobs.md", "families.md")),
+    REPOSITORY / "docs" / "evidence" / "study.md",
     REPOSITORY / "README.md",
 )
 EVIDENCE = REPOSITORY / "docs" / "evidence"
@@ -87,6 +90,7 @@ RECORDS: dict[str, type] = {
     if isinstance(each, type) and each.__module__ == module.__name__
 }
 _BEFORE_REASON = {"captured": "no own kernels", "eager": "no graph", "not built": "not built"}
+_study_tables = cache(study_tables)
 _GENERATED = re.compile(r"(<!-- from (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # The `#:` comment above a field, its name, and the comment beside it.
 _FIELD = re.compile(r"((?:^    #: .*\n)*)^    (\w+): .*?(?:  #: (.*))?$", re.MULTILINE)
@@ -118,6 +122,8 @@ def table_of(name: str) -> str:
         return "\n\n".join(_knob_page(knob) for knob in _knobs())
     if name in FAMILY_TABLES:
         return _family_table(*FAMILY_TABLES[name])
+    if name.startswith("study_"):
+        return _study_tables()[name]
     if name == "text_config":
         return _table(("key", "default", "meaning"), list(_text_keys(TextConfig)))
     if name == "journal":
