@@ -1,4 +1,4 @@
-"""What can be known of the code of an lmms-eval task: its identity, whom it contacts, where and why it fails."""
+"""What can be known of the code of a harness's task: its identity, whom it contacts, where and why it fails."""
 
 import copy
 import dis
@@ -233,7 +233,7 @@ def failure(error: BaseException) -> str:
     while cause.__cause__ is not None and isinstance(cause, ImportError):
         cause = cause.__cause__
     frames = traceback.extract_tb(cause.__traceback__)
-    own = Path(__file__).name, "lmms_eval_task.py"
+    own = Path(__file__).name, "harness_task.py", "lmms_eval_task.py"
     place = next((each for each in reversed(frames) if Path(each.filename).name not in own), None)
     if place is None:
         return described(cause)

@@ -1,4 +1,4 @@
-"""What is known of the code of a task, on modules written here; lmms-eval itself is not needed."""
+"""What is known of the code of a task, on modules written here; neither harness is needed."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.tasks.datasets.lmms_eval_code import (
+from experiment_core_utils.tasks.datasets.harness_code import (
     CodeState,
     contacted_server,
     definition_digest,
