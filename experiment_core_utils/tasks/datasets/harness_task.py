@@ -31,7 +31,9 @@ from experiment_core_utils.tasks.interface import Answer, Sample, Score, Scoring
 
 # Of these first samples one at least must be readable and scorable.
 _TRIED_SAMPLES = 3
-# Of `generation_kwargs`: what only sampling uses, and values that change nothing.
+# Of `generation_kwargs`: lm-eval's names of the limit of tokens, of which the first that is there counts
+# (`normalize_gen_kwargs`), what only sampling uses, and values that change nothing.
+LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 _OF_SAMPLING = ("do_sample", "temperature", "top_p", "top_k", "seed")
 _NEUTRAL = {"do_sample": False, "num_beams": 1, "repetition_penalty": 1, "top_p": 1}
 
@@ -85,7 +87,7 @@ class HarnessTask:
         return len(self._words)
 
     def __getitem__(self, index: int) -> Sample:
-        """See `Task`."""
+        """The sample at `index`; errors as of `Task`."""
         raise NotImplementedError
 
     def question_type(self, index: int) -> str:
