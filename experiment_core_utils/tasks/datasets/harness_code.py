@@ -162,7 +162,7 @@ def _of_a_task(value: Any) -> bool:
     if path is None:
         return False
     parts = path.parts
-    return "site-packages" not in parts or ({"lm_eval", "lmms_eval"} & {*parts} and "tasks" in parts)
+    return "site-packages" not in parts or ("tasks" in parts and not {"lm_eval", "lmms_eval"}.isdisjoint(parts))
 
 
 def _names_in(code: CodeType) -> tuple[set[str], set[str], set[str]]:
