@@ -250,7 +250,7 @@ def peaks_on(device: torch.device, dtype: str | None) -> Peaks:
 
 RECORDED_PACKAGES = ("torch", "transformers", "accelerate", "numpy", "pillow")
 # Where they are installed.
-OPTIONAL_PACKAGES = ("lmms_eval",)
+OPTIONAL_PACKAGES = ("lm_eval", "lmms_eval")
 
 
 def facts_of_start() -> dict[str, Any]:

@@ -230,7 +230,7 @@ class Provenance(Record):
     git_commit: str | None = None
     python: str | None = None  #: version
     #: of this profiler (`inference-knob-profiler`), `torch`, `transformers`, `accelerate`, `numpy`, `pillow`, null for
-    #: one that is not installed, and of `lmms_eval` where it is
+    #: one that is not installed, and of `lm_eval` and `lmms_eval` where they are
     versions: dict[str, str | None] = {}
     num_processes: Count | None = None  #: processes of the run
     hardware: Hardware = Hardware()  #: object, next rows

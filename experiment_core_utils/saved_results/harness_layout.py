@@ -47,9 +47,9 @@ _FIGURES = ("n", "mean", "std", "p50", "p95", "p99")
 def metric_key(metric: str, to: Harness) -> tuple[str, str]:
     """Name and filter of a metric in a harness: (`exact_match`, `none`), which is the key `exact_match,none`.
 
-    One of a task of lmms-eval is called `<task>.<metric>` here.
+    One of a task of lm-eval or lmms-eval is called `<task>.<metric>` here.
     """
-    name = metric.rpartition(".")[2] if metric.startswith("lmms_eval_") else metric
+    name = metric.rpartition(".")[2] if metric.startswith(("lm_eval_", "lmms_eval_")) else metric
     return _NAMES.get(name, (name, name))[to == "lmms-eval"], _FILTERS.get(metric, "none")
 
 

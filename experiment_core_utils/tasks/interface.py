@@ -59,7 +59,7 @@ class Task(Protocol):
     - `data_sha256(index)`: the `content.sample_digest` of the sample at `index` without decoding its picture, None for
       one that cannot be read; and `file_of(index)`, the path of its picture as the row has it, None without one. Of
       other tasks every drawn sample is made once before a run, to know its content;
-    - `stop`: texts that end an answer;
+    - `stop`: texts that end an answer, and `target_delimiter`, the text before an option that is scored;
     - `is_generated = True`, where samples follow from `source`, split and index: none is made before a run then.
     """
 

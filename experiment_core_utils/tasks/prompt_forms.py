@@ -119,8 +119,8 @@ def _lists_options(task: Task) -> bool:
 def with_continuations(task: Task, sample: Sample, family: PromptFamily) -> Sample:
     """The sample with what a metric of log-probabilities scores behind its prompt; the same by any other metric.
 
-    Each option follows a space (lm-eval's `target_delimiter`), and nothing where a chat template ends the prompt. What
-    the task itself gives stays.
+    Each option follows a space (lm-eval's `target_delimiter`, which a task may have otherwise), and nothing where a
+    chat template ends the prompt. What the task itself gives stays.
 
     Raises:
         SampleError: more options than letters, or a question that is not the text to be scored.
@@ -136,7 +136,7 @@ def with_continuations(task: Task, sample: Sample, family: PromptFamily) -> Samp
             )
         return replace(sample, continuations=())
     answers = [letter for letter, _ in lettered(sample.options)] if _lists_options(task) else sample.options
-    between = "" if family == "chat" else " "
+    between = "" if family == "chat" else getattr(task, "target_delimiter", " ")
     return replace(sample, continuations=tuple(between + answer for answer in answers))
 
 

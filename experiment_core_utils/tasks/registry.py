@@ -19,6 +19,7 @@ from experiment_core_utils.primitives.errors import (
 from experiment_core_utils.primitives.files import check_file_name_part, run_python_file, shortened
 from experiment_core_utils.primitives.texts import did_you_mean
 from experiment_core_utils.tasks.datasets.files.data_file import OPEN_METRIC, DataFileTask
+from experiment_core_utils.tasks.datasets.harness_task import HarnessTask
 from experiment_core_utils.tasks.datasets.reference_captions import ReferenceCaptions
 from experiment_core_utils.tasks.datasets.reference_choice import ReferenceChoice
 from experiment_core_utils.tasks.datasets.reference_counting import ReferenceCounting
@@ -95,28 +96,30 @@ def _published(module: str, reader: str, metric: str, default_split: str = "vali
     return TaskEntry(metric=metric, default_split=default_split, open=open_task, has_pictures=True)
 
 
-def _of_lmms_eval(name: str) -> TaskEntry:
+def _of_harness(name: str) -> TaskEntry:
+    harness, _, own_name = name.partition(":")
+    title = harness.replace("_", "-")
+
     def open_task(split: str, source: TaskSource) -> Task:
         if source.revision is not None:
             raise ConfigurationError(f"{name} names its data itself: drop --dataset_revision")
         try:
-            module = import_module("experiment_core_utils.tasks.datasets.lmms_eval_task")
+            module = import_module(f"experiment_core_utils.tasks.datasets.{harness}_task")
         except ImportError as error:
             raise ConfigurationError(
-                f"{name} needs lmms-eval, which cannot be imported ({first_line(error)}); run `pip install lmms-eval`"
+                f"{name} needs {title}, which cannot be imported ({first_line(error)}); run `pip install {title}`"
             ) from error
-        include_path = None if source.data_dir is None else str(source.data_dir)
-        task = module.LmmsEvalTask(
-            name.removeprefix(LMMS_EVAL), split, include_path, source.prompt_template, source.model_type
-        )
-        register_metric(task.scorer)
-        opened: Task = task
-        return opened
+        given = own_name, split, None if source.data_dir is None else str(source.data_dir), source.prompt_template
+        is_lm_eval = harness == "lm_eval"
+        task: HarnessTask = module.LmEvalTask(*given) if is_lm_eval else module.LmmsEvalTask(*given, source.model_type)
+        if task.scorer is not None:
+            register_metric(task.scorer)
+        return task
 
-    return TaskEntry(metric="lmms-eval's own", default_split="", open=open_task)
+    return TaskEntry(metric=f"{title}'s own", default_split="", open=open_task)
 
 
-LMMS_EVAL = "lmms_eval:"
+_HARNESSES = ("lm_eval:", "lmms_eval:")
 # What is read of a file of texts.
 TEXT_COLUMNS = MappingProxyType({"question": "text", "answer": "text"})
 _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
@@ -311,8 +314,8 @@ def get_metric(metric_name: str) -> Metric:
 
 def task_entry(name: str) -> TaskEntry:
     """How task `name` is opened; raises ConfigurationError for an unknown one."""
-    if name.startswith(LMMS_EVAL):
-        return _of_lmms_eval(name)
+    if name.startswith(_HARNESSES):
+        return _of_harness(name)
     return _named("task", name, {**_TASKS, **_registered_tasks})
 
 

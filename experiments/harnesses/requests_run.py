@@ -7,7 +7,7 @@ go back unscored: the harness scores them. The run's result lies in a folder of 
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,15 @@ from experiment_core_utils.primitives.errors import ConfigurationError, ResultsE
 from experiment_core_utils.records.sample_result import SampleResult
 from experiment_core_utils.records.setting_result import SettingResult
 from experiment_core_utils.saved_results.harness_layout import own_content
+from experiment_core_utils.tasks.datasets.harness_task import LIMITS
 from experiment_core_utils.tasks.datasets.questions import check_template, fill
 from experiment_core_utils.tasks.interface import Answer, Sample, Score, Scoring
 from experiment_core_utils.tasks.registry import TaskSource, register_metric, register_task
+from experiment_core_utils.tasks.scoring.likelihood import Scored
 from experiments.analyses.sweeps import load_sweep
 from experiments.core_exp.export import verdict_on
 
-# Of the arguments of a generation: limits of tokens, the first that is there, and values by which an answer is greedy.
-_LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+# Of the arguments of a generation: values by which an answer is greedy.
 _GREEDY: Mapping[str, tuple[Any, ...]] = {
     "do_sample": (False, None),
     "temperature": (0, None),
@@ -41,13 +42,21 @@ _GREEDY: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class HarnessRequest:
-    """A text to answer, with its pictures."""
+    """A text to answer, with its pictures, or whose log-probability or that of its continuations is asked for."""
 
     task: str
     doc_id: int
     prompt: str
-    generation: Mapping[str, Any]  #: `until` and a limit of tokens, as the task gives them
+    generation: Mapping[str, Any] = field(default_factory=dict)  #: `until` and a limit of tokens, as the task has them
     images: tuple[Image.Image, ...] = ()
+    continuations: tuple[str, ...] | None = None  #: as of `Sample`
+
+    @property
+    def scored(self) -> Scored | None:
+        """What is scored by log-probability; None where an answer is generated."""
+        if self.continuations is None:
+            return None
+        return "options" if self.continuations else "text"
 
 
 @dataclass
@@ -57,15 +66,26 @@ class ScoredByHarness:
     name: str = "scored_by_harness"
     best: float = 1.0
     scores_each_answer: bool = True
+    scored: Scored | None = None
+
+    def check(self, answer: Answer) -> None:
+        """Any answer can be left unscored."""
 
     def score(self, answers: Sequence[Answer]) -> Scoring:
         """No score for any answer."""
         return Scoring(tuple(Score(None) for _ in answers), None)
 
 
+_METRICS: Mapping[Scored | None, ScoredByHarness] = {
+    None: ScoredByHarness(),
+    "options": ScoredByHarness("options_scored_by_harness", scored="options"),
+    "text": ScoredByHarness("text_scored_by_harness", scored="text"),
+}
+
+
 @dataclass
 class RequestsTask:
-    """Requests with the same stop texts and limit. Implements `Task`."""
+    """Requests of one kind, with the same stop texts and limit. Implements `Task`."""
 
     name: str
     requests: Sequence[HarnessRequest]
@@ -73,7 +93,7 @@ class RequestsTask:
     max_new_tokens: int
     source: Mapping[str, str]
     split: str = "requests"
-    metric: str = ScoredByHarness().name
+    metric: str = ""  #: the name of one of `_METRICS`
     template: str = "{question}"  #: around the harness's text, which is its {question}
 
     def __len__(self) -> int:
@@ -88,7 +108,9 @@ class RequestsTask:
             sample_id=index,
             image_id=f"{request.task} {request.doc_id}",
             question=request.prompt,
-            answers=(),
+            answers=(request.prompt,) if request.scored == "text" else (),
+            options=request.continuations or (),
+            continuations=request.continuations,
             image=first,
             question_type=request.task,
             metadata={"doc_id": request.doc_id},
@@ -151,24 +173,28 @@ class SettingRunner:
             )
         # Of each task that was run, in order, with the verdict on its run.
         self._results: dict[str, tuple[SettingResult, dict[str, Any]]] = {}
-        register_metric(ScoredByHarness())
+        for metric in _METRICS.values():
+            register_metric(metric)
 
     def answers(self, requests: Sequence[HarnessRequest]) -> list[SampleResult]:
-        """What was measured of each request, in order; `pred` is its greedy answer up to a stop text.
+        """What was measured of each request, in order: `pred` is its greedy answer up to a stop text, or
+        `continuations` has log-probabilities.
 
         Raises:
             ConfigurationError: a request asks for something else than a greedy answer.
             ResultsError: the setting or one of the requests failed.
         """
-        groups: dict[tuple[str, tuple[str, ...], int], list[int]] = {}
+        groups: dict[tuple[str, Scored | None, tuple[str, ...], int], list[int]] = {}
         for place, request in enumerate(requests):
-            groups.setdefault((request.task, *_ends_of(request, self._limit)), []).append(place)
+            ends = _ends_of(request, self._limit)
+            groups.setdefault((request.task, request.scored, *ends), []).append(place)
         answered: dict[int, SampleResult] = {}
-        for (task, stop, limit), places in groups.items():
-            number = [key for key in groups if key[0] == task].index((task, stop, limit))
+        for key, places in groups.items():
+            task, scored, stop, limit = key
+            number = [each for each in groups if each[0] == task].index(key)
             name = _name_of(f"{self._harness}_{task}", number)
-            group = [requests[place] for place in places]
-            samples = self._measured(RequestsTask(name, group, stop, limit, {"read_from": f"requests of {task}"}))
+            group, source = [requests[place] for place in places], {"read_from": f"requests of {task}"}
+            samples = self._measured(RequestsTask(name, group, stop, limit, source, metric=_METRICS[scored].name))
             answered |= dict(zip(places, samples, strict=True))
         return [answered[place] for place in range(len(requests))]
 
@@ -228,7 +254,7 @@ def _ends_of(request: HarnessRequest, default_limit: int) -> tuple[tuple[str, ..
             raise ConfigurationError(
                 f"{request.task} asks for {name}={options[name]}, and answers here are greedy; drop it"
             )
-    limit = next((options[name] for name in _LIMITS if options.get(name) is not None), default_limit)
+    limit = next((options[name] for name in LIMITS if options.get(name) is not None), default_limit)
     until = options.get("until") or ()
     stop = (until,) if isinstance(until, str) else tuple(until)
     return tuple(filter(None, stop)), int(limit)

@@ -17,7 +17,7 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.visual_token_keep import KeptTokens
 from experiment_core_utils.meters.stages import StagedRequest
-from experiment_core_utils.models.common.continuations import continuation_ids, rolling_windows
+from experiment_core_utils.models.common.continuations import continuation_ids, rolling_windows, unprompted_request
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.generate import GenerateStages
 from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT
@@ -199,6 +199,29 @@ def test_white_space_at_the_end_of_a_prompt_belongs_to_the_continuation() -> Non
     assert continuation_ids(encode, "Which? \n", (" a", "b")) == [[32, 10, 32, 97], [32, 10, 98]]
     with pytest.raises(SampleError, match="'' has no token of its own behind the prompt"):
         continuation_ids(encode, "Which?", (" a", ""))
+
+
+def test_without_a_prompt_the_token_before_a_text_stands_for_it(load: Load) -> None:
+    model: Any = load("llama", "eager")
+    request = model.prepare(sample_of(TEXTS), "", None)
+    prefix = request.inputs["input_ids"].tolist()
+    assert (request.shape.prompt_tokens, prefix) == (1, [[model.requests._tokenizer.bos_token_id]])
+    model.apply(own_setting(model))
+    found = model.generate_timed(model.to_device(request.inputs), 1, NoMarks()).scores
+    for score, row in zip(found, rows_of(request.inputs), strict=True):
+        logprob, is_greedy = by_forward(model.model, {"input_ids": torch.tensor(prefix)}, row)
+        assert (score.logprob, score.is_greedy) == (pytest.approx(logprob, **CLOSE), is_greedy)
+
+
+def test_without_a_prompt_there_must_be_such_a_token() -> None:
+    def encode(text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    assert unprompted_request(encode, ("b", " a"), 1, 0.0).inputs[CONTINUATIONS].tolist() == [[98, -1], [32, 97]]
+    with pytest.raises(SampleError, match="the tokenizer has no token to begin a text with"):
+        unprompted_request(encode, ("b", "a"), None, 0.0)
+    with pytest.raises(SampleError, match="'' has no token"):
+        unprompted_request(encode, ("b", ""), 1, 0.0)
 
 
 def test_what_cannot_be_scored_is_refused(load: Load) -> None:

@@ -363,6 +363,10 @@ def test_options_that_are_scored_follow_the_prompt_of_an_open_question(
     asked = with_continuations(task, task[0], family)
     assert (prompt_for(task, task[0], family), asked.continuations) == (prompt, continuations)
     assert described_form(task, family, chat_template="none")["scored"] == scored
+    task.target_delimiter = "\n"  # type: ignore[attr-defined]
+    found = with_continuations(task, task[0], family).continuations or ()
+    assert [each.strip(" ") for each in continuations] == [each.removeprefix("\n") for each in found]
+    assert [each[0] == "\n" for each in found] == [family != "chat"] * 2
     task.metric = "mc"
     assert with_continuations(task, task[0], family).continuations is None
 

@@ -3,7 +3,7 @@
 Both as lm-eval's runner of transformers models (`HFLM`, 0.4.13) has them, so that scores can be compared.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from transformers import PreTrainedConfig
@@ -74,7 +74,29 @@ def whole_text_request(
     if not ids or prefix is None:
         raise SampleError("it has no token" if not ids else "the tokenizer has no token to begin a text with")
     contexts, continuations = zip(*rolling_windows(ids, prefix, most), strict=True)
-    prompt = torch.tensor([contexts[0]])
-    inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
-    inputs |= continuation_tensors(continuations, contexts)
+    return _behind_prefix(prefix, continuation_tensors(continuations, contexts), text, started_s)
+
+
+def unprompted_request(
+    encode: Encode, continuations: Sequence[str], prefix: int | None, started_s: float
+) -> PreparedRequest:
+    """The request of continuations without a prompt: each follows the token before a text (`TemplateLM.loglikelihood`).
+
+    Args:
+        encode: adds no token.
+        prefix, started_s: as of `whole_text_request`.
+
+    Raises:
+        SampleError: a continuation has no token, or there is none to begin it with.
+    """
+    rows = [list(encode(each)) for each in continuations]
+    if [] in rows or prefix is None:
+        fault = "the tokenizer has no token to begin a text with"
+        raise SampleError(f"{continuations[rows.index([])]!r} has no token" if [] in rows else fault)
+    return _behind_prefix(prefix, continuation_tensors(rows), "", started_s)
+
+
+def _behind_prefix(prefix: int, given: Mapping[str, torch.Tensor], text: str, started_s: float) -> PreparedRequest:
+    prompt = torch.tensor([[prefix]])
+    inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt), **given}
     return PreparedRequest(inputs, RequestShape(None, None, 0, 0, 1, HostClock().now_s() - started_s), text)

@@ -21,7 +21,12 @@ from experiment_core_utils.engines.answer_ends import TextOf, text_reader, witho
 from experiment_core_utils.engines.likelihood import CONTINUATIONS, continuation_tensors
 from experiment_core_utils.knobs.token_units import TokenUnit, tokens_of_crops
 from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.common.continuations import continuation_ids, split_context, whole_text_request
+from experiment_core_utils.models.common.continuations import (
+    continuation_ids,
+    split_context,
+    unprompted_request,
+    whole_text_request,
+)
 from experiment_core_utils.models.common.text_generation import context_fault, context_length, is_surely_longer
 from experiment_core_utils.models.hf.knobs.patches import fields_in_force
 from experiment_core_utils.models.hf.several_pictures import joined, options_of_all, placed
@@ -463,15 +468,18 @@ class HFRequests:
             target = self._target_tokens(crops, tuple(image.size for image in images))
         clock = HostClock()
         started_s = clock.now_s()
+        tokens = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
+        prefix = next((each for each in tokens if each is not None), None)
         if sample.continuations == ():
             with unusable_named(sample.sample_id, "its text"):
-                tokens = self._tokenizer.bos_token_id, self._tokenizer.eos_token_id
-                prefix = next((each for each in tokens if each is not None), None)
                 return whole_text_request(partial(self._encoded, special=True), prompt, prefix, self._config, started_s)
         given: Mapping[str, torch.Tensor] = {}
         with unusable_named(sample.sample_id, "its prompt"):
             check_prompt(prompt, self._tokenizer, self._config)
             whole = self._layout.text(prompt, num_pictures=len(images))
+            if sample.continuations and not whole:
+                encode = partial(self._encoded, special=False)
+                return unprompted_request(encode, sample.continuations, prefix, started_s)
             text = whole if sample.continuations is None else split_context(whole)[0]
             images = tuple(images[each] for each in self._layout.places(prompt, len(images)) if isinstance(each, int))
             inputs = self._picture_inputs(text, images, crops, target) if images else self._text_inputs(text)

@@ -60,6 +60,40 @@ def test_a_knob_of_the_arguments_acts(tmp_path: Path, llama: Path) -> None:
     assert texts[0] != texts[1] == greedy(llama, request.prompt, 8, None)
 
 
+def logprob(folder: Path, prompt: str, continuation: str) -> float:
+    """The sum by transformers alone; a prompt of no text is the token for the beginning, else for the end, of one."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    before = tokenizer(prompt)["input_ids"] or [next(filter(None, (tokenizer.bos_token_id, tokenizer.eos_token_id)))]
+    after = tokenizer(continuation, add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        logits = model(torch.tensor([before + after])).logits[0, len(before) - 1 : -1]
+    return float(logits.log_softmax(-1).gather(1, torch.tensor([after]).T).sum())
+
+
+def test_log_probabilities_are_those_of_transformers_in_the_order_of_the_requests(tmp_path: Path, llama: Path) -> None:
+    asked = [
+        HarnessRequest("choices", 3, "The sea is", continuations=(" wet and wide", " dry")),
+        HarnessRequest("texts", 0, "A text", continuations=()),
+        HarnessRequest("choices", 1, "", continuations=("salt", "a number")),
+        HarnessRequest("choices", 0, "Gold is", {"max_gen_toks": 3}),
+        HarnessRequest("texts", 1, "another one", continuations=()),
+    ]
+    runner = SettingRunner("lm-eval", 5, {"pretrained": str(llama), "output_dir": tmp_path}, is_bare=True)
+    found = runner.answers(asked)
+    scores = [[each.logprob for each in sample.continuations or ()] for sample in found]
+    expected = [
+        [logprob(llama, each.prompt, text) for text in each.continuations] if each.continuations else []
+        for each in asked
+    ]
+    expected[1], expected[4] = [logprob(llama, "", "A text")], [logprob(llama, "", "another one")]
+    # Float32: another order of sums changes a log-probability below 100 by 1e-6 of it.
+    assert scores == [pytest.approx(each, rel=1e-4) for each in expected]
+    assert found[3].pred == greedy(llama, "Gold is", 3, None) and found[3].continuations is None
+    assert list(runner.figures()) == ["lm_eval_choices", "lm_eval_texts", "lm_eval_choices-1"]
+    measured = runner.figures()["lm_eval_choices"]
+    assert measured["quantities"]["T_LLM_prefill"]["n"] == 2 and "T_LLM_decode" not in measured["quantities"]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -1,4 +1,4 @@
-"""What can be known of the code of an lmms-eval task: its identity, whom it contacts, where and why it fails."""
+"""What can be known of the code of a harness's task: its identity, whom it contacts, where and why it fails."""
 
 import copy
 import dis
@@ -14,6 +14,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import is_dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, NoneType
@@ -39,8 +40,8 @@ _CLIENTS = (
     "lmms_eval.llm_judge",
 )
 _KEY_OF_A_SERVER = re.compile(r"(^|_)API_(KEY|URL|BASE)$")
-# Where the data of a task lie; what the data are is known by the samples.
-_PLACES = ("dataset_path", "dataset_kwargs")
+# Where the data of a task and its file lie; what the data are is known by the samples.
+_PLACES = ("dataset_path", "dataset_kwargs", "config_source")
 _COPY_TIMEOUT_S = 120.0
 # Beside the code of a task, what it may read: text of up to 1 MB.
 _TEXT_FILES = ("", ".csv", ".jinja", ".json", ".jsonl", ".toml", ".tsv", ".txt", ".yaml", ".yml")
@@ -53,7 +54,7 @@ def definition_digest(task: Any) -> str:
     The code is that of the files in which its functions are, with all Python files beside them and all text files of up
     to 1 MB; of YAML files, in which other tasks may be, only those whose name the code contains.
     """
-    config = {name: value for name, value in vars(task.config).items() if name not in _PLACES}
+    config = _without_places(vars(task.config))
     functions = [type(task), *_callables(config)]
     files = {path for each in functions if (path := _file_of(each)) is not None}
     for folder in {path.parent for path in files}:
@@ -61,6 +62,17 @@ def definition_digest(task: Any) -> str:
     content = json.dumps(config, default=_as_text, sort_keys=True)
     code = sorted((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files)
     return hashlib.sha256(json.dumps([content, code]).encode()).hexdigest()
+
+
+def _without_places(config: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in config.items() if name not in _PLACES}
+    for name, value in kept.items():
+        if name == "metadata" and isinstance(value, Mapping):
+            kept[name] = _without_places(value)
+        elif is_dataclass(value):
+            # Its text has the addresses of its functions.
+            kept[name] = vars(value)
+    return kept
 
 
 def _read_files(folder: Path) -> Iterator[Path]:
@@ -145,12 +157,12 @@ def _client_of(name: str) -> str | None:
 
 
 def _of_a_task(value: Any) -> bool:
-    """Whether it is of a file of tasks: one of lmms-eval's, or one that no package contains."""
+    """Whether it is of a file of tasks: one of a harness's, or one that no package contains."""
     path = _file_of(value)
     if path is None:
         return False
     parts = path.parts
-    return "site-packages" not in parts or ("lmms_eval" in parts and "tasks" in parts)
+    return "site-packages" not in parts or ("tasks" in parts and not {"lm_eval", "lmms_eval"}.isdisjoint(parts))
 
 
 def _names_in(code: CodeType) -> tuple[set[str], set[str], set[str]]:
@@ -233,7 +245,7 @@ def failure(error: BaseException) -> str:
     while cause.__cause__ is not None and isinstance(cause, ImportError):
         cause = cause.__cause__
     frames = traceback.extract_tb(cause.__traceback__)
-    own = Path(__file__).name, "lmms_eval_task.py"
+    own = Path(__file__).name, "harness_task.py", "lm_eval_task.py", "lmms_eval_task.py"
     place = next((each for each in reversed(frames) if Path(each.filename).name not in own), None)
     if place is None:
         return described(cause)

@@ -1,9 +1,10 @@
-"""What is known of the code of a task, on modules written here; lmms-eval itself is not needed."""
+"""What is known of the code of a task, on modules written here; neither harness is needed."""
 
 import functools
 import os
 import socket
 import time
+from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from experiment_core_utils.tasks.datasets.lmms_eval_code import (
+from experiment_core_utils.tasks.datasets.harness_code import (
     CodeState,
     contacted_server,
     definition_digest,
@@ -122,6 +123,12 @@ def utils(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module_at(tmp_path / "utils.py")
 
 
+@dataclass
+class Examples:
+    process_docs: Any
+    split: str
+
+
 def task_of(**config: Any) -> Any:
     return SimpleNamespace(config=SimpleNamespace(**config))
 
@@ -160,17 +167,19 @@ def test_a_definition_is_its_configuration_and_the_code_beside_it(utils: ModuleT
     def digest(**changed: Any) -> str:
         functions = module_at(tmp_path / "utils.py")
         given = {"post_prompt": "One word.", "process_results": functions.plain, "dataset_path": "a", **changed}
+        given["fewshot_config"] = Examples(functions.plain, changed.get("split", "train"))
         return definition_digest(task_of(**given))
 
-    first = digest()
-    # Where the data lie is no part of it, and a function read again is the same.
-    assert digest() == digest(dataset_path="b") == first
-    changed = [digest(post_prompt=""), digest(process_results=utils.posts), digest(metric_list=[{"metric": "right"}])]
+    first = digest(metadata={"version": 1, "config_source": "a"})
+    # Where the data and its file lie is no part of it, and a function read again is the same.
+    assert digest(dataset_path="b", metadata={"version": 1, "config_source": "b"}) == first
+    parts = {"split": "test"}, {"metric_list": [{"metric": "right"}]}, {"metadata": {"version": 2}}
+    changed = [digest(**each) for each in ({}, {"post_prompt": ""}, {"process_results": utils.posts}, *parts)]
     (tmp_path / "helper.py").write_text(HELPER + "# changed\n")
     changed.append(digest())
     (tmp_path / "utils.py").write_text(CODE.replace("float(", "1 - float("))
     changed.append(digest())
-    assert len({first, *changed}) == 6
+    assert len({first, *changed}) == 9
 
 
 def test_text_that_its_code_may_read_is_part_of_a_definition(utils: ModuleType, tmp_path: Path) -> None:
