@@ -5,6 +5,7 @@ A release may drop any of them. `TRIED_WITH` gives the releases that have them a
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,17 @@ def experts_implementation(config: Any) -> str | None:
 def computes_experts(module: nn.Module) -> bool:
     """Whether transformers' decorator of experts made the module's class."""
     return hasattr(module, "_apply_gate")
+
+
+#: under this name a config has the fields in which its blocks differ; there is none where they do not
+FIELDS_BY_BLOCK = "_heterogeneity_spec"
+
+
+def fields_of_blocks(config: Any, blocks: Sequence[int]) -> Any:
+    """What `FIELDS_BY_BLOCK` has of these blocks, numbered by their places among them."""
+    fields = vars(config)[FIELDS_BY_BLOCK]
+    every = fields.per_layer_overrides
+    return replace(fields, per_layer_overrides={at: every[each] for at, each in enumerate(blocks) if each in every})
 
 
 #: the attribute of experts by which they leave out slots whose expert is `num_experts`

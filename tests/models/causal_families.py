@@ -9,7 +9,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from tests.models.knob_families import GEMMA4_EXPERTS, UNTRIED_FAMILIES
+from tests.models.knob_families import GEMMA4, UNTRIED_FAMILIES
 
 VOCABULARY = 97
 _HEADS, _KEY_HEADS, _HEAD_WIDTH, _WIDTH = 4, 2, 8, 32
@@ -123,7 +123,7 @@ OWN: dict[str, dict[str, Any]] = {
 }
 _ALL = (0, 1, 2, 3)
 _MADE: dict[str, Callable[[], Any]] = {
-    "gemma4_text": lambda: GEMMA4_EXPERTS.make(_ALL, 2),
+    "gemma4_text": lambda: GEMMA4.make(_ALL, 2),
     "inkling_text": lambda: UNTRIED_FAMILIES["inkling_text"].make(_ALL, 2),
     "qwen4_exp_text": lambda: UNTRIED_FAMILIES["qwen4_exp"].make(_ALL, 3),
 }

@@ -150,6 +150,19 @@ def _by_theta(name: str, kept: Sequence[int], **chosen: Any) -> Any:
     return _text(name, kept, sliding_window=4, layer_types=kinds, layer_rope_theta=thetas, **chosen)
 
 
+def _gemma4(kept: Sequence[int], **chosen: Any) -> PreTrainedConfig:
+    """Heads of blocks with full attention are wider, and these blocks have fewer keys."""
+    kinds = [_GPT_OSS_KINDS[block] for block in kept]
+    heads = {"head_dim": 8, "global_head_dim": 16, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    tables = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 0}
+    return _text("Gemma4TextConfig", kept, sliding_window=4, layer_types=kinds, **{**heads, **tables, **chosen})
+
+
+def _gemma4_experts(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
+    experts = {"num_experts": 6, "top_k_experts": top_k, "moe_intermediate_size": 12}
+    return _gemma4(kept, enable_moe_block=True, **experts)
+
+
 TEXT_FAMILIES: dict[str, KnobFamily] = {
     "llama": KnobFamily(_llama, None, ()),
     "olmoe": KnobFamily(_olmoe),
@@ -165,6 +178,7 @@ TEXT_FAMILIES: dict[str, KnobFamily] = {
     ),
     "qwen3_next": KnobFamily(_qwen3_next),
 }
+GEMMA4 = KnobFamily(_gemma4_experts)
 
 # Families with a list about blocks whose name no rule knows.
 BY_THETA_FAMILIES: dict[str, KnobFamily] = {
@@ -366,27 +380,5 @@ GEMMA3N = KnobFamily(
     None,
     (),
 )
-
-
-def _gemma4(kv_shared: int, per_layer_width: int, has_experts: bool) -> KnobFamily:
-    experts = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 12}
-    return KnobFamily(
-        lambda kept, _k: _text(
-            "Gemma4TextConfig",
-            kept,
-            head_dim=8,
-            global_head_dim=8,
-            vocab_size_per_layer_input=VOCABULARY,
-            hidden_size_per_layer_input=per_layer_width,
-            num_kv_shared_layers=kv_shared,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-            **(experts if has_experts else {}),
-        ),
-        2 if has_experts else None,
-        ALL_BLOCKS if has_experts else (),
-    )
-
-
-GEMMA4_SHARING = _gemma4(2, 0, has_experts=False)
-GEMMA4_EMBEDDINGS = _gemma4(0, 8, has_experts=False)
-GEMMA4_EXPERTS = _gemma4(0, 0, has_experts=True)
+GEMMA4_SHARING = KnobFamily(lambda kept, _k: _gemma4(kept, num_kv_shared_layers=2), None, ())
+GEMMA4_EMBEDDINGS = KnobFamily(lambda kept, _k: _gemma4(kept, hidden_size_per_layer_input=8), None, ())

@@ -18,7 +18,8 @@ PRIVATE = re.compile(
     r"torch\._C\b|_optimize_model_for_decode|_can_set_experts_implementation|\._experts_implementation"
     r"|_prepare_position_ids_for|_update_model_kwargs_for|_supports_default_dynamic_cache|_apply_gate|\._from_config"
     r"|cumulative_length|_model_mapping|_compatible_flash|\b_pytree\b|\._attn_implementation\b"
-    r"|_get_default_group|_get_default_store|\btorch\._[a-z]|\b_modules\b|\b_parameters\b"
+    r"|_heterogeneity_spec|per_layer_overrides|_get_default_group|_get_default_store"
+    r"|\btorch\._[a-z]|\b_modules\b|\b_parameters\b"
 )
 
 

@@ -290,7 +290,8 @@ def refuse_files_not_finite(folder: Path) -> None:
 
 
 def _refuse_not_finite(name: str, tensor: torch.Tensor, folder: Path) -> None:
-    if not _is_finite(tensor):
+    # A number alone may be the bound of a range that has none, as in Gemma 4's tower for sounds.
+    if not _is_finite(tensor) and not (tensor.dim() == 0 and tensor.isinf()):
         raise ConfigurationError(
             f"the weights in {folder} are not finite: {name} contains NaN or infinity; copy the files again, or "
             f"give a precision with enough range, such as bfloat16"

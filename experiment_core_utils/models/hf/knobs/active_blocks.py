@@ -2,9 +2,9 @@
 
 The reference is a model built with the active blocks and the same weights. To match it, the decoder gets a shorter list
 of blocks, each block gets a new number, by which it finds its layer of the cache, and the text config gets a shorter
-form of every list with an entry for each block, because masks and caches are made from these. Such lists are known by
-their names, or by what the decoder reads of them while it runs (`list_reads`). A decoder for which this is not known to
-be enough is refused with the reason.
+form of every list with an entry for each block, and of the fields in which blocks differ, because masks and caches are
+made from these. Such lists are known by their names, or by what the decoder reads of them while it runs (`list_reads`).
+A decoder for which this is not known to be enough is refused with the reason.
 """
 
 import copy
@@ -23,6 +23,7 @@ from experiment_core_utils.models.costs.decoder import refuse_impossible_blocks
 from experiment_core_utils.models.hf.knobs.list_reads import entries_of, reads_of
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.private_apis import FIELDS_BY_BLOCK, fields_of_blocks
 
 # Lists with an entry for each block that are known by how their names end; others are found by how they are read.
 # `mtp_` lists are about other blocks.
@@ -280,6 +281,8 @@ def _config_changes(
         else:
             continue
         changes.append(AttributeChange(config, name, type(value)(kept)))
+    if FIELDS_BY_BLOCK in vars(config):
+        changes.append(AttributeChange(config, FIELDS_BY_BLOCK, fields_of_blocks(config, active_blocks)))
     return changes
 
 
@@ -315,8 +318,6 @@ def _refuse_config(config: Any, total: int) -> str | None:
         return "some of its blocks use the keys and values of other blocks"
     if getattr(config, "hidden_size_per_layer_input", 0):
         return "each of its blocks has its own embedding, sliced from one table"
-    if getattr(config, "is_heterogeneous", False):
-        return "its config describes each block by itself"
     for name, value in _lists(config):
         if len(value) == total and _TAKEN_OVER in value and not name.startswith(_OTHER_BLOCKS):
             return f"some of its blocks take over what another block computes ({name})"

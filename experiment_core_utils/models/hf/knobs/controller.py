@@ -261,10 +261,7 @@ class DecoderKnobs:
         if reason is not None:
             return reason
         if self._routers.blocks_without_top_k:
-            return (
-                f"blocks {list(self._routers.blocks_without_top_k)} have no top-k of their own, all of them follow one "
-                "config"
-            )
+            return f"in blocks {list(self._routers.blocks_without_top_k)} no module says how many experts a token gets"
         if not self._routers.adjustable_blocks:
             return f"only block {self.routed_blocks[0]} has experts, and the first such block keeps its own number"
         if self.num_experts is None or self.num_experts < 2:

@@ -4,6 +4,7 @@ A router's choice is read from the tensors that it returns, not from its attribu
 reads.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from experiment_core_utils.models.hf.knobs.patches import AttributeChange, AttributeChanges, hooks_removed
 from experiment_core_utils.primitives.errors import ConfigurationError, KnobDidNotAct
+from experiment_core_utils.primitives.private_apis import computes_experts
 
 # The names that families give to the same number.
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -29,7 +32,8 @@ class Counted:
     #: by block, the experts that its router chose for a token when it last ran; a dense block and one whose choice
     #: cannot be seen have no entry
     experts_per_token: dict[int, int] = field(default_factory=dict)
-    tokens: int | None = None  #: positions that the last block computed; None where its output does not show it
+    #: the most positions that a block computed, as some blocks need the last one alone; None where no output shows it
+    tokens: int | None = None
     #: by block, the most experts of a token with a weight other than 0; those whose weights cannot be seen are left out
     weighted_experts: dict[int, int] = field(default_factory=dict)
 
@@ -49,9 +53,31 @@ class Counted:
 
         def hook(_module: Any, _args: Any, output: Any) -> None:
             self.blocks_run.append(index)
-            self.tokens = None if token_axis is None else _shape_of(output)[token_axis]
+            if token_axis is not None:
+                self.tokens = max(self.tokens or 0, _shape_of(output)[token_axis])
 
         return hook
+
+
+@dataclass(frozen=True)
+class _TopKHolder:
+    """A module that says how many experts a token gets: by its own `top_k`, or by a field of the config that it has."""
+
+    module: nn.Module
+    config_field: str | None = None  #: None for its own `top_k`
+
+    @property
+    def top_k(self) -> int:
+        own = vars(self.module)
+        return int(own["top_k"] if self.config_field is None else getattr(own["config"], self.config_field))
+
+    def change(self, top_k: int) -> AttributeChange:
+        """The change that makes it another number; a config, which other blocks have too, is replaced by a copy."""
+        if self.config_field is None:
+            return AttributeChange(self.module, "top_k", top_k)
+        config = copy.copy(vars(self.module)["config"])
+        setattr(config, self.config_field, top_k)
+        return AttributeChange(self.module, "config", config)
 
 
 @dataclass(frozen=True)
@@ -94,7 +120,7 @@ class Routers:
 
     @property
     def blocks_without_top_k(self) -> tuple[int, ...]:
-        """The blocks with experts in which no module has its own `top_k`."""
+        """The blocks with experts in which no module says how many a token gets."""
         return tuple(index for index in self.routed_blocks if not self._holders[index])
 
     @property
@@ -126,7 +152,7 @@ class Routers:
         if block in self._own:
             return self._own[block]
         holders = self._holders[block]
-        return int(vars(holders[0])["top_k"]) if holders else self._config_top_k
+        return holders[0].top_k if holders else self._config_top_k
 
     def top_k_at(self, block: int, top_k: int) -> int:
         """Experts for a token of a block that the knob turns: where blocks differ by themselves, none gets more than
@@ -138,7 +164,7 @@ class Routers:
     @property
     def limit(self) -> tuple[int, str] | None:
         """The largest top-k, and why it is not the number of experts; None where it is."""
-        limits = [_group_limit(holder) for index in self.adjustable_blocks for holder in self._holders[index]]
+        limits = [_group_limit(each.module) for index in self.adjustable_blocks for each in self._holders[index]]
         if self.own_by_block is not None and self.default_top_k is not None:
             numbers = ", ".join(map(str, self.own_by_block.values()))
             reason = f"its blocks choose {numbers} experts by themselves, and a top-k only lowers these"
@@ -173,7 +199,7 @@ class Routers:
     def changes(self, top_k: int) -> list[AttributeChange]:
         """The changes that give every block with experts after the first `top_k` of them for a token, or `top_k_at`."""
         return [
-            AttributeChange(holder, "top_k", self.top_k_at(index, top_k))
+            holder.change(self.top_k_at(index, top_k))
             for index in self.adjustable_blocks
             for holder in self._holders[index]
         ]
@@ -308,9 +334,17 @@ def _has_experts(block: nn.Module) -> bool:
     )
 
 
-def _holders(block: nn.Module) -> list[nn.Module]:
+def _holders(block: nn.Module) -> list[_TopKHolder]:
     # Many blocks have an unused copy beside the router's: all get the same number.
-    return [module for module in block.modules() if "top_k" in vars(module)]
+    own = [_TopKHolder(module) for module in block.modules() if "top_k" in vars(module)]
+    return own or [
+        _TopKHolder(module, name)
+        for module in _outside_attention(block)
+        # How experts are computed is switched in the config that all blocks have.
+        if isinstance(config := vars(module).get("config"), PreTrainedConfig) and not computes_experts(module)
+        for name in _TOP_K
+        if _number_of(config, name) is not None
+    ]
 
 
 def _outside_attention(block: nn.Module) -> list[nn.Module]:
@@ -319,8 +353,14 @@ def _outside_attention(block: nn.Module) -> list[nn.Module]:
 
 
 def _first_number(text_config: Any, names: Sequence[str]) -> int | None:
-    for name in names:
-        value = getattr(text_config, name, None)
-        if isinstance(value, int):
-            return value
-    return None
+    numbers = (_number_of(text_config, name) for name in names)
+    return next((number for number in numbers if number is not None), None)
+
+
+def _number_of(config: Any, name: str) -> int | None:
+    """A whole number of a config; None where it has none of this name, or one for each block."""
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:  # not lost: a config with other values for other blocks has none for all
+        return None
+    return value if isinstance(value, int) else None

@@ -1,5 +1,6 @@
 """Knobs turned in place, against models that were built with the smaller setting and have the same weights."""
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from tests.models.knob_families import (
     ALL_BLOCKS,
     BY_THETA_FAMILIES,
     GEMMA3N,
+    GEMMA4,
     GEMMA4_EMBEDDINGS,
-    GEMMA4_EXPERTS,
     GEMMA4_SHARING,
     LLAMA4,
     NUM_BLOCKS,
@@ -31,7 +32,7 @@ from tests.models.knob_families import (
     longcat,
 )
 
-FAMILIES = {**TEXT_FAMILIES, **BY_THETA_FAMILIES, **VISION_FAMILIES}
+FAMILIES = {**TEXT_FAMILIES, **BY_THETA_FAMILIES, **VISION_FAMILIES, "gemma4": GEMMA4}
 NEW_TOKENS = 5
 # 9 tokens and 5, filled up on the left.
 IDS = torch.tensor([[10, 11, 12, 13, 14, 15, 16, 17, 18], [0, 0, 0, 0, 20, 21, 22, 23, 24]])
@@ -66,6 +67,9 @@ def reference(family: KnobFamily, full: Any, top_k: int | None, kept: Sequence[i
         for module in blocks_of(model)[kept.index(family.routed[0])].modules():
             if hasattr(module, "top_k"):
                 module.top_k = family.top_k
+            if type(module).__name__ == "Gemma4TextRouter":
+                module.config = copy.copy(module.config)
+                module.config.top_k_experts = family.top_k
     return model
 
 
@@ -90,15 +94,9 @@ def assert_alike(found: tuple[torch.Tensor, torch.Tensor], expected: tuple[torch
     assert torch.equal(found[0], expected[0])
 
 
-def turnable(family: KnobFamily, full: Any, knobs: DecoderKnobs, top_k: int) -> int | None:
+def turnable(family: KnobFamily, top_k: int) -> int | None:
     """`top_k`; None for a dense model."""
-    if family.top_k is None:
-        return None
-    if not any(hasattr(module, "top_k") for module in blocks_of(full).modules()):
-        # So did Aria before its routers became modules.
-        assert knobs.top_k_unsupported_reason is not None and "follow one config" in knobs.top_k_unsupported_reason
-        pytest.skip("in this version of transformers the family reads top-k from a config that its blocks share")
-    return top_k
+    return None if family.top_k is None else top_k
 
 
 SETTINGS = [(1, ALL_BLOCKS), (2, (0, 1, 3)), (1, (1, 3))]
@@ -113,7 +111,7 @@ def test_turned_knobs_equal_a_model_built_with_the_smaller_setting(
     full = family.built()
     whole = answer(full, PADDED)
     knobs = DecoderKnobs(full)
-    setting = turnable(family, full, knobs, top_k)
+    setting = turnable(family, top_k)
     small = reference(family, full, setting, kept)
     with knobs.applied(setting, kept):
         for cache in ("dynamic", "static"):
@@ -177,7 +175,7 @@ def test_with_a_picture(name: str, top_k: int, kept: tuple[int, ...]) -> None:
     assert family.picture is not None
     full, inputs = family.built(), family.picture()
     knobs = DecoderKnobs(full)
-    setting = turnable(family, full, knobs, top_k)
+    setting = turnable(family, top_k)
     small = reference(family, full, setting, kept)
     with knobs.applied(setting, kept):
         found = answer(full, inputs)
@@ -195,7 +193,7 @@ def test_what_ran_is_counted_by_the_blocks_of_the_full_model(name: str) -> None:
     assert (knobs.num_total_blocks, knobs.default_top_k) == (NUM_BLOCKS, family.top_k)
     assert knobs.num_experts == (None if family.top_k is None else 6)
     assert (knobs.routed_blocks, knobs.blocks_unsupported_reason) == (family.routed, None)
-    top_k = turnable(family, full, knobs, 2)
+    top_k = turnable(family, 2)
     kept = (0, 1, 3)
     with knobs.applied(top_k, kept), knobs.counted() as counted, torch.inference_mode():
         full(input_ids=IDS[:1])
@@ -355,10 +353,25 @@ def test_gemmas_blocks_cannot_be_skipped(family: KnobFamily, reason: str) -> Non
 
 
 def test_gemma4s_blocks_share_one_top_k() -> None:
-    knobs = DecoderKnobs(GEMMA4_EXPERTS.built())
-    assert knobs.top_k_unsupported_reason is not None and "follow one config" in knobs.top_k_unsupported_reason
-    assert (knobs.num_experts, knobs.default_top_k, knobs.routed_blocks) == (6, 2, ALL_BLOCKS)
-    assert experts_at(knobs, None, ALL_BLOCKS) == dict.fromkeys(ALL_BLOCKS, 2)
+    """Each router that is turned gets a config of its own; that of the others, and of the experts, stays."""
+    full = GEMMA4.built()
+    knobs, layers = DecoderKnobs(full), blocks_of(full)
+    assert (knobs.num_experts, knobs.default_top_k, knobs.routed_blocks) == (6, 3, ALL_BLOCKS)
+    with knobs.applied(1, ALL_BLOCKS):
+        assert [block.router.config.top_k_experts for block in layers] == [3, 1, 1, 1]
+        assert all(part.config is full.config for block in layers for part in (block, block.self_attn, block.experts))
+    assert all(block.router.config is full.config for block in layers)
+
+
+def test_fields_in_which_blocks_differ_follow_the_blocks() -> None:
+    full = GEMMA4.built()
+    before = full.config.to_dict()
+    wide = {"head_dim": 16, "num_key_value_heads": 1}
+    assert before["per_layer_config"] == {"1": wide, "3": wide}
+    with DecoderKnobs(full).applied(None, (0, 2, 3)):
+        assert full.config.to_dict()["per_layer_config"] == {"2": wide}
+        assert [each.head_dim for each in full.config.per_layer_config] == [8, 8, 16]
+    assert full.config.to_dict() == before
 
 
 def test_a_hybrid_keeps_a_block_with_attention() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from experiment_core_utils.models.hf.knobs.patches import AttributeChanges
 from experiment_core_utils.models.hf.knobs.routers import Counted, Routers, refuse_without_effect
@@ -54,6 +55,36 @@ def test_every_module_with_the_number_gets_it_but_those_of_the_first_block() -> 
             block(scores)
     assert (counted.blocks_run, counted.experts_per_token) == ([3, 2, 1, 0], {1: 3, 2: 1, 3: 1})
     assert [block.router.top_k for block in blocks[1:]] == [3, 2, 4]
+
+
+class Reading(nn.Module):
+    """A router that reads its number from the config that its block has too."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, chosen = scores.topk(self.config.top_k_experts, dim=-1)
+        return weights, chosen
+
+
+def test_a_number_that_all_blocks_read_from_one_config_is_changed_in_copies() -> None:
+    config = PreTrainedConfig()
+    config.num_experts, config.top_k_experts = 5, 3
+    blocks: list[Any] = [nn.ModuleDict({"router": Reading(config), "experts": nn.Identity()}) for _ in range(3)]
+    routers = Routers(blocks, config)
+    scores = torch.tensor([[0.1, 0.5, 0.2, 0.4, 0.3]] * 7)
+    routers.learn(lambda: [block["router"](scores) for block in blocks], 7)
+    assert (routers.blocks_without_top_k, routers.num_experts, routers.default_top_k) == ((), 5, 3)
+    routers.put(2)
+    with routers.counted() as counted:
+        for block in blocks:
+            block["router"](scores)
+    assert counted.experts_per_token == {0: 3, 1: 2, 2: 2}
+    assert config.top_k_experts == 3 and blocks[0]["router"].config is config
+    routers.put(None)
+    assert all(block["router"].config is config for block in blocks)
 
 
 def test_blocks_with_numbers_of_their_own_keep_them_and_never_get_more() -> None:
@@ -141,6 +172,9 @@ def test_tokens_are_counted_along_the_axis_that_follows_the_prompt(shape: tuple[
     routers = Routers([block], Config())
     routers.learn(lambda: block(torch.zeros(shape)), 7)
     longer = [23 if size == 7 else size for size in shape]
+    last = [1 if size == 7 else size for size in shape]
     with routers.counted() as counted:
         block(torch.zeros(longer))
+        # Blocks of Gemma 4 that use the keys of others compute the last position alone.
+        block(torch.zeros(last))
     assert counted.tokens == (None if axis is None else 23)
