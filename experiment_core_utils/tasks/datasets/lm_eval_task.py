@@ -167,8 +167,12 @@ def _unsupported_reason(task: Any) -> str | None:
         return "shows pictures or plays sounds, which lmms-eval has the tasks for"
     if config.unsafe_code:
         return "runs code that the model writes, and none is run here"
-    if kind == GENERATED:
-        return unscorable_reason(task, "lm_eval")
+    return unscorable_reason(task, "lm_eval") if kind == GENERATED else _unscored_likelihood_reason(task)
+
+
+def _unscored_likelihood_reason(task: Any) -> str | None:
+    """The same of a task of log-probabilities, for how it compares them."""
+    config, metrics = task.config, _METRICS[task.config.output_type]
     if config.process_results is not None:
         return f"scores log-probabilities by a function of its own ({where_defined(config.process_results)})"
     if config.filter_list is not None:
@@ -177,8 +181,8 @@ def _unsupported_reason(task: Any) -> str | None:
         return "compares prompts, and options are compared here"
     if task.multiple_target:
         return "has several right options for a question, and one is compared here"
-    if not set(_METRICS[kind]) & set(task.aggregation()):
-        return f"has none of the metrics {', '.join(_METRICS[kind])}, but {', '.join(task.aggregation())}"
+    if not set(metrics) & set(task.aggregation()):
+        return f"has none of the metrics {', '.join(metrics)}, but {', '.join(task.aggregation())}"
     return None
 
 
