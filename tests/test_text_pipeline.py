@@ -301,7 +301,9 @@ def test_an_error_of_a_library_fails_its_combination_and_its_traceback_is_saved(
         return whole(self, **given)
 
     monkeypatch.setattr(LlamaForCausalLM, "generate", odd)
-    report = measured({**values, "max_output_tokens": [3, 4]}, tmp_path / "results")
+    # Drawn tokens come from `generate()`.
+    drawn = {"decoder_config": {"decoding_mode": "top_k", "decoder_top_k": 1}}
+    report = measured({**values, **drawn, "max_output_tokens": [3, 4]}, tmp_path / "results")
     assert (report.num_measured, report.exit_code) == (1, 1)
     ((title, failure),) = report.failed.items()
     assert title.startswith("1/2")
