@@ -4,6 +4,7 @@ Each task of the harness becomes a task of this profiler, with its prompts, pict
 go back unscored: the harness scores them. The run's result lies in a folder of the task's name.
 """
 
+import itertools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -191,8 +192,8 @@ class SettingRunner:
         answered: dict[int, SampleResult] = {}
         for key, places in groups.items():
             task, scored, stop, limit = key
-            number = [each for each in groups if each[0] == task].index(key)
-            name = _name_of(f"{self._harness}_{task}", number)
+            names = (_name_of(f"{self._harness}_{task}", number) for number in itertools.count())
+            name = next(each for each in names if each not in self._results)
             group, source = [requests[place] for place in places], {"read_from": f"requests of {task}"}
             samples = self._measured(RequestsTask(name, group, stop, limit, source, metric=_METRICS[scored].name))
             answered |= dict(zip(places, samples, strict=True))
@@ -261,6 +262,6 @@ def _ends_of(request: HarnessRequest, default_limit: int) -> tuple[tuple[str, ..
 
 
 def _name_of(task: str, number: int) -> str:
-    """A name for folders and files; requests of one task that end otherwise have a number behind it."""
+    """A name for folders and files; requests whose name is taken have a number behind it."""
     name = re.sub(r"\W", "_", task, flags=re.ASCII)
     return f"{name}-{number}" if number else name

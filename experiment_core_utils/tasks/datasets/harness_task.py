@@ -264,13 +264,18 @@ def unscorable_reason(task: Any, harness: str) -> str | None:
         return f"asks each question {task.config.repeats} times with sampling, and decoding is greedy here"
     if not task.aggregation():
         return "has no metric"
-    functions = {"process_results": task.config.process_results}
-    functions |= {f"aggregation of {name}": each for name, each in task.aggregation().items()}
+    first = next(iter(task.aggregation()))
+    if task.higher_is_better().get(first) is False:
+        return f"is scored by {first}, of which less is better, and of a score here more is"
+    aggregations = {f"aggregation of {name}": each for name, each in task.aggregation().items()}
+    metrics = [each.get("metric") for each in task.config.metric_list or ()]
+    functions = {"process_results": task.config.process_results, **aggregations}
+    functions |= {f"metric {each.__name__}": each for each in metrics if callable(each)}
     for name, function in functions.items():
         client = contacted_server(function)
         if client is not None:
             return f"needs a server for its scores: {name} ({where_defined(function)}) uses {client}"
-        if name != "process_results" and (problem := _call_problem(function, harness)) is not None:
+        if name in aggregations and (problem := _call_problem(function, harness)) is not None:
             return f"cannot be scored: {name} ({where_defined(function)}): {problem}"
     return None
 

@@ -46,6 +46,9 @@ def test_answers_are_those_of_transformers_in_the_order_of_the_requests(tmp_path
     assert runner.figures()["lm_eval_capitals"]["knobs"]["num_active_blocks"] == 3
     assert runner.figures()["lm_eval_capitals"]["quantities"]["T_LLM_prefill"]["mean"] > 0
     assert runner.figures()["lm_eval_capitals"]["accuracy"] is None
+    # A later call, and a task whose name differs in a sign alone, take further names.
+    runner.answers([HarnessRequest(name, 0, "2 plus 2", {"max_gen_toks": 2}) for name in ("sums all", "capitals")])
+    assert list(runner.figures())[3:] == ["lm_eval_sums_all-1", "lm_eval_capitals-2"]
     assert {each.name for each in tmp_path.iterdir()} == set(runner.figures())
 
 

@@ -42,12 +42,21 @@ def of_two(values: Sequence[float], weights: Sequence[float]) -> float:
     return 0.0
 
 
+def asks_a_judge(*_: Any) -> float:
+    import openai
+
+    return float(bool(openai.OpenAI()))
+
+
 class Opened:
     """A task as a harness opens it."""
 
     def __init__(self, **parts: Any) -> None:
         self.config = SimpleNamespace(test_split=None, validation_split="validation", repeats=1, process_results=None)
-        vars(self.config).update(parts)
+        vars(self.config).update({"metric_list": None, **parts})
+
+    def higher_is_better(self) -> Mapping[str, bool]:
+        return {"right": True, "letters": False}
 
     def aggregation(self) -> Mapping[str, Callable[..., float]]:
         return {"right": mean, "letters": largest}
@@ -150,5 +159,11 @@ def test_what_cannot_be_scored_has_a_reason() -> None:
     task.aggregation = lambda: {"right": of_two}  # type: ignore[method-assign]
     found = unscorable_reason(task, "lm_eval") or ""
     assert found.startswith("cannot be scored: aggregation of right") and "argument: 'weights'" in found
+    task.aggregation = lambda: {"letters": largest}  # type: ignore[method-assign]
+    assert unscorable_reason(task, "lm_eval") == (
+        "is scored by letters, of which less is better, and of a score here more is"
+    )
+    judged = Opened(metric_list=[{"metric": "right"}, {"metric": asks_a_judge}])
+    assert (unscorable_reason(judged, "lm_eval") or "").startswith("needs a server for its scores: metric asks_a_judge")
     task.aggregation = dict  # type: ignore[method-assign]
     assert unscorable_reason(task, "lm_eval") == "has no metric"

@@ -281,7 +281,7 @@ def _config_changes(
         else:
             continue
         changes.append(AttributeChange(config, name, type(value)(kept)))
-    if FIELDS_BY_BLOCK in vars(config):
+    if getattr(config, "is_heterogeneous", False):
         changes.append(AttributeChange(config, FIELDS_BY_BLOCK, fields_of_blocks(config, active_blocks)))
     return changes
 
