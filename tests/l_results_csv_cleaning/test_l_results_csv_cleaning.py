@@ -193,8 +193,9 @@ def test_a_comparison_of_settings_on_few_samples_is_warned_of(results: list[Sett
 def test_the_comparison_table() -> None:
     one = PairedComparison(4, 1, 0.75, 0.5, -0.25, (-0.5, 0.0), 0, 1, 3, 1.0)
     none = PairedComparison(0, 5, None, None, None, None, 0, 0, 0, None)
-    head, first, second = comparison_table({"tier-low_topk2_blocks4": one, "tier-low_topk1_blocks4": none}).splitlines()
-    assert head.split() == "setting accuracy difference [95 %] better worse equal p excluded".split()
+    comparisons = {"tier-low_topk2_blocks4": one, "tier-low_topk1_blocks4": none}
+    head, first, second = comparison_table(comparisons, "perplexity").splitlines()
+    assert head.split() == "setting perplexity difference [95 %] better worse equal p excluded".split()
     assert first.split() == "tier-low_topk2_blocks4 0.500 -0.250 [-0.500, +0.000] 0 1 3 1 1".split()
     assert second.split() == "tier-low_topk1_blocks4 – – 0 0 0 – 5".split()
 

@@ -243,13 +243,13 @@ register_metric(AnswerMetric("swapping", score))
 def test_a_picture_swapped_while_a_run_is_at_work_ends_it_and_the_former_one_lets_it_resume(
     tiny_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """The metric, which is asked before each sample, swaps the picture of the second sample during the first one."""
+    """The metric, asked once for the plan and before each sample, swaps the second picture during the first sample."""
     old, new, module = tmp_path / "data" / "b.bmp", tmp_path / "new.bmp", tmp_path / "swapping.py"
     given = {"data_file": swapped_rows(tmp_path / "data"), "tier_list": ("low",), "top_k_list": (2, 4),
              "request_cache_gb": 0.0, "task_module": module, "metric": "swapping"}  # fmt: skip
     write_solid(new, BLUE)
     kept = old.read_bytes()
-    module.write_text(SWAPPING.format(after=2, new=str(new), old=str(old)))
+    module.write_text(SWAPPING.format(after=3, new=str(new), old=str(old)))
     config = config_for(tiny_checkpoint, tmp_path / "results", **given)
     with pytest.raises(DataChanged, match=r"^sample 1 of my \(picture b.bmp\) has changed since this run began: put"):
         run_profiling(config)
