@@ -100,6 +100,9 @@ def test_every_command_takes_any_model(
         module, arguments = program
         if "--baseline" in arguments:
             arguments[arguments.index("--baseline") + 1] = keys[0]
+        if "--run" in arguments:  # it measures
+            arguments[arguments.index("--num_samples") + 1] = "2"
+            arguments = ["--repeats", "2", *arguments, *NO_EXTRAS[2:]]
         if "--model_path" not in arguments and "--dry_run" in arguments:
             continue  # of the embedded model
         code = __import__(module, fromlist=["main"]).main(arguments)

@@ -9,7 +9,9 @@ import copy
 import functools
 import inspect
 import logging
+import math
 import multiprocessing
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
@@ -23,6 +25,9 @@ from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.counters import count_flops, countable, without_padding_warning
 from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
 from experiment_core_utils.records.requests import FlopsFigure, RequestFlops, RequestSize, StageFlops
+
+#: Of a prompt length: FLOPs of the prefill and of the step behind it, numbers in the cache between them.
+Counts = tuple[int, int, int]
 
 
 def counted_flops(config: Any, sizes: Sequence[RequestSize], timeout_s: float) -> list[FlopsFigure]:
@@ -110,16 +115,14 @@ class CountedDecoder:
         self._config = model.config
         with _named_by(self._config):
             run = _LastOnly(model)
-        self._prefill = CountedCurve(lambda tokens: count_flops(lambda: run(tokens, None)), 2)
-        self._step = CountedCurve(lambda context: _count_step(run, context), 1)
-        self._cache = CountedCurve(lambda tokens: _count_cache(run, tokens), 1)
+        self._at_length = CountedCurve(lambda tokens: _counts_of(run, tokens))
 
     def request(self, size: RequestSize) -> RequestFlops:
         """FLOPs of all requests of a size, without their pictures' encoder; raises MeterUnavailable."""
-        # Each step attends to its own key too.
-        contexts = range(size.prompt_tokens + 1, size.prompt_tokens + size.output_tokens)
         with _named_by(self._config):
-            prefill, steps = self._prefill(size.prompt_tokens), [self._step(each) for each in contexts]
+            prefill, _, _ = self._at_length(size.prompt_tokens)
+            lengths = range(size.prompt_tokens, size.prompt_tokens + size.output_tokens - 1)
+            steps = [self._at_length(tokens)[1] for tokens in lengths]
         decode = size.requests * sum(steps)
         stages = StageFlops(None, size.requests * prefill, decode / len(steps) if steps else None)
         return RequestFlops(stages, decode)
@@ -127,7 +130,7 @@ class CountedDecoder:
     def cache_elements(self, tokens: int) -> int:
         """Numbers that a cache of one row of `tokens` positions has; raises MeterUnavailable."""
         with _named_by(self._config):
-            return self._cache(tokens)
+            return self._at_length(tokens)[2]
 
 
 class _LastOnly:
@@ -143,63 +146,51 @@ class _LastOnly:
         return self._model(input_ids=ids, past_key_values=cache, use_cache=True, **self._options)
 
 
-def _cache_of(run: _LastOnly, tokens: int) -> Any:
-    with torch.inference_mode():
-        cache = run(tokens, None).past_key_values
+def _counts_of(run: _LastOnly, tokens: int) -> Counts:
+    """Counts of a prompt and of the step behind it, which attends to its own key too."""
+    found: list[Any] = []
+    prefill = count_flops(lambda: found.append(run(tokens, None).past_key_values))
+    (cache,) = found
     if cache is None:
         raise TypeError("it keeps no cache of keys")
-    return cache
-
-
-def _count_step(run: _LastOnly, context: int) -> int:
-    """FLOPs of a token that attends to `context` keys, its own among them."""
-    cache = _cache_of(run, context - 1)
-    return count_flops(lambda: run(1, cache))
-
-
-def _count_cache(run: _LastOnly, tokens: int) -> int:
-    """Numbers in the cache after a prompt."""
-    tensors = (each for layer in _cache_of(run, tokens).layers for each in vars(layer).values())
-    return sum(each.numel() for each in tensors if isinstance(each, torch.Tensor) and each.is_floating_point())
+    tensors = [each for layer in cache.layers for each in vars(layer).values() if isinstance(each, torch.Tensor)]
+    elements = sum(each.numel() for each in tensors if each.is_floating_point())
+    return prefill, count_flops(lambda: run(1, cache)), elements
 
 
 class CountedCurve:
-    """A count at any length from 1 on, of few counts: between two powers of 2 it is a polynomial where that agrees with
-    one count more than it is made of; else each half by itself, as where a window ends.
+    """Counts at any length from 1 on, of few lengths: between two powers of 2 each is a polynomial of degree 2 where
+    that agrees with one count more than it is made of; else each half by itself, as where a window ends.
     """
 
-    def __init__(self, count: Callable[[int], int], degree: int) -> None:
-        self._count, self._degree = functools.cache(count), degree
+    def __init__(self, count: Callable[[int], Counts]) -> None:
+        self._count = functools.cache(count)
         self._checked: dict[tuple[int, int], list[int] | None] = {}
 
-    def __call__(self, place: int) -> int:
+    def __call__(self, place: int) -> Counts:
         low = 1 << (place.bit_length() - 1)
         first, last = low, 2 * low - 1
-        while last - first > self._degree + 1:
+        while last - first > 3:
             nodes = self._nodes_of(first, last)
             if nodes is not None:
-                return int(_interpolated(place, nodes, self._count))
+                prefill, step, elements = map(int, self._interpolated(place, nodes))
+                return prefill, step, elements
             middle = (first + last) // 2
             first, last = (first, middle) if place <= middle else (middle + 1, last)
         return self._count(place)
 
     def _nodes_of(self, first: int, last: int) -> list[int] | None:
-        """What the polynomial of these lengths is made of; None where it is none."""
+        """What the polynomials of these lengths are made of; None where one of them is none."""
         if (first, last) not in self._checked:
-            spread = [first + number * (last - first) // (self._degree + 1) for number in range(self._degree + 2)]
-            checked, made_of = spread[1], [spread[0], *spread[2:]]
-            agrees = _interpolated(checked, made_of, self._count) == self._count(checked)
-            self._checked[first, last] = made_of if agrees else None
+            start, checked, *others = [first + number * (last - first) // 3 for number in range(4)]
+            agrees = self._interpolated(checked, [start, *others]) == self._count(checked)
+            self._checked[first, last] = [start, *others] if agrees else None
         return self._checked[first, last]
 
-
-def _interpolated(place: int, nodes: Sequence[int], count: Callable[[int], int]) -> Fraction:
-    """Lagrange's polynomial through the nodes, exactly."""
-    total = Fraction(0)
-    for node in nodes:
-        term = Fraction(count(node))
-        for other in nodes:
-            if other != node:
-                term *= Fraction(place - other, node - other)
-        total += term
-    return total
+    def _interpolated(self, place: int, nodes: Sequence[int]) -> tuple[Fraction, ...]:
+        """Lagrange's polynomials through the nodes, exactly."""
+        weights = [
+            math.prod(Fraction(place - other, node - other) for other in nodes if other != node) for node in nodes
+        ]
+        counts = zip(*map(self._count, nodes), strict=True)
+        return tuple(sum(map(operator.mul, weights, each), Fraction(0)) for each in counts)
