@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lm_eval.api.instance import Instance
+from lm_eval.api.metrics import bits_per_byte, weighted_perplexity
+from lm_eval.api.task import PerplexityTask
+from lm_eval.models.huggingface import HFLM
 
 from experiment_core_utils.config.profiling import parse_config
 from experiment_core_utils.pipeline import run_profiling
@@ -159,14 +163,7 @@ def test_a_texts_tokens_are_those_of_its_prompt(texts: SettingResult) -> None:
 
 def test_scores_are_those_of_lm_eval(choices: list[SettingResult], texts: SettingResult, folder: Path) -> None:
     """`loglikelihood` and `loglikelihood_rolling` of its runner of transformers models, on the same rows."""
-    huggingface = pytest.importorskip(
-        "lm_eval.models.huggingface", reason="pip install .[lm-eval] compares with lm-eval"
-    )
-    from lm_eval.api.instance import Instance
-    from lm_eval.api.metrics import bits_per_byte, weighted_perplexity
-    from lm_eval.api.task import PerplexityTask
-
-    runner = huggingface.HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=2)
+    runner = HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=2)
     asked = [(row["question"], f" {option}") for row in ROWS for option in row["options"]]
     expected = runner.loglikelihood([Instance("loglikelihood", {}, pair, place) for place, pair in enumerate(asked)])
     reference = next(result for result in choices if result.is_reference)

@@ -1,5 +1,5 @@
 """lm-eval's own run, its run of the model knobprof and a run of this project give the same answers, log-probabilities
-and figures, and lm-eval reads what is exported; runs where the package is installed.
+and figures, and lm-eval reads what is exported.
 """
 
 import json
@@ -9,23 +9,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import pytest
+import torch
+from datasets import load_dataset
+from lm_eval.loggers import EvaluationTracker
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import get_file_datetime, get_file_task_name, get_results_filenames, make_table
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-lm_eval = pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install lm-eval")
-
-import torch  # noqa: E402
-from datasets import load_dataset  # noqa: E402
-from lm_eval.loggers import EvaluationTracker  # noqa: E402
-from lm_eval.tasks import TaskManager  # noqa: E402
-from lm_eval.utils import get_file_datetime, get_file_task_name, get_results_filenames, make_table  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
-
-import experiments.harnesses.lm_eval_model  # noqa: E402, F401
-from experiment_core_utils.config.profiling import ProfilingConfig  # noqa: E402
-from experiment_core_utils.pipeline import run_profiling  # noqa: E402
-from experiments.core_exp.compare_runs import main as compare  # noqa: E402
-from experiments.core_exp.export import export  # noqa: E402
-from tests.models.tiny_checkpoints import write_checkpoint  # noqa: E402
+import experiments.harnesses.lm_eval_model  # noqa: F401
+from experiment_core_utils.config.profiling import ProfilingConfig
+from experiment_core_utils.pipeline import run_profiling
+from experiments.core_exp.compare_runs import main as compare
+from experiments.core_exp.export import export
+from tests.models.tiny_checkpoints import write_checkpoint
 
 TASK = """
 task: questions

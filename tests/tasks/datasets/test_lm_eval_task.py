@@ -1,4 +1,4 @@
-"""Tasks of lm-eval from local YAML files; runs where the package is installed."""
+"""Tasks of lm-eval from local YAML files."""
 
 import json
 from collections.abc import Mapping
@@ -50,7 +50,6 @@ metric_list: [{metric: byte_perplexity, aggregation: weighted_perplexity, higher
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    pytest.importorskip("lm_eval", reason="lm-eval is not installed: pip install lm-eval")
     monkeypatch.setattr(registry, "_registered_metrics", {})
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
     return tmp_path
