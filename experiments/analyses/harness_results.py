@@ -75,7 +75,7 @@ def harness_files(path: Path) -> list[tuple[Path, Harness]]:
         ResultsRefused: a file with another name.
     """
     if path.is_file():
-        layout = _layout_of(path)
+        layout = next((layout for layout, form in _RESULTS.items() if path.match(form)), None)
         if layout is None:
             raise ResultsRefused(
                 f"{path} is not named as results are (results_DATE.json, DATE_results.json); {_ADVICE}"
@@ -88,10 +88,6 @@ def harness_files(path: Path) -> list[tuple[Path, Harness]]:
 
 def _files_in(folder: Path) -> list[tuple[Path, Harness]]:
     return [(file, layout) for layout, form in _RESULTS.items() for file in sorted(folder.glob(form))]
-
-
-def _layout_of(path: Path) -> Harness | None:
-    return next((layout for layout, form in _RESULTS.items() if path.match(form)), None)
 
 
 def read_harness(folder: Path, files: Sequence[tuple[Path, Harness]]) -> HarnessResults:
@@ -192,8 +188,9 @@ def _row(place: str, content: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
         value = content.get(name)
         if kept_by in (None, of_filter) and isinstance(value, int | float):
             scores[key] = float(value)
-    arguments = content.get("arguments")
-    given = content.get("input", _first_argument(arguments))
+    # As lm-eval writes it.
+    argument = _object_of(_object_of(content, "arguments"), "gen_args_0").get("arg_0", "")
+    given = content.get("input", argument)
     doc_id = content["doc_id"]
     if not isinstance(doc_id, int):
         raise ResultsRefused(f"{place}: doc_id is {doc_id!r}, and it is a number; {_ADVICE}")
@@ -209,11 +206,6 @@ def _row(place: str, content: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
         response if isinstance(response, str) else json.dumps(response, ensure_ascii=False),
         scores,
     )
-
-
-def _first_argument(arguments: Any) -> Any:
-    """`gen_args_0.arg_0` as lm-eval writes it."""
-    return _object_of(_object_of({"": arguments}, ""), "gen_args_0").get("arg_0", "")
 
 
 def _first(value: Any) -> Any:

@@ -90,9 +90,11 @@ def measured(flags: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     ways = {"adaptive": adaptive, "new_budget": adaptive}
     # Warm-ups come before what counts.
     warm_ups = (requests * WARM_UPS)[:WARM_UPS]
+    described = loaded.model.describe()
     return {
         "device": str(loaded.model.device),
-        **_execution(loaded.model),
+        "execution": described["execution"],
+        "execution_reason": described["execution_reason"],  # None where stages run as requested
         "capture_s": capture_s,
         "num_parameters": sum(each.numel() for each in networks.parameters()),
         **_summary(*_run_each_way(loaded.model, ways, [*warm_ups, *requests * flags.rounds])),
@@ -122,15 +124,6 @@ def shaped_model(shape: str, rest: Sequence[str]) -> LoadedModel:
     model.eos_token_ids = frozenset()
     assert can_pause(model)
     return LoadedModel(config, source, model, BlockChoice())
-
-
-def _execution(model: PausableModel) -> dict[str, Any]:
-    """How stages run, and why not as requested; None where they do."""
-    described = model.describe()
-    return {
-        "execution": described["execution"],
-        "execution_reason": described["execution_reason"],
-    }
 
 
 def _run_each_way(

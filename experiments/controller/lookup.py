@@ -79,11 +79,6 @@ class LookupEntry(VisionKnob, DecoderKnobValues):
         """The setting."""
         return setting_of(self)
 
-    @property
-    def known_ms(self) -> list[float]:
-        """`latencies_ms` of the samples that have one."""
-        return [each for each in self.latencies_ms if each is not None]
-
 
 @with_config(ConfigDict(strict=True))
 class _StoredLookup(TypedDict):
@@ -197,8 +192,8 @@ class Lookup:
     @cached_property
     def typical_s(self) -> Mapping[Setting, float]:
         """Seconds that a request takes at each setting: the geometric mean of its samples."""
-        typical_ms = [geometric_mean(entry.known_ms) for entry in self.entries]
-        return {entry.choice: each / 1000 for entry, each in zip(self.entries, typical_ms, strict=True)}
+        known_ms = {entry.choice: [each for each in entry.latencies_ms if each is not None] for entry in self.entries}
+        return {choice: geometric_mean(each) / 1000 for choice, each in known_ms.items()}
 
     def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
         """See `Policy.choose`; without a neighbourhood the choice is the same for every request."""

@@ -24,9 +24,10 @@ from experiment_core_utils.primitives.texts import ABSENT
 from experiment_core_utils.primitives.units import check_within
 from experiments.analyses.against_harness import compare_with_harness
 from experiments.analyses.charts.style import caption_of
-from experiments.analyses.comparison_page import COLUMNS, chart_of, require_plotly, write_comparison_page
+from experiments.analyses.comparison_page import COLUMNS, chart_of, comparison_page, require_plotly
 from experiments.analyses.files import AnalysisFiles, json_text
 from experiments.analyses.harness_results import HarnessResults, harness_files, read_harness
+from experiments.analyses.report.page import write_page
 from experiments.analyses.runs_in_turn import Side, run_in_turn
 from experiments.analyses.sweeps import Sweep, labels_of, load_sweep
 from experiments.analyses.two_runs import (
@@ -166,13 +167,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.output is not None:
         write_text_atomically(json_text(found.content()), given.output)
     if given.report is not None:
-        write_comparison_page(found, given.report)
+        write_page(comparison_page(found), given.report)
         print(given.report)
     if given.output_dir is not None:
         runs = [run for side in found.sides for run in side]
         num_settings, num_samples = sum(len(run.settings) for run in runs), sum(run.num_samples for run in runs)
         caption = caption_of([run.provenance for run in runs], num_settings, num_samples)
-        files = AnalysisFiles({"comparison": found.content()}, {}, [chart_of(found)], caption)
+        files = AnalysisFiles({"comparison": found.content()}, {}, [chart_of(found, found.lines)], caption)
         for path in files.write(given.output_dir):
             print(path)
     return 1 if given.fail_on_slower and found.is_slower else 0

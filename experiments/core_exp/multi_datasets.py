@@ -259,9 +259,11 @@ def closing_lines(outcomes: Sequence[Outcome], request: DatasetsRequest) -> list
     width = max(len("dataset"), *(len(each.dataset) for each in outcomes))
     lines = [f"{'dataset':<{width}}  {'outcome':<14}  {'seconds':>8}  results"]
     for each in outcomes:
-        seconds = f"{each.seconds:.0f}" if each.exit_code is not None else "-"
+        seconds, outcome = "-", "not started"
+        if each.exit_code is not None:
+            seconds, outcome = f"{each.seconds:.0f}", OUTCOMES.get(each.exit_code, f"FAILED ({each.exit_code})")
         folder = results_folder(each.dataset, request)
-        lines.append(f"{each.dataset:<{width}}  {outcome_name(each.exit_code):<14}  {seconds:>8}  {folder}")
+        lines.append(f"{each.dataset:<{width}}  {outcome:<14}  {seconds:>8}  {folder}")
     left = [outcome for outcome in outcomes if outcome.exit_code != 0]
     lines.append(f"{len(outcomes) - len(left)} of {counted(len(outcomes), 'dataset')} done")
     without_hub = [each for each in outcomes if each.error == HubUnreachable.__name__]
@@ -280,13 +282,6 @@ def closing_lines(outcomes: Sequence[Outcome], request: DatasetsRequest) -> list
             "the reason is shown above, at the end of each one's output; run the same command again to measure the rest"
         )
     return lines
-
-
-def outcome_name(exit_code: int | None) -> str:
-    """A word for how a driver ended."""
-    if exit_code is None:
-        return "not started"
-    return OUTCOMES.get(exit_code, f"FAILED ({exit_code})")
 
 
 def worst(outcomes: Sequence[Outcome]) -> int:

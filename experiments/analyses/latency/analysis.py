@@ -88,12 +88,6 @@ def recalibration_studies(sweep: Sweep, found: LatencyModel, target: Sweep | Non
     return [study_by_order(sweep, found.samples, found.estimator.level)] if found.num_runs == 1 else []
 
 
-def latency_findings(found: LatencyModel) -> list[str]:
-    """What the command prints."""
-    caveats = (f"caveat: {caveat.sentence}" for caveat in found.caveats)
-    return [*prediction_sentences(found), *budget_sentences(found), *caveats]
-
-
 def prediction_sentences(found: LatencyModel) -> Iterator[str]:
     """How far predictions are off, and where a simpler model is nearer."""
     validation = found.validation
