@@ -20,8 +20,9 @@ from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.primitives.texts import counted, printable
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.conclusion import Conclusion, saved_conclusion
-from experiment_core_utils.records.journal import JournalContent, has_run, journals_in, read_journal
+from experiment_core_utils.records.journal import LOCK_NAME, JournalContent, journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, folders_with_plans, read_plan
+from experiment_core_utils.records.locks import is_locked
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure
 
@@ -119,7 +120,7 @@ def read_status(output_dir: Path, now_unix_s: float) -> Status:
         # Loading and warm-up come before.
         later = sum(moment > min(moments) for moments in by_rank.values() for moment in moments)
         paced = later, max(ended) - min(ended)
-    is_running = has_run(output_dir / PARTS_FOLDER)
+    is_running = is_locked(output_dir / PARTS_FOLDER / LOCK_NAME)
     return Status(
         plan=plan,
         is_running=is_running,

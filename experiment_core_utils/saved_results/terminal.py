@@ -113,11 +113,6 @@ _ANSWER_SHARES = {"cut": "share_truncated", "empty": "share_empty", "one token":
 _NOT_EVERYWHERE = ("crops", "vision ms", "prefill ms", "first token ms", "answered/s", "under way")
 
 
-def _first_token_alone(stats: Mapping[str, float | None]) -> float | None:
-    """Mean time to the first token in milliseconds where its stages are not seen, as at a server; else None."""
-    return stats.get("T_first_token_mean") if stats.get("T_LLM_prefill_mean") is None else None
-
-
 def _percent(share: float | None) -> str:
     return ABSENT if share is None else f"{100 * share:.0f} %"
 
@@ -137,6 +132,7 @@ def closing_table(
     score = f"{score_name(*((each.metric, each.metric_best) for each in results))} [95 %]"
     for result in results:
         stats = result.aggregate_stats
+        has_prefill = stats.get("T_LLM_prefill_mean") is not None
         rows.append(
             {
                 **{title: _knob_cell(result, knob) for title, knob in titles.items()},
@@ -146,7 +142,8 @@ def closing_table(
                 score: _accuracy(result),
                 "vision ms": _text(stats.get("T_vision_total_mean"), 1),
                 "prefill ms": _text(stats.get("T_LLM_prefill_mean"), 1),
-                "first token ms": _text(_first_token_alone(stats), 1),
+                # Where its stages are not seen, as at a server.
+                "first token ms": _text(None if has_prefill else stats.get("T_first_token_mean"), 1),
                 "decode ms": _text(stats.get("T_LLM_decode_mean"), 1),
                 "total ms": _text(stats.get("T_total_mean"), 1),
                 REFERENCE_HEADING: _of_reference(result, reference),
