@@ -60,7 +60,10 @@ def _complete(parser: OneLineParser) -> None:
     READER.set(None)
     for each in _parsers(parser):
         for action in each._actions:
-            _offer(action)
+            if words := _WORDS.get(str(action.metavar)):
+                action.completer = lambda words=words, **_: words()  # type: ignore[attr-defined]
+            elif action.metavar in _FOLDERS:
+                action.completer = DirectoriesCompleter()  # type: ignore[attr-defined]
     autocomplete(parser)
 
 
@@ -70,10 +73,3 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterable[argparse.ArgumentParse
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
                 yield from _parsers(inner)
-
-
-def _offer(action: argparse.Action) -> None:
-    if words := _WORDS.get(str(action.metavar)):
-        action.completer = lambda **_: words()  # type: ignore[attr-defined]
-    elif action.metavar in _FOLDERS:
-        action.completer = DirectoriesCompleter()  # type: ignore[attr-defined]

@@ -180,14 +180,9 @@ def _says_number(statement: str, references: Sequence[Quantity], is_corrected: b
     if is_several or any(reply.is_contradicted(Mention(0, each.begin, each.end)) for each in found):
         return 0.0, UNREADABLE
     with_units = [each for each in references if each.dimension]
-    return float(
-        any(each.is_same(wanted) for each in found for wanted in _wanted(each, references, with_units))
-    ), "number"
-
-
-def _wanted(number: Quantity, references: Sequence[Quantity], with_units: Sequence[Quantity]) -> Sequence[Quantity]:
-    """The references of a number: where it has a unit, those with one, if there are any."""
-    return with_units if number.dimension and with_units else references
+    # A number with a unit is compared with the references that have one, if there are any.
+    pairs = ((each, with_units if each.dimension and with_units else references) for each in found)
+    return float(any(each.is_same(wanted) for each, own in pairs for wanted in own)), "number"
 
 
 def _result(reply: Reply, is_corrected: bool) -> list[Quantity]:
