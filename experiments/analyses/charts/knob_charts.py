@@ -155,7 +155,9 @@ def _front_panel(each: FrontAnalysis, invalid: str) -> Panel:
     elif found.have_waited:
         verdict, bars = "no verdicts, since requests waited for each other", f" {str(found.no_verdict).capitalize()}."
     if invalid or found.have_waited:
-        dots = [_dots_alike(drawn, labels, found)]
+        costs, scores = [point.cost / scale for point in drawn], [point.accuracy for point in drawn]
+        texts, names = [_figure_text(point, found) for point in drawn], [labels.get(point.key, "") for point in drawn]
+        dots = [Dots(costs, scores, QUIET, "setting", texts, names)]
     return Panel(
         f"{found.task.replace('_', ' ')}: {verdict}",
         Axis(f"{found.of.label} ({unit})", (0, 1.04 * float(found.cost.max()) / scale)),
@@ -218,14 +220,6 @@ def _status_dots(points: Sequence[FrontPoint], labels: Mapping[str, str], found:
         x_intervals=[(low / scale, high / scale) for low, high in costs],
         y_intervals=[point.accuracy_ci95 if point.on_front else (point.accuracy, point.accuracy) for point in on_it],
     )  # fmt: skip
-
-
-def _dots_alike(points: Sequence[FrontPoint], labels: Mapping[str, str], found: Objectives) -> Dots:
-    """Settings with their figures alone."""
-    scale, _ = _scale(found)
-    costs, heights = [point.cost / scale for point in points], [point.accuracy for point in points]
-    texts = [_figure_text(point, found) for point in points]
-    return Dots(costs, heights, QUIET, "setting", texts, [labels.get(point.key, "") for point in points])
 
 
 def _labels(each: FrontAnalysis) -> dict[str, str]:

@@ -52,20 +52,15 @@ def recalibrate(estimator: LatencyEstimator, samples: TimedSamples, method: str)
     if method == "none":
         return estimator
     if method == "global_affine":
-        stages = _global_affine(before, samples)
+        factor, added_ms = _affine_fit(stage_times(before, samples.requests)["T_total"], samples.times["T_total"])
+        added = {"T_LLM_prefill": added_ms}
+        stages = {name: stage.affine(factor, added.get(name, 0.0)) for name, stage in before.items()}
     elif method == "stage_affine":
         stages = _stage_affine(before, samples)
     else:
         refitted = fit_stages(samples)
         stages = {name: refitted.get(name, stage) for name, stage in before.items()}
     return estimator.with_stages(stages, AnalysisCaveat.of("recalibrated", method=method, num_samples=len(samples)))
-
-
-def _global_affine(stages: Mapping[str, StageModel], samples: TimedSamples) -> dict[str, StageModel]:
-    total = samples.times["T_total"]
-    factor, added_ms = _affine_fit(stage_times(stages, samples.requests)["T_total"], total)
-    added = {"T_LLM_prefill": added_ms}
-    return {name: stage.affine(factor, added.get(name, 0.0)) for name, stage in stages.items()}
 
 
 def _stage_affine(stages: Mapping[str, StageModel], samples: TimedSamples) -> dict[str, StageModel]:
