@@ -195,7 +195,8 @@ class PriceList:
         return [
             f"  routed by type ({chosen}): {self.score} {self._score(found.accuracy)} "
             f"({change_text(found.accuracy_difference, self.metric_best)}) in "
-            f"{_percent(found.time_ratio, found.time_ratio_ci95)} of the time; surely not worse by {self._loss(found.loss)} or more in any type"
+            f"{_percent(found.time_ratio, found.time_ratio_ci95)} of the time; surely not worse by "
+            f"{self._loss(found.loss)} or more in any type"
         ]
 
     def _score(self, score: float) -> str:

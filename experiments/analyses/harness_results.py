@@ -138,7 +138,9 @@ def _read_file(path: Path, layout: Harness, content: Mapping[str, Any]) -> Harne
         if not samples.is_file():
             # A group has figures and no samples of its own.
             continue
-        _refuse_edited(samples, _object_of(_object_of(content, OWN_KEY), name).get(SAMPLES_DIGEST))
+        digest = _object_of(_object_of(content, OWN_KEY), name).get(SAMPLES_DIGEST)
+        if digest is not None and hashlib.sha256(read_regular_file(samples)).hexdigest() != digest:
+            raise ResultsRefused(f"{samples} was EDITED: its digest is that of another content; export the run again")
         numbers = {key: float(each) for key, each in figures.items() if "," in key and isinstance(each, int | float)}
         metrics = dict.fromkeys(key for key in numbers if "_stderr" not in key)
         rows = tuple(row for row in (_row(*each, metrics) for each in _lines(samples)) if row is not None)
@@ -150,12 +152,6 @@ def _read_file(path: Path, layout: Harness, content: Mapping[str, Any]) -> Harne
     model = str(content.get("model_name") or path.parent.name)
     is_exported = any("setting" in own for own in _ours(content))
     return HarnessResults(path, layout, model, tuple(tasks), tuple(dict.fromkeys(voided)), is_exported)
-
-
-def _refuse_edited(samples: Path, digest: str | None) -> None:
-    """Raises ResultsRefused for exported samples that are not those of their digest."""
-    if digest is not None and hashlib.sha256(read_regular_file(samples)).hexdigest() != digest:
-        raise ResultsRefused(f"{samples} was EDITED: its digest is that of another content; export the run again")
 
 
 def _object_of(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -465,20 +465,15 @@ def load(path: Path) -> Lookup:
         options, stored["entries"], stored["sample_ids"], stored["source"], stored["prompts"], stored["reference_ms"],
         stored["voided_by"], stored.get("pictures", ()), stored.get("reference"),
     )  # fmt: skip
-    _check_samples(found, path)
-    return found
-
-
-def _check_samples(lookup: Lookup, path: Path) -> None:
-    """Raises ResultsError where the samples of the entries are not those of the table."""
-    number = sum(len(ids) for ids in lookup.sample_ids.values())
-    sizes = {len(own) for entry in lookup.entries for own in (entry.latencies_ms, entry.scores, *entry.runs_ms)}
-    if lookup.options.neighbourhood is not None:
-        sizes.add(len(lookup.prompts))
-    if len({len(each.runs_ms) for each in lookup.entries}) > 1:
+    number = sum(len(ids) for ids in found.sample_ids.values())
+    sizes = {len(own) for entry in found.entries for own in (entry.latencies_ms, entry.scores, *entry.runs_ms)}
+    if found.options.neighbourhood is not None:
+        sizes.add(len(found.prompts))
+    if len({len(each.runs_ms) for each in found.entries}) > 1:
         raise ResultsError(f"{path} is broken: entries have different numbers of runs; build it again")
     if sizes != {number}:
         raise ResultsError(f"{path} is broken: entries have {sorted(sizes)} samples, not {number}; build it again")
+    return found
 
 
 def add_lookup_flags(parser: argparse._ActionsContainer, named: str = "") -> None:

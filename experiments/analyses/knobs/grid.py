@@ -341,21 +341,16 @@ def load_study(paths: Sequence[Path]) -> Study:
         raise ResultsError(f"{len(paths)} inputs, some of them files: give folders of runs, or tables alone")
     tables = [read_table(path) for path in paths]
     try:
-        _check_one_sweep(tables)
+        tasks = [table.origin["task"] for table in tables]
+        if len(set(tasks)) < len(tasks):
+            raise ResultsError(f"several tables are of the same task ({', '.join(tasks)}); give one for each task")
+        for key in ("model", "split", "hardware", "versions", "precision", "num_threads"):
+            if any(table.origin.get(key) != tables[0].origin.get(key) for table in tables):
+                raise ResultsError(f"these tables differ in {key}; give tables of one model, measured in one way")
         return Study(_source(tables), _caption(tables), _setup(tables[0]), False, tuple(map(grid_of_table, tables)), ())
     except (KeyError, TypeError) as error:
         names = ", ".join(map(str, paths))
         raise ResultsError(f"{names} lacks {error} in its origin; collect the table again") from error
-
-
-def _check_one_sweep(tables: Sequence[RecordedTable]) -> None:
-    """Raises ResultsError where tables are not of different tasks of one model, measured in one way."""
-    tasks = [table.origin["task"] for table in tables]
-    if len(set(tasks)) < len(tasks):
-        raise ResultsError(f"several tables are of the same task ({', '.join(tasks)}); give one for each task")
-    for key in ("model", "split", "hardware", "versions", "precision", "num_threads"):
-        if any(table.origin.get(key) != tables[0].origin.get(key) for table in tables):
-            raise ResultsError(f"these tables differ in {key}; give tables of one model, measured in one way")
 
 
 def grid_of_table(table: RecordedTable) -> TaskGrid:
