@@ -277,7 +277,11 @@ def loads_decided(requested: RequestedRun, device: torch.device, processes_here:
             return requested
         raise ConfigurationError(f"--loads {how} is of several copies of the model, and there is one; drop it")
     for loading in loadings[1:]:
-        _refuse_copy(requested, loading, device)
+        try:
+            requested.source_of(loading).refuse_load(config_of_copy(requested.config.model, loading), device)
+        except ConfigurationError as error:
+            flags = loading_flags(loading)
+            raise ConfigurationError(f"{flags} cannot be loaded here, leave it out: {error}") from error
     reason = (
         "--loads in_turn"
         if how == "in_turn"
@@ -296,14 +300,6 @@ def loads_decided(requested: RequestedRun, device: torch.device, processes_here:
 def config_of_copy(config: ModelConfig, loading: Loading) -> ModelConfig:
     """The flags of the model as a copy of it is loaded."""
     return config.model_copy(update=config_of_loading(loading))
-
-
-def _refuse_copy(requested: RequestedRun, loading: Loading, device: torch.device) -> None:
-    """Raises ConfigurationError, which names the values of the knobs, where a copy cannot be loaded on the device."""
-    try:
-        requested.source_of(loading).refuse_load(config_of_copy(requested.config.model, loading), device)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{loading_flags(loading)} cannot be loaded here, leave it out: {error}") from error
 
 
 def _room_lacking(requested: RequestedRun, device: torch.device, processes_here: int) -> str | None:

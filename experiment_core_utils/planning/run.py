@@ -232,13 +232,6 @@ def device_of_run(requested: RequestedRun, accelerator: Accelerator, processes_h
     return choose_device(config.machine.device, accelerator.local_process_index)
 
 
-def check_folder_of(requested: RequestedRun, ledger: Ledger, experiment_id: str, accelerator: Accelerator) -> None:
-    """Raises WorkerLost where a process does not see the folder of the others. A collective call."""
-    machine = requested.config.machine
-    marker, within_s = f"{ledger.fingerprint} {experiment_id}", min(FOLDER_SEEN_WITHIN_S, machine.worker_timeout / 2)
-    check_folder_is_shared(machine.output_dir / PARTS_FOLDER, marker, within_s, accelerator)
-
-
 def loaded_run(
     requested: RequestedRun,
     accelerator: Accelerator,
@@ -250,7 +243,10 @@ def loaded_run(
 ) -> ProfilingRun:
     """Load the model, prepare its requests and open what measures energy; once for all settings that are due."""
     config, source, started = requested.config, requested.source, facts_of_start()
-    check_folder_of(requested, ledger, experiment_id, accelerator)
+    # Each process has to see the folder of the others.
+    machine = requested.config.machine
+    marker, within_s = f"{ledger.fingerprint} {experiment_id}", min(FOLDER_SEEN_WITHIN_S, machine.worker_timeout / 2)
+    check_folder_is_shared(machine.output_dir / PARTS_FOLDER, marker, within_s, accelerator)
     here = processes_on_this_machine(accelerator)
     context = context_of(requested, accelerator, ledger, experiment_id, run_uid)
     # Where energy is required, a meter that is not there is reported before the weights are read. Of a server that

@@ -128,7 +128,15 @@ def compared(given: argparse.Namespace, shared: Sequence[str]) -> RunComparison:
     margins = given.margin, given.accuracy_margin, given.between_runs
     if given.run is None:
         if any(harness_files(folder) for folder in given.folders):
-            return compared_with_harness(given)
+            others = len(given.folders) - 1
+            if others != 1:
+                raise ConfigurationError(f"results of a harness are compared with one other side, not {others}")
+            both: list[Sweep | HarnessResults] = []
+            for folder in given.folders:
+                found = harness_files(folder)
+                both.append(read_harness(folder, found) if found else load_sweep(folder))
+            labels = [each.label if isinstance(each, HarnessResults) else each.provenance.model for each in both]
+            return compare_with_harness(both, labels, given.accuracy_margin, given.metric)
         if given.metric is not None:
             raise ConfigurationError("--metric is for results of lm-eval or lmms-eval, and none is given; drop it")
         runs = [runs_in(folder) for folder in given.folders]
@@ -137,18 +145,6 @@ def compared(given: argparse.Namespace, shared: Sequence[str]) -> RunComparison:
     sides = [Side.of(*each) for each in zip(given.run, checkouts, pythons, strict=True)]
     folders = run_in_turn(sides, shared, given.repeats, given.output_dir)
     return compare_runs([runs_in(each) for each in folders], [side.label for side in sides], *margins, is_paired=True)
-
-
-def compared_with_harness(given: argparse.Namespace) -> RunComparison:
-    """The comparison of two folders or files of which one at least is of lm-eval or lmms-eval."""
-    if len(given.folders) != 2:
-        raise ConfigurationError(f"results of a harness are compared with one other side, not {len(given.folders) - 1}")
-    sides: list[Sweep | HarnessResults] = []
-    for folder in given.folders:
-        found = harness_files(folder)
-        sides.append(read_harness(folder, found) if found else load_sweep(folder))
-    labels = [each.label if isinstance(each, HarnessResults) else each.provenance.model for each in sides]
-    return compare_with_harness(sides, labels, given.accuracy_margin, given.metric)
 
 
 @reporting_errors

@@ -371,7 +371,10 @@ def _spread_panel(effects: Effects, title: str) -> Panel:
     for place, term in enumerate(terms):
         interaction = INTERACTION_COLOURS[place % len(INTERACTION_COLOURS)]
         colour = knob_colour(term.knobs[0]) if len(term.knobs) == 1 else interaction
-        text = _term_text(title, term)
+        lines = [f"{_term_name(term)}: {100 * (term.share or 0.0):.1f} % of the variance"]
+        if term.noise_share is not None:
+            lines.append(f"noise alone would add {100 * term.noise_share:.1f} %")
+        text = (title, *lines, "beyond noise" if is_beyond_noise(term) else "within noise")
         marks.append(Bars([place], [100 * (term.share or 0.0)], colour, None, [text], pale=[not is_beyond_noise(term)]))
     ticks = {
         place: f"{_term_name(term)} {100 * (term.share or 0.0):.1f} %"
@@ -402,13 +405,6 @@ def _spread_title(effects: Effects, terms: Sequence[Term]) -> str:
 
 def _term_name(term: Term) -> str:
     return " × ".join(knob_title(knob) for knob in term.knobs)
-
-
-def _term_text(title: str, term: Term) -> tuple[str, ...]:
-    lines = [f"{_term_name(term)}: {100 * (term.share or 0.0):.1f} % of the variance"]
-    if term.noise_share is not None:
-        lines.append(f"noise alone would add {100 * term.noise_share:.1f} %")
-    return (title, *lines, "beyond noise" if is_beyond_noise(term) else "within noise")
 
 
 def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Panel:

@@ -139,7 +139,11 @@ def grids_of(*sweeps: Sweep) -> tuple[TaskGrid, ...]:
 
 def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
     """The grid of one task's settings; raises as `grids_of`."""
-    metric, best = _only_metric(task, settings)
+    metrics = {(setting.result.metric, float(setting.result.metric_best)) for setting in settings}
+    if len(metrics) > 1:
+        names = " and ".join(sorted(name for name, _ in metrics))
+        raise ResultsError(f"settings of {task} are scored by {names}; give results scored by one metric")
+    ((metric, best),) = metrics
     _check_same_questions(task, settings)
     runs = _by_run(settings).values()
     took_turns = [own for own in runs if _shared_rounds([each.result for each in own])]
@@ -207,16 +211,6 @@ def unreadable_fraction(result: SettingResult) -> float:
     )
     shares = [fraction_of(count, result.num_samples) for count in counts]
     return max(each or 0.0 for each in (*shares, result.share_unparsed, result.share_one_token))
-
-
-def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, float]:
-    """Name and best score of the task's metric, which must be only one."""
-    metrics = {(setting.result.metric, float(setting.result.metric_best)) for setting in settings}
-    if len(metrics) > 1:
-        names = " and ".join(sorted(name for name, _ in metrics))
-        raise ResultsError(f"settings of {task} are scored by {names}; give results scored by one metric")
-    (only,) = metrics
-    return only
 
 
 def _check_same_questions(task: str, settings: Sequence[StoredSetting]) -> None:
