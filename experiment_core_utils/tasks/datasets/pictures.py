@@ -59,11 +59,6 @@ def open_picture(content: bytes | Path, name: str) -> OpenedPicture:
     return _read(content, shown(name), lambda picture, stream: _decoded(picture, stream, shown(name)))
 
 
-def check_picture(content: bytes | Path, name: str) -> None:
-    """Raises as `open_picture` for a picture whose header shows that it cannot be read; decodes nothing."""
-    _read(content, shown(name), lambda picture, stream: None)
-
-
 def _read(content: bytes | Path, name: str, read: Callable[[Image.Image, IO[bytes]], T]) -> T:
     """What `read` gives of the picture, of which only the header was read before, and of its encoded bytes."""
     try:
@@ -93,16 +88,6 @@ def _decoded(picture: Image.Image, stream: IO[bytes], name: str) -> OpenedPictur
     # It is turned already: a processor that looks again would turn it twice, or fail on a broken header.
     decoded.info.pop("exif", None)
     return OpenedPicture(decoded, _digest_of(stream))
-
-
-def picture_digest(content: bytes | Path, name: str) -> str:
-    """SHA-256 of the encoded picture, which is not decoded; raises SampleError where it cannot be read."""
-    name = shown(name)
-    try:
-        with _stream(content, name) as stream:
-            return _digest_of(stream)
-    except _BROKEN as error:
-        raise SampleError(f"picture {name} cannot be read: {shown(first_line(error))}") from error
 
 
 @contextmanager
@@ -147,11 +132,17 @@ class PictureFolders:
 
     def digest(self, picture: Mapping[str, Any] | None, name: str) -> str:
         """The digest that `opened` gives, from the stored picture alone; arguments and errors as there."""
-        return picture_digest(*self._named(picture, name))
+        content, named = self._named(picture, name)
+        try:
+            with _stream(content, shown(named)) as stream:
+                return _digest_of(stream)
+        except _BROKEN as error:
+            raise SampleError(f"picture {shown(named)} cannot be read: {shown(first_line(error))}") from error
 
     def check(self, picture: Mapping[str, Any] | None, name: str) -> None:
         """Raises as `opened` where a row's picture is missing or its header cannot be read; decodes nothing."""
-        check_picture(*self._named(picture, name))
+        content, named = self._named(picture, name)
+        _read(content, shown(named), lambda picture, stream: None)
 
     def _named(self, picture: Mapping[str, Any] | None, name: str) -> tuple[bytes | Path, str]:
         content = self.stored(picture)

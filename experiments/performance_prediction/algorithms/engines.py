@@ -77,22 +77,18 @@ def prepare(algorithm: AlgorithmName, shape: ConvShape, placement: Placement) ->
     if algorithm == "torch":
         return PreparedConvolution(shape, algorithm, "torch", "torch", None, partial(torch_choice, shape=shape))
     if placement.device.type == "cpu":
-        return _prepare_operations(algorithm, shape)
+        reason = supports(algorithm, shape)
+        if reason is not None:
+            raise AlgorithmRefused(f"{algorithm} {reason}")
+        run = partial(CPU_ALGORITHMS[algorithm], shape=shape)
+        if algorithm == "guess":
+            return PreparedConvolution(shape, algorithm, "torch", "torch", None, run)
+        return PreparedConvolution(shape, algorithm, algorithm, "operations", None, run)
     library = loaded_cudnn()
     try:
         return prepare_cudnn(library, algorithm, shape, placement.dtype, placement.precision, placement.device)
     except AlgorithmRefused as refused:
         return _prepare_triton(algorithm, shape, placement, refused)
-
-
-def _prepare_operations(algorithm: AlgorithmName, shape: ConvShape) -> PreparedConvolution:
-    reason = supports(algorithm, shape)
-    if reason is not None:
-        raise AlgorithmRefused(f"{algorithm} {reason}")
-    run = partial(CPU_ALGORITHMS[algorithm], shape=shape)
-    if algorithm == "guess":
-        return PreparedConvolution(shape, algorithm, "torch", "torch", None, run)
-    return PreparedConvolution(shape, algorithm, algorithm, "operations", None, run)
 
 
 def _prepare_ai3(algorithm: AlgorithmName, shape: ConvShape) -> PreparedConvolution:
