@@ -149,7 +149,9 @@ def _sample_row(result: SettingResult, sample: SampleResult, to: Harness) -> dic
         | {"parse_status": sample.parse_status, "score_details": sample.score_details}
     }
     if to == "lmms-eval":
-        row |= {"input": prompt, "filtered_resps": scored, "token_counts": [_token_counts(sample)]}
+        counts = {"input_tokens": sample.prompt_tokens, "output_tokens": sample.output_tokens}
+        known = {name: value for name, value in counts.items() if value is not None}
+        row |= {"input": prompt, "filtered_resps": scored, "token_counts": [known]}
         return row | ({"resps": [sample.pred]} if scored != sample.pred else {}) | {metric: sample.accuracy} | figures
     return {
         **row,
@@ -164,11 +166,6 @@ def _sample_row(result: SettingResult, sample: SampleResult, to: Harness) -> dic
         metric: sample.accuracy,
         **figures,
     }
-
-
-def _token_counts(sample: SampleResult) -> dict[str, int]:
-    counts = {"input_tokens": sample.prompt_tokens, "output_tokens": sample.output_tokens}
-    return {name: value for name, value in counts.items() if value is not None}
 
 
 def _generation_of(result: SettingResult) -> dict[str, Any]:

@@ -95,7 +95,12 @@ def _stream(content: bytes | Path, name: str) -> Iterator[IO[bytes]]:
     if isinstance(content, bytes):
         yield io.BytesIO(content)
         return
-    _check_regular(content, name)
+    # Reading a pipe or a device may never end.
+    if not os.path.isfile(content):
+        where = shown(str(content))
+        if os.path.lexists(content):
+            raise SampleError(f"picture {name} cannot be read: {where} is not a regular file")
+        raise SampleError(f"picture {name} is missing: there is no file {where}")
     with content.open("rb") as file:
         yield file
 
@@ -181,16 +186,6 @@ class PictureFolders:
                 "'..' or a link); copy it there"
             )
         return inside[0] if inside else candidates[0]
-
-
-def _check_regular(path: Path, name: str) -> None:
-    """Raises SampleError for anything else than a regular file: reading a pipe or a device may never end."""
-    if os.path.isfile(path):
-        return
-    where = shown(str(path))
-    if os.path.lexists(path):
-        raise SampleError(f"picture {name} cannot be read: {where} is not a regular file")
-    raise SampleError(f"picture {name} is missing: there is no file {where}")
 
 
 def _rgb(picture: Image.Image, name: str) -> Image.Image:

@@ -13,7 +13,7 @@ import math
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -209,10 +209,6 @@ class _Draft:
     diameter: int
     style: ItemStyle
 
-    def shrunk(self, factor: float, floor: int) -> "_Draft":
-        diameter = max(floor, round(self.diameter * factor))
-        return _Draft(self.kind, self.colour, self.label, self.text_height, diameter, self.style)
-
     @property
     def sprite(self) -> "_SpriteLayout":
         return _sprite_layout(self.label, self.text_height, self.diameter, self.style)
@@ -345,7 +341,8 @@ def _place(rng: random.Random, width: int, height: int, drafts: Sequence[_Draft]
     kept = list(drafts)
     while True:
         for attempt in range(_LAYOUT_ATTEMPTS):
-            sized = [draft.shrunk(0.9**attempt, floor) for draft in kept]
+            diameters = [max(floor, round(draft.diameter * 0.9**attempt)) for draft in kept]
+            sized = [replace(draft, diameter=size) for draft, size in zip(kept, diameters, strict=True)]
             boxes = _try_layout(rng, width, height, sized, max(6, round(0.012 * mean_side)))
             if boxes is not None:
                 return list(zip(sized, boxes, strict=True))

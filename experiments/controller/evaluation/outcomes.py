@@ -144,16 +144,11 @@ def fraction_of_gain(policy: float | None, static: float | None, oracle: float |
 def paired(
     policy: Outcomes, baseline: Outcomes, budgets_s: Sequence[float], requests: AnsweredRequests, at: Sequence[int]
 ) -> Paired:
-    """The difference of a policy and a baseline over the budgets at the places `at`, each budget counting the same.
+    """The difference of a policy and a baseline over the budgets at the places `at`, one or more that count the same.
 
     Pictures are drawn with replacement, with a fixed seed; a drawn picture brings all of its requests at all of these
     budgets. Accuracies are over the requests to which both gave an answer that has a score at all of these budgets.
-
-    Raises:
-        ValueError: no budgets.
     """
-    if not at:
-        raise ValueError("no budgets to compare at")
     rows = list(at)
     over = [late(each, budgets_s)[rows] for each in (policy, baseline)]
     fractions = [each.scores[rows] / requests.best for each in (policy, baseline)]
