@@ -84,18 +84,14 @@ def knob_study_charts(
 
 
 def knob_charts(analyses: Sequence[TaskAnalysis], with_accuracy: bool = True) -> list[Chart]:
-    """`knob_study_charts` without the fronts."""
-    several = [each for each in analyses if len(each.grid.points) > 1]
-    return [chart for analysis in several for chart in _knob_charts(analysis, with_accuracy)]
-
-
-def _knob_charts(analysis: TaskAnalysis, with_accuracy: bool) -> list[Chart]:
-    """What holding a knob loses, and what the knobs do to each figure, of one task."""
-    found = present(analysis)
+    """`knob_study_charts` without the fronts: what holding a knob loses, and what the knobs do to each figure."""
     charts = []
-    if with_accuracy and found and found[0].fixed and found[0].found.of_grid.accuracy.any():
-        charts.append(coupling_chart(found[0]))
-    return [*charts, *effects_charts(analysis, with_accuracy)]
+    for analysis in (each for each in analyses if len(each.grid.points) > 1):
+        found = present(analysis)
+        if with_accuracy and found and found[0].fixed and found[0].found.of_grid.accuracy.any():
+            charts.append(coupling_chart(found[0]))
+        charts += effects_charts(analysis, with_accuracy)
+    return charts
 
 
 def knob_colour(name: str) -> str:

@@ -88,7 +88,21 @@ def prepare(algorithm: AlgorithmName, shape: ConvShape, placement: Placement) ->
     try:
         return prepare_cudnn(library, algorithm, shape, placement.dtype, placement.precision, placement.device)
     except AlgorithmRefused as refused:
-        return _prepare_triton(algorithm, shape, placement, refused)
+        if algorithm not in OWN_KERNELS:
+            raise
+        try:
+            from experiments.performance_prediction.algorithms import triton_direct, triton_winograd
+        except ImportError as error:
+            raise AlgorithmRefused(f"{refused}, and the project's own kernel needs Triton: {error}") from error
+        direct = algorithm == "direct"
+        reason = (triton_direct if direct else triton_winograd).unsupported_reason(shape)
+        if reason is not None:
+            raise AlgorithmRefused(f"{refused}, and the project's own {algorithm} kernel {reason}") from refused
+        run = partial(triton_direct.direct if direct else triton_winograd.winograd, shape=shape)
+        run_on_zeros(run, shape, placement.dtype, placement.device)
+        # Winograd's transformed weight: 16 float32 for each kernel of 3x3.
+        workspace = 0 if direct else 16 * 4 * shape.out_channels * shape.weight_shape[1]
+        return PreparedConvolution(shape, algorithm, algorithm, "triton", workspace, run)
 
 
 def _prepare_ai3(algorithm: AlgorithmName, shape: ConvShape) -> PreparedConvolution:
@@ -112,27 +126,6 @@ def _convolve_by_ai3(algorithm: AlgorithmName, shape: ConvShape, given: Tensor, 
     steps = (*shape.padding, *shape.stride, *shape.dilation)
     output: Tensor = torch.ops.ai3.conv2d(*tensors, None, *steps, _ZEROS, shape.groups, AI3_NAMES[algorithm])
     return output
-
-
-def _prepare_triton(
-    algorithm: AlgorithmName, shape: ConvShape, placement: Placement, refused: AlgorithmRefused
-) -> PreparedConvolution:
-    """The project's own kernel of an algorithm that cuDNN has refused; the refusal again for one without a kernel."""
-    if algorithm not in OWN_KERNELS:
-        raise refused
-    try:
-        from experiments.performance_prediction.algorithms import triton_direct, triton_winograd
-    except ImportError as error:
-        raise AlgorithmRefused(f"{refused}, and the project's own kernel needs Triton: {error}") from error
-    direct = algorithm == "direct"
-    reason = (triton_direct if direct else triton_winograd).unsupported_reason(shape)
-    if reason is not None:
-        raise AlgorithmRefused(f"{refused}, and the project's own {algorithm} kernel {reason}") from refused
-    run = partial(triton_direct.direct if direct else triton_winograd.winograd, shape=shape)
-    run_on_zeros(run, shape, placement.dtype, placement.device)
-    # Winograd's transformed weight: 16 float32 for each kernel of 3x3.
-    workspace = 0 if direct else 16 * 4 * shape.out_channels * shape.weight_shape[1]
-    return PreparedConvolution(shape, algorithm, algorithm, "triton", workspace, run)
 
 
 @contextmanager
