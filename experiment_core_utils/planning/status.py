@@ -58,7 +58,6 @@ class Status:
     #: end
     at_work: SettingJournals | None
     failed_samples: tuple[tuple[str, FailedSample], ...]
-    samples_by_run: int  #: samples that this run has finished
     samples_missing: int  #: samples that it has still to run
     elapsed_s: float  #: from its begin to the last line that it wrote
     #: samples that it has finished behind the first of each process, or those that were finished together with that,
@@ -130,7 +129,6 @@ def read_status(output_dir: Path, now_unix_s: float) -> Status:
         left=tuple(key for key in plan.keys if key not in done and key not in failed),
         at_work=at_work,
         failed_samples=tuple((each.key, sample) for each in journals for sample in each.failed),
-        samples_by_run=by_run,
         samples_missing=missing,
         elapsed_s=last_s - plan.started_unix_s,
         paced=paced,
