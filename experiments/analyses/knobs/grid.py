@@ -162,7 +162,10 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         task=task,
         metric=metric,
         best=best,
-        points=tuple(_point(each) for each in settings),
+        points=tuple(
+            KnobPoint(each.name, each.setting, each.sweep, bool(each.result.is_reference), each.result.in_grid)
+            for each in settings
+        ),
         sample_ids=tuple(ids),
         pictures=tuple(picture_of(samples[sample_id]) for sample_id in ids),
         scores=_matrix(rows, ids, lambda sample: sample.accuracy),
@@ -271,13 +274,6 @@ def _shared_rounds(results: Sequence[SettingResult]) -> bool:
 def picture_of(sample: SampleResult) -> str:
     """The name of the picture; a sample without one stands for itself."""
     return named_picture(sample.sample_id, sample.metadata.image_id)
-
-
-def _point(setting: StoredSetting) -> KnobPoint:
-    result = setting.result
-    return KnobPoint(
-        setting.name, setting.setting, setting.sweep, is_reference=bool(result.is_reference), in_grid=result.in_grid
-    )
 
 
 def _matrix(
