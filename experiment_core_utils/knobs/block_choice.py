@@ -59,8 +59,8 @@ class BlockChoice:
             return select_active_blocks(count, total, self.scores)
         select_active_blocks(count, total)
         if count not in self.sets:
-            known = ", ".join(map(str, sorted(self.sets)))
-            raise ImpossibleCombination(f"--block_sets_file has no set of {count} blocks; it has sets of {known}")
+            counts = ", ".join(map(str, sorted(self.sets)))
+            raise ImpossibleCombination(f"--block_sets_file has no set of {count} blocks; it has sets of {counts}")
         last = self.sets[count][-1]
         if last >= total:
             raise ConfigurationError(

@@ -317,8 +317,8 @@ class ScoreContrasts(_Contrasts):
             return largest_of_multipliers(residuals, reference, added)
 
         added_squares = 2 * ADDED_ANSWERS * (change * best) ** 2
-        made = cls._of(scores, pictures, reference, largest_of, added_squares=added_squares)
-        return cls(**{**vars(made), "best": best, "change": change})
+        contrasts = cls._of(scores, pictures, reference, largest_of, added_squares=added_squares)
+        return cls(**{**vars(contrasts), "best": best, "change": change})
 
     def difference(self, one: int, other: int) -> float:
         """The accuracy of `one` less that of `other`, in the metric's scores."""

@@ -204,7 +204,7 @@ class Conclusion:
             likely = [each.question_type for each in change.by_type if each.accuracy_word == "likely"]
             by_type = f"likely in {' and '.join(likely)}" if likely else "by type can't tell"
             return f"{text}, {by_type}" if change.by_type else text
-        changes = [change_number(each, self.metric_best) for each in most.accuracy_ci95 or ()]
+        changes = [change_number(end, self.metric_best) for end in most.accuracy_ci95 or ()]
         ends = f" [{', '.join(changes)}]" if changes else ""
         return f"{text}, surely in {most.question_type} ({change_text(most.accuracy, self.metric_best)}{ends})"
 

@@ -168,7 +168,7 @@ class PriceList:
         assert price.time_ratio is not None and price.accuracy_difference is not None
         joules = "" if price.energy_ratio is None else f", {_percent(price.energy_ratio, price.energy_ratio_ci95)} of J"
         change = change_text(price.accuracy_difference, self.metric_best)
-        ends = [change_number(each, self.metric_best) for each in price.accuracy_difference_ci95 or ()]
+        ends = [change_number(end, self.metric_best) for end in price.accuracy_difference_ci95 or ()]
         ends_text = f" [{', '.join(ends)}]" if ends else ""
         time = f"{_percent(price.time_ratio, price.time_ratio_ci95)} of the time"
         return f"{price.setting}, {time}{joules}{_throughput(price)}, {self.score} {change}{ends_text}"

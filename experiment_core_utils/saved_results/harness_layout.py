@@ -150,8 +150,8 @@ def _sample_row(result: SettingResult, sample: SampleResult, to: Harness) -> dic
     }
     if to == "lmms-eval":
         counts = {"input_tokens": sample.prompt_tokens, "output_tokens": sample.output_tokens}
-        known = {name: value for name, value in counts.items() if value is not None}
-        row |= {"input": prompt, "filtered_resps": scored, "token_counts": [known]}
+        given_counts = {name: value for name, value in counts.items() if value is not None}
+        row |= {"input": prompt, "filtered_resps": scored, "token_counts": [given_counts]}
         return row | ({"resps": [sample.pred]} if scored != sample.pred else {}) | {metric: sample.accuracy} | figures
     return {
         **row,

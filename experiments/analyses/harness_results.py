@@ -186,11 +186,11 @@ def _row(place: str, content: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
             scores[key] = float(value)
     # As lm-eval writes it.
     argument = _object_of(_object_of(content, "arguments"), "gen_args_0").get("arg_0", "")
-    given = content.get("input", argument)
+    asked = content.get("input", argument)
     doc_id = content["doc_id"]
     if not isinstance(doc_id, int):
         raise ResultsRefused(f"{place}: doc_id is {doc_id!r}, and it is a number; {_ADVICE}")
-    prompt = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    prompt = asked if isinstance(asked, str) else json.dumps(asked, ensure_ascii=False)
     response = _first(content.get("filtered_resps"))
     digest = content.get("doc_hash")
     return HarnessRow(

@@ -197,13 +197,11 @@ def _set_apart_by(sweep: Sweep) -> tuple[str | None, ...]:
 
 def _one_sweep(stored: Sequence[StoredSetting]) -> Sweep:
     settings = sorted(stored, key=setting_order)
-    seen: dict[tuple[str, str], Path] = {}
+    paths: dict[tuple[str, str], Path] = {}
     for each in settings:
-        other = seen.setdefault((each.task, each.key), each.path)
-        if other != each.path:
-            raise ResultsError(
-                f"{each.key} of {each.task} is in {other} and in {each.path}; give the folder of one run"
-            )
+        path = paths.setdefault((each.task, each.key), each.path)
+        if path != each.path:
+            raise ResultsError(f"{each.key} of {each.task} is in {path} and in {each.path}; give the folder of one run")
     _check_common(settings)
     by_task: dict[str, StoredSetting] = {}
     for each in settings:

@@ -59,9 +59,9 @@ class RequestSums:
     def add(self, name: str | int, validation: MeasuredGrid, columns: Sequence[np.ndarray]) -> None:
         """Add C columns, each [budgets, requests of a validation half]."""
         own = self.of.setdefault(name, np.zeros((len(self.grid), len(columns))))
-        place_of = {key: place for place, key in enumerate(self.grid.keys)}
-        places = [place_of[key] for key in validation.keys]
-        np.add.at(own, places, np.stack([column.sum(axis=0) for column in columns], axis=1))
+        row_of = {key: row for row, key in enumerate(self.grid.keys)}
+        rows = [row_of[key] for key in validation.keys]
+        np.add.at(own, rows, np.stack([column.sum(axis=0) for column in columns], axis=1))
 
 
 def untrained_outcomes(

@@ -87,15 +87,15 @@ def answers(
 
     Half of the settings change all answers of a picture alike.
     """
-    own = generator.random(len(pictures)) < RIGHT
+    is_right = generator.random(len(pictures)) < RIGHT
     rows = []
     for at in range(num_settings - 1):
         chances = generator.random(len(pictures))
         if at % 2:
             chances = generator.random(pictures.max() + 1)[pictures]
         gain, fall = (changed - losses[at]) / 2 / (1 - RIGHT), (changed + losses[at]) / 2 / RIGHT
-        rows.append(np.where(own, chances >= fall, chances < gain))
-    return np.array([*rows, own], dtype=float)
+        rows.append(np.where(is_right, chances >= fall, chances < gain))
+    return np.array([*rows, is_right], dtype=float)
 
 
 def grid_of(
@@ -117,19 +117,19 @@ def grid_of(
     costs = np.exp(log_costs)
     return TaskGrid(
         task="simulated", metric="right", best=1.0, points=tuple(points),
-        sample_ids=tuple(range(scores.shape[1])), pictures=tuple(f"picture {each}" for each in pictures),
+        sample_ids=tuple(range(scores.shape[1])), pictures=tuple(f"picture {picture}" for picture in pictures),
         scores=scores, total_ms=costs, energy_j=costs, flops=costs, log_times=log_costs,
         times=replication, energies=replication,
     )  # fmt: skip
 
 
-def _worded(words: Sequence[Word], is_yes: Sequence[bool], is_no: Sequence[bool], named: str) -> Found:
+def _worded(words: Sequence[Word], is_yes: Sequence[bool], is_no: Sequence[bool], claim: str) -> Found:
     """Columns of the words of one claim, given where it is true and where its opposite is."""
-    each = list(zip(words, is_yes, is_no, strict=True))
+    truths = list(zip(words, is_yes, is_no, strict=True))
     return {
-        f"{named} yes: {SURE}": any(word == "yes" and not yes for word, yes, _ in each),
-        f"{named} likely: {LIKELY}": any(word in ("yes", "likely") and not yes for word, yes, _ in each),
-        f"{named} no: {SURE}": any(word == "no" and not no for word, _, no in each),
+        f"{claim} yes: {SURE}": any(word == "yes" and not yes for word, yes, _ in truths),
+        f"{claim} likely: {LIKELY}": any(word in ("yes", "likely") and not yes for word, yes, _ in truths),
+        f"{claim} no: {SURE}": any(word == "no" and not no for word, _, no in truths),
     }
 
 
@@ -144,9 +144,9 @@ def cost_words(found: Objectives, truth: Truth) -> Found:
     holds = [end is None or end[0] <= np.exp(-ahead[at]) <= end[1] for at, end in zip(others, ends, strict=True)]
     pairs = np.stack([found.cheaper(at) for at in range(size)])
     is_cheaper = truth.log_costs[:, None] < truth.log_costs - _EXACT
-    places = {point.key: at for at, point in enumerate(found.points)}
+    index_of = {point.key: at for at, point in enumerate(found.points)}
     points = front(found).points
-    at_front = [places[point.key] for point in points]
+    at_front = [index_of[point.key] for point in points]
     return {
         **_worded(words, (ahead > _EXACT)[others], (ahead < -_EXACT)[others], "cheaper"),
         f"cheaper interval: {HOLDS}": all(holds),
@@ -242,9 +242,9 @@ def _cost_case(of: Cost, log_costs: np.ndarray, replication: Replication, genera
 
 def _energy_case(spread: float, of_parts: float, num_passes: int, generator: np.random.Generator) -> Found:
     """Energies of 32 samples: parts of windows, of which a setting has one in each pass."""
-    own = generator.normal(0, 0.2, 32)
+    of_samples = generator.normal(0, 0.2, 32)
     windows = generator.normal(0, spread, (8, num_passes, 1))
-    joules = np.exp(own + windows + generator.normal(0, of_parts, (8, num_passes, 32)))
+    joules = np.exp(of_samples + windows + generator.normal(0, of_parts, (8, num_passes, 32)))
     passes = in_passes(joules.mean(axis=2).tolist())
     return _cost_case(ENERGY, np.log(joules.mean(axis=1)), passes, generator)
 
@@ -306,14 +306,14 @@ def _dominated(num_samples: int, loss: float, changed: float) -> Callable[..., F
 def _sides_case(num_runs: int, deviation: float, generator: np.random.Generator) -> Found:
     """Two sides of so many runs, paired where there are several: equal ones, and ones that differ by the margin."""
     is_paired, pictures = num_runs > 1, np.arange(50)
-    one, other = (
+    first, second = (
         generator.normal(0, deviation, (num_runs, 1)) + generator.normal(0, 0.04, (num_runs, 50)) for _ in range(2)
     )
     margin, found = 0.02, dict[str, bool]()
     for name, ratio in (("equal", 1.0), ("margin", 1 + margin)):
-        made = log_ratio(one, other + np.log(ratio), pictures, is_paired=is_paired, between=BETWEEN_RUNS)
-        assert made is not None
-        ends = made.interval(0.025)
+        log_change = log_ratio(first, second + np.log(ratio), pictures, is_paired=is_paired, between=BETWEEN_RUNS)
+        assert log_change is not None
+        ends = log_change.interval(0.025)
         word = verdict_of(ends, (1 / (1 + margin), 1 + margin), 1.0, SIDES["latency"])
         if name == "equal":
             found[f"FASTER, SLOWER: {SURE}"] = word in SIDES["latency"]
@@ -443,17 +443,17 @@ def cells_of(num_runs: int, seed: int = 0, processes: int = 1, *, is_small: bool
 
 def table_lines(cells: Sequence[Cell]) -> Iterator[str]:
     """Markdown: a table of each quantity, a line of each world, in percent; bold what is beyond chance."""
-    for table in dict.fromkeys(each.table for each in cells):
-        own = [each for each in cells if each.table == table]
-        columns = list(dict.fromkeys(each.column for each in own))
+    for table in dict.fromkeys(cell.table for cell in cells):
+        of_table = [cell for cell in cells if cell.table == table]
+        columns = list(dict.fromkeys(cell.column for cell in of_table))
         yield f"**{table}**"
         yield ""
         yield f"| world | samples | {' | '.join(columns)} |"
         yield "| --- " * (2 + len(columns)) + "|"
-        for world, n in dict.fromkeys((each.world, each.num_samples) for each in own):
-            row = {each.column: each for each in own if (each.world, each.num_samples) == (world, n)}
-            texts = [f"**{row[each].percent:.1f}**" if row[each].is_beyond else f"{row[each].percent:.1f}"
-                     for each in columns]  # fmt: skip
+        for world, n in dict.fromkeys((cell.world, cell.num_samples) for cell in of_table):
+            row = {cell.column: cell for cell in of_table if (cell.world, cell.num_samples) == (world, n)}
+            texts = [f"**{row[column].percent:.1f}**" if row[column].is_beyond else f"{row[column].percent:.1f}"
+                     for column in columns]  # fmt: skip
             yield f"| {world} | {n} | {' | '.join(texts)} |"
         yield ""
 
@@ -464,11 +464,11 @@ BEGIN, END = "<!-- from experiments.benchmarks.verdict_level -->", "<!-- end -->
 def write_page(cells: Sequence[Cell], page: Path) -> None:
     """Put the tables between the marks of a page, which keeps what stands around them."""
     text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    before, _, behind = text.partition(BEGIN)
+    _, _, after = behind.partition(END)
     runs = cells[0].num_runs
-    made = "\n".join([f"{runs} runs of each line.", "", *table_lines(cells)])
-    page.write_text(f"{before}{BEGIN}\n\n{made}\n{END}{after}", encoding="utf-8")
+    tables = "\n".join([f"{runs} runs of each line.", "", *table_lines(cells)])
+    page.write_text(f"{before}{BEGIN}\n\n{tables}\n{END}{after}", encoding="utf-8")
 
 
 def main() -> int:

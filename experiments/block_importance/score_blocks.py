@@ -159,10 +159,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         (path,) = outputs_of(job.own)
         choice = choice_by_scores(job.own.output, flag="--output")
         for task in job.tasks:
-            seen = ids_that_chose(task, choice).intersection(scorers.held_out_ids[task.name])
-            if seen:
+            overlap = ids_that_chose(task, choice).intersection(scorers.held_out_ids[task.name])
+            if overlap:
                 raise ConfigurationError(
-                    f"{len(seen)} of the held-out samples of {task.name} {task.split} made the scores in "
+                    f"{len(overlap)} of the held-out samples of {task.name} {task.split} made the scores in "
                     f"{job.own.output}, and accuracy would be too good; give another --split, or the --num_samples and "
                     "--seed of the scores"
                 )

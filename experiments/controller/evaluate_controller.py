@@ -162,9 +162,9 @@ def parts_of(parsed: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
     if parsed.calibration is not None:
         return load_grid(parsed.calibration), grid
     if parsed.lookup is not None:
-        known = load(parsed.lookup).keys
-        seen = {picture for key, picture in zip(grid.keys, grid.pictures, strict=True) if key in known}
-        mask = np.array([picture in seen for picture in grid.pictures])
+        lookup_keys = load(parsed.lookup).keys
+        lookup_pictures = {picture for key, picture in zip(grid.keys, grid.pictures, strict=True) if key in lookup_keys}
+        mask = np.array([picture in lookup_pictures for picture in grid.pictures])
         # The pictures that it was made of, and the rest; the whole grid for both where one would be empty.
         return (grid.take(mask), grid.take(~mask)) if mask.any() and not mask.all() else (grid, grid)
     fraction = CALIBRATION_FRACTION if parsed.calibration_share is None else parsed.calibration_share

@@ -192,8 +192,8 @@ class Lookup:
     @cached_property
     def typical_s(self) -> Mapping[Setting, float]:
         """Seconds that a request takes at each setting: the geometric mean of its samples."""
-        known_ms = {entry.choice: [each for each in entry.latencies_ms if each is not None] for entry in self.entries}
-        return {choice: geometric_mean(each) / 1000 for choice, each in known_ms.items()}
+        known_ms = {entry.choice: [ms for ms in entry.latencies_ms if ms is not None] for entry in self.entries}
+        return {choice: geometric_mean(times) / 1000 for choice, times in known_ms.items()}
 
     def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
         """See `Policy.choose`; without a neighbourhood the choice is the same for every request."""

@@ -128,14 +128,14 @@ def compared(given: argparse.Namespace, shared: Sequence[str]) -> RunComparison:
     margins = given.margin, given.accuracy_margin, given.between_runs
     if given.run is None:
         if any(harness_files(folder) for folder in given.folders):
-            others = len(given.folders) - 1
-            if others != 1:
-                raise ConfigurationError(f"results of a harness are compared with one other side, not {others}")
+            num_others = len(given.folders) - 1
+            if num_others != 1:
+                raise ConfigurationError(f"results of a harness are compared with one other side, not {num_others}")
             both: list[Sweep | HarnessResults] = []
             for folder in given.folders:
-                found = harness_files(folder)
-                both.append(read_harness(folder, found) if found else load_sweep(folder))
-            labels = [each.label if isinstance(each, HarnessResults) else each.provenance.model for each in both]
+                files = harness_files(folder)
+                both.append(read_harness(folder, files) if files else load_sweep(folder))
+            labels = [side.label if isinstance(side, HarnessResults) else side.provenance.model for side in both]
             return compare_with_harness(both, labels, given.accuracy_margin, given.metric)
         if given.metric is not None:
             raise ConfigurationError("--metric is for results of lm-eval or lmms-eval, and none is given; drop it")

@@ -137,17 +137,17 @@ class PictureFolders:
 
     def digest(self, picture: Mapping[str, Any] | None, name: str) -> str:
         """The digest that `opened` gives, from the stored picture alone; arguments and errors as there."""
-        content, named = self._named(picture, name)
+        content, label = self._named(picture, name)
         try:
-            with _stream(content, shown(named)) as stream:
+            with _stream(content, shown(label)) as stream:
                 return _digest_of(stream)
         except _BROKEN as error:
-            raise SampleError(f"picture {shown(named)} cannot be read: {shown(first_line(error))}") from error
+            raise SampleError(f"picture {shown(label)} cannot be read: {shown(first_line(error))}") from error
 
     def check(self, picture: Mapping[str, Any] | None, name: str) -> None:
         """Raises as `opened` where a row's picture is missing or its header cannot be read; decodes nothing."""
-        content, named = self._named(picture, name)
-        _read(content, shown(named), lambda picture, stream: None)
+        content, label = self._named(picture, name)
+        _read(content, shown(label), lambda picture, stream: None)
 
     def _named(self, picture: Mapping[str, Any] | None, name: str) -> tuple[bytes | Path, str]:
         content = self.stored(picture)

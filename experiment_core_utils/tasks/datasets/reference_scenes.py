@@ -282,8 +282,8 @@ def _draw_draft(
 ) -> _Draft:
     # Whole pixels, log-uniform, kept inside the range wherever a whole number of at least 6 lies in it.
     low, high = h_rel
-    drawn = round(math.exp(rng.uniform(math.log(low), math.log(high))) * mean_side)
-    inside = max(math.ceil(low * mean_side), min(math.floor(high * mean_side), drawn))
+    height = round(math.exp(rng.uniform(math.log(low), math.log(high))) * mean_side)
+    inside = max(math.ceil(low * mean_side), min(math.floor(high * mean_side), height))
     text_height = max(MIN_TEXT_HEIGHT_PX, inside)
     diameter = max(rng.uniform(*_SHAPE_PER_TEXT) * text_height, _SHAPE_FLOOR * mean_side)
     fill = COLOURS[colour]

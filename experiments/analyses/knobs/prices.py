@@ -309,8 +309,8 @@ def _budgets(group: _Group, question: QuestionConfig) -> list[WithinBudget]:
         sizes = [max(int(len(set(group.time_pictures.tolist())) / batch), 1) for batch in group.batch_sizes]
         counts = [round(part * size) for part, size in zip(late.tolist(), sizes, strict=True)]
         tests = [
-            (2 * float(bdtr(own, size, 0.05)), 2 * float(1 - bdtr(own - 1, size, 0.05)))
-            for own, size in zip(counts, sizes, strict=True)
+            (2 * float(bdtr(number, size, 0.05)), 2 * float(1 - bdtr(number - 1, size, 0.05)))
+            for number, size in zip(counts, sizes, strict=True)
         ]
         p95 = np.percentile(group.total_ms, 95, axis=1)
         found.append(_within(group, question.budget_p95_ms, "ms", "p95", p95, tests))

@@ -189,10 +189,10 @@ def run_live(
     return [
         Outcomes(
             name=controller.name,
-            choices=tuple(tuple(each.choice for each in row) for row in own),
-            scores=np.stack([_scores(model, metric, requests, [each.token_ids for each in row]) for row in own]),
-            latency_s=np.array([[each.latency_s for each in row] for row in own]),
-            overhead_s=np.array([[each.overhead_s for each in row] for row in own]),
+            choices=tuple(tuple(answer.choice for answer in row) for row in own),
+            scores=np.stack([_scores(model, metric, requests, [answer.token_ids for answer in row]) for row in own]),
+            latency_s=np.array([[answer.latency_s for answer in row] for row in own]),
+            overhead_s=np.array([[answer.overhead_s for answer in row] for row in own]),
         )
         for controller, own in zip(controllers, answers, strict=True)
     ]

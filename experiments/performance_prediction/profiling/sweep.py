@@ -117,9 +117,9 @@ def sweep(
                 overall, layers = unmeasured_row(size, _status(error), first_line(error)), []
             else:
                 overall = measured_row(profile, settings.batch_size)
-                known = {name: provenance[name] for name in ("model", "device_name", "precision")}
+                origin = {name: provenance[name] for name in ("model", "device_name", "precision")}
                 peak = peaks_of(settings.placement).flops_per_s
-                layers = layer_rows(profile, settings.placement.dtype.itemsize, peak, known)
+                layers = layer_rows(profile, settings.placement.dtype.itemsize, peak, origin)
             release_cached_memory(settings.placement.device)
             overall = complete_row(overall, {**provenance, "timestamp": timestamp()})
             tables.append(overall, layers)
