@@ -58,7 +58,7 @@ class ComparedResults:
             sum(len(run.settings) for run in sides),
             sum(run.num_samples for run in sides),
         )
-        return figure_for_notebooks(chart_of(self.comparison), caption)
+        return figure_for_notebooks(chart_of(self.comparison, self.comparison.lines), caption)
 
     @property
     def _lines(self) -> Sequence[RunDifference]:

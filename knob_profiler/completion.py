@@ -16,7 +16,7 @@ from argcomplete.lexers import split_line
 from experiment_core_utils.config.command_line import PROGRAM, READER, OneLineParser
 from experiment_core_utils.knobs.vision_tokens import OWN, TIERS
 from experiment_core_utils.primitives.errors import ProfilerError
-from knob_profiler.__main__ import Command, Group, found_command, group_parser
+from knob_profiler.__main__ import Group, found_command, group_parser
 
 # What a value may be, by its metavar; where none is named here, files are offered.
 _FOLDERS = ("DIR", "RESULTS_DIR", "RUN", "MODEL")
@@ -44,23 +44,22 @@ def complete() -> None:
     if isinstance(found, Group):
         _complete(group_parser(name, found))
     else:
-        _complete_command(name, found, rest)
-
-
-def _complete_command(name: str, command: Command, rest: list[str]) -> None:
-    PROGRAM.set(name)
-    READER.set(_complete)
-    with suppress(ProfilerError):
-        command.main(rest)
-    # A flag that is read before the others has no value yet, or its file does not load.
-    command.main([])
+        PROGRAM.set(name)
+        READER.set(_complete)
+        with suppress(ProfilerError):
+            found.main(rest)
+        # A flag that is read before the others has no value yet, or its file does not load.
+        found.main([])
 
 
 def _complete(parser: OneLineParser) -> None:
     READER.set(None)
     for each in _parsers(parser):
         for action in each._actions:
-            _offer(action)
+            if words := _WORDS.get(str(action.metavar)):
+                action.completer = lambda words=words, **_: words()  # type: ignore[attr-defined]
+            elif action.metavar in _FOLDERS:
+                action.completer = DirectoriesCompleter()  # type: ignore[attr-defined]
     autocomplete(parser)
 
 
@@ -70,10 +69,3 @@ def _parsers(parser: argparse.ArgumentParser) -> Iterable[argparse.ArgumentParse
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():
                 yield from _parsers(inner)
-
-
-def _offer(action: argparse.Action) -> None:
-    if words := _WORDS.get(str(action.metavar)):
-        action.completer = lambda **_: words()  # type: ignore[attr-defined]
-    elif action.metavar in _FOLDERS:
-        action.completer = DirectoriesCompleter()  # type: ignore[attr-defined]

@@ -73,16 +73,6 @@ def knobprof_parsers(group: Group = COMMANDS, above: str = "knobprof") -> Iterat
             PROGRAM.reset(token)
 
 
-def commands_described() -> str:
-    """Every flag of every command, from the parsers, but for the profiler's, to which a link leads."""
-    parts = []
-    for name, module, parser in knobprof_parsers():
-        of_its_own = "Its flags are the [flags of the profiler](#flags-of-the-profiler)."
-        described = of_its_own if module == _PROFILER else _described(parser)
-        parts.append(f"## {name}\n\n`python -m {module}`\n\n{described}")
-    return "\n\n".join(parts)
-
-
 def _described(parser: OneLineParser) -> str:
     """The description of a parser, its examples and a table for each group of its flags, then its subcommands'."""
     parts, formatter = [parser.description or ""], parser._get_formatter()
@@ -149,7 +139,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Make the tables of commands, and lead links out of docs/ to their copies in the site."""
     if _COMMANDS in markdown:
-        markdown = markdown.replace(_COMMANDS, commands_described())
+        # Every flag of every command, but for the profiler's, to which a link leads.
+        parts = []
+        for name, module, parser in knobprof_parsers():
+            of_its_own = "Its flags are the [flags of the profiler](#flags-of-the-profiler)."
+            described = of_its_own if module == _PROFILER else _described(parser)
+            parts.append(f"## {name}\n\n`python -m {module}`\n\n{described}")
+        markdown = markdown.replace(_COMMANDS, "\n\n".join(parts))
     source = Path(page.file.abs_src_path or DOCS / page.file.src_uri)
     here = Path(page.file.src_uri).parent
 

@@ -14,21 +14,16 @@ from experiment_core_utils.tasks.datasets.reference_vqa import ReferenceVQA
 COUNTS = {"yes_no": 120, "reading": 110}
 
 
-def question_ids(task: ReferenceVQA) -> list[int]:
-    """The first question of a type about each picture that no type before it asks about, COUNTS of each type."""
-    by_picture: dict[int, int] = {}
+@reporting_errors
+def main() -> int:
+    """Print the ids of the first question of a type about each picture that no type before it asks about."""
+    task, by_picture = ReferenceVQA(), dict[int, int]()
     for question_type, count in COUNTS.items():
         of_type = [index for index in range(len(task)) if task.question_type(index) == question_type]
         first = {index // task.questions_per_image: index for index in reversed(of_type)}
         left = sorted(picture for picture in first if picture not in by_picture)
         by_picture |= {picture: first[picture] for picture in left[:count]}
-    return list(by_picture.values())
-
-
-@reporting_errors
-def main() -> int:
-    """Print the ids."""
-    print(*question_ids(ReferenceVQA()))
+    print(*by_picture.values())
     return 0
 
 

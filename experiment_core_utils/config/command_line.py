@@ -99,15 +99,12 @@ class OneLineParser(argparse.ArgumentParser):
             hints = [(word, did_you_mean(word, missing[1].split(", "))) for word in others]
             return next((f"; {word} is unknown{hint}" for word, hint in hints if hint), "")
         if unknown := re.search(r"unrecognized arguments: .*?(--[\w-]+)", message):
-            return self._near_flag(unknown[1])
+            hint = did_you_mean(unknown[1], sorted(set(_flags(self))))
+            may_be_of_own = "--knob_module" in self._option_string_actions and "--knob_module" not in self._words
+            return hint or ("; a flag of a knob of your own needs --knob_module, too" if may_be_of_own else "")
         if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)$", message, re.DOTALL):
             return did_you_mean(choice[1], [each.strip("' ") for each in choice[2].split(",")])
         return ""
-
-    def _near_flag(self, unknown: str) -> str:
-        hint = did_you_mean(unknown, sorted(set(_flags(self))))
-        may_be_of_own = "--knob_module" in self._option_string_actions and "--knob_module" not in self._words
-        return hint or ("; a flag of a knob of your own needs --knob_module, too" if may_be_of_own else "")
 
 
 def _path(text: str) -> Path:

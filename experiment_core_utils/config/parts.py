@@ -628,11 +628,6 @@ class QuestionConfig(Part):
     )
 
     @property
-    def is_asked(self) -> bool:
-        """Whether anything is given."""
-        return self.has_budgets or self.accept_loss is not None
-
-    @property
     def losses(self) -> tuple[float, ...]:
         """Largest first; the one that is asked for alone where one is, and none where budgets alone are."""
         if self.accept_loss is not None:

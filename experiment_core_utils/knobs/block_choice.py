@@ -57,7 +57,16 @@ class BlockChoice:
         """
         if self.sets is None or count == total:
             return select_active_blocks(count, total, self.scores)
-        return _set_of(self.sets, count, total)
+        select_active_blocks(count, total)
+        if count not in self.sets:
+            counts = ", ".join(map(str, sorted(self.sets)))
+            raise ImpossibleCombination(f"--block_sets_file has no set of {count} blocks; it has sets of {counts}")
+        last = self.sets[count][-1]
+        if last >= total:
+            raise ConfigurationError(
+                f"--block_sets_file names block {last}, the model has blocks 0 to {total - 1}; give its own sets"
+            )
+        return self.sets[count]
 
 
 def select_active_blocks(count: int, total: int, importance: Mapping[int, float] | None = None) -> tuple[int, ...]:
@@ -86,19 +95,6 @@ def select_active_blocks(count: int, total: int, importance: Mapping[int, float]
         )
     ranked = sorted(range(1, total), key=lambda block: (-importance[block], block))
     return tuple(sorted((0, *ranked[: count - 1])))
-
-
-def _set_of(sets: Mapping[int, tuple[int, ...]], count: int, total: int) -> tuple[int, ...]:
-    select_active_blocks(count, total)
-    if count not in sets:
-        raise ImpossibleCombination(
-            f"--block_sets_file has no set of {count} blocks; it has sets of {', '.join(map(str, sorted(sets)))}"
-        )
-    if sets[count][-1] >= total:
-        raise ConfigurationError(
-            f"--block_sets_file names block {sets[count][-1]}, the model has blocks 0 to {total - 1}; give its own sets"
-        )
-    return sets[count]
 
 
 def choice_by_scores(path: Path, flag: str = "--importance_scores_file") -> BlockChoice:

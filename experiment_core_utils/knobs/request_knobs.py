@@ -54,7 +54,10 @@ class RequestField(ServerKnob):
     def request_fields(self, value: Level) -> Mapping[str, Any]:
         if value == self.at_rest:
             return {}
-        content = _json_of(value)
+        content: Any = value
+        if isinstance(value, str):
+            with suppress(ValueError):
+                content = _read_json(value)
         for name in reversed(self.path):
             content = {name: content}
         return dict(content)
@@ -205,13 +208,6 @@ def _level_of_plain(text: str) -> bool:
     except ValueError:
         return text != RequestField.at_rest
     return False
-
-
-def _json_of(level: Level) -> Any:
-    try:
-        return _read_json(level) if isinstance(level, str) else level
-    except ValueError:
-        return level
 
 
 def _written(level: Level) -> str:

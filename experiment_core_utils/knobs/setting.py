@@ -4,7 +4,7 @@ Setting.named("tier-low_topk8_blocks16").levels == {"vision": "low", "top_k": 8,
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -122,12 +122,8 @@ class Setting:
     @property
     def order(self) -> tuple[tuple[float, ...], ...]:
         """A sort key: by each knob in turn, the cheapest value first, the absence of a knob before its values."""
-        return tuple(self._orders())
-
-    def _orders(self) -> Iterator[tuple[float, ...]]:
-        for knob in all_knobs():
-            value = self.value(knob.name)
-            yield () if value is None else knob.order(value)
+        values = [(knob, self.value(knob.name)) for knob in all_knobs()]
+        return tuple(() if value is None else knob.order(value) for knob, value in values)
 
     def replaced(self, **values: Any) -> Self:
         """This setting with other values of some knobs."""

@@ -153,7 +153,7 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *source_sentences(estimates, earlier, output_tokens, matmul_rate, planned.no_formula),
         f"tokens: prompts of the first {counted(planned.num_samples, 'sample')} that can be read",
         *vision_lines(planned, requested.settings, reference_setting(source.limits)),
-        *([] if config.model.random_weights else decoding_sentences(source)),
+        *([] if config.model.random_weights else source.decoding_preferences().lines(source.name)),
         *prompt_lines(planned.final_prompt(requested.settings[0]), requested.prompt_form),
         *untried_sentences(source),
         *(f"warning: {line}" for line in unusable_lines(planned, requested.settings, reference_setting(source.limits))),
@@ -164,7 +164,8 @@ def describe_plan(config: ProfilingConfig) -> PlanReport:
         *energy_plan_lines(
             config.measuring.energy, config.machine.device, accelerator.local_process_index, source=source
         ),
-        *upper_bound_sentences(config),
+        *["at most: --until_precision may end the rounds before the last sample"]
+        * (config.measuring.until_precision is not None),
         *power_sentences(
             len(requested.settings),
             len(drawn),
@@ -207,23 +208,10 @@ def prompt_lines(final: FinalPrompt | None, form: Mapping[str, Any]) -> list[str
     return final.lines(words or "family molmo")
 
 
-def decoding_sentences(source: ModelSource) -> list[str]:
-    """The lines, if any, that say which preferences of the checkpoint are kept and which are not."""
-    return source.decoding_preferences().lines(source.name)
-
-
 def untried_sentences(source: ModelSource) -> list[str]:
     """The line, if any, that says that what the knobs allow is known only of the loaded model."""
     reason = source.limits.untried_reason
     return [] if reason is None else [f"knobs: whether they can be set shows once the model is loaded ({reason})"]
-
-
-def upper_bound_sentences(config: ProfilingConfig) -> list[str]:
-    """Why a run may take less than the estimate, which counts every sample drawn at every setting."""
-    reasons = []
-    if config.measuring.until_precision is not None:
-        reasons.append("--until_precision may end the rounds before the last sample")
-    return [f"at most: {reason}" for reason in reasons]
 
 
 def earlier_results(

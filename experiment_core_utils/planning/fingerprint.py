@@ -70,6 +70,7 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
     name = requested.dataset_name or VISION_TASK
     named = name, task.split, requested.dataset_revision, requested.prompt_template, task.metric
     warm_up = measuring.num_warmup_runs, measuring.max_warmup_runs
+    timed = num_timed(config, len(sample_ids))
     return (
         source.revision,
         model.random_weights,
@@ -80,7 +81,8 @@ def fingerprint_parts(requested_run: RequestedRun, accelerator: Accelerator) -> 
         measuring.num_runs_per_sample,
         *warm_up,
         measuring.until_precision,
-        answered_in_batches(config, len(sample_ids)),
+        # How many samples are measured and how many of the others are answered together, where not all are measured.
+        None if timed >= len(sample_ids) else (timed, measuring.accuracy_batch_size),
         config.machine.device,
         config.machine.num_threads,
         model.precision,
@@ -202,9 +204,3 @@ def most_processes_per_device(accelerator: Accelerator) -> int:
     """
     on_machines = all_gather(processes_on_this_machine(accelerator), accelerator)
     return max(on_machines) if accelerator.device.type == "cpu" else 1
-
-
-def answered_in_batches(config: ProfilingConfig, num_samples: int) -> tuple[int, int] | None:
-    """How many samples are measured and how many of the others are answered together; None where all are measured."""
-    timed = num_timed(config, num_samples)
-    return None if timed >= num_samples else (timed, config.measuring.accuracy_batch_size)

@@ -100,12 +100,6 @@ def reference_beside(config: ProfilingConfig, source: ModelSource, grid: Sequenc
     return None if in_grid or config.knobs.no_reference else reference
 
 
-def placebo_beside(config: ProfilingConfig, source: ModelSource) -> Setting | None:
-    """The reference setting again, as a control; None without `--placebo`."""
-    values = {**reference_setting(source.limits).values, PLACEBO.name: "again"}
-    return Setting(values) if config.knobs.placebo else None
-
-
 def requested_values(config: ProfilingConfig, source: ModelSource) -> dict[str, RequestedValues[Any]]:
     """The values of each knob by name, given or by default, as far as they are possible.
 
@@ -237,8 +231,9 @@ def requested_run(config: ProfilingConfig) -> RequestedRun:
     refuse_unscorable(task, drawn.sample_ids, source.prompt_family, config.measuring.sample_timeout)
     limits = config.knobs.answer_limit_list, config.knobs.thinking_tokens_list
     refuse_long_limits(task, *limits, max_new_tokens_of(config.task, task))
-    reference, placebo = reference_beside(config, source, grid), placebo_beside(config, source)
-    requested = RequestedRun(config, source, grid, task, drawn, reference, placebo, find_variants(config, source))
+    again = Setting({**reference_setting(source.limits).values, PLACEBO.name: "again"})
+    beside = reference_beside(config, source, grid), again if config.knobs.placebo else None
+    requested = RequestedRun(config, source, grid, task, drawn, *beside, find_variants(config, source))
     source.refuse_settings(requested.settings, task, drawn.sample_ids, max_new_tokens_of(config.task, task))
     return requested
 
@@ -277,7 +272,11 @@ def loads_decided(requested: RequestedRun, device: torch.device, processes_here:
             return requested
         raise ConfigurationError(f"--loads {how} is of several copies of the model, and there is one; drop it")
     for loading in loadings[1:]:
-        _refuse_copy(requested, loading, device)
+        try:
+            requested.source_of(loading).refuse_load(config_of_copy(requested.config.model, loading), device)
+        except ConfigurationError as error:
+            flags = loading_flags(loading)
+            raise ConfigurationError(f"{flags} cannot be loaded here, leave it out: {error}") from error
     reason = (
         "--loads in_turn"
         if how == "in_turn"
@@ -296,14 +295,6 @@ def loads_decided(requested: RequestedRun, device: torch.device, processes_here:
 def config_of_copy(config: ModelConfig, loading: Loading) -> ModelConfig:
     """The flags of the model as a copy of it is loaded."""
     return config.model_copy(update=config_of_loading(loading))
-
-
-def _refuse_copy(requested: RequestedRun, loading: Loading, device: torch.device) -> None:
-    """Raises ConfigurationError, which names the values of the knobs, where a copy cannot be loaded on the device."""
-    try:
-        requested.source_of(loading).refuse_load(config_of_copy(requested.config.model, loading), device)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{loading_flags(loading)} cannot be loaded here, leave it out: {error}") from error
 
 
 def _room_lacking(requested: RequestedRun, device: torch.device, processes_here: int) -> str | None:

@@ -22,7 +22,6 @@ from experiment_core_utils.planning.plan import (
 from experiment_core_utils.planning.remarks import knob_lines, resumed_lines, unusable_lines_of, warnings_before
 from experiment_core_utils.planning.tidying import (
     check_and_make_folder,
-    due_keys,
     fill_in_places,
     plan_of,
     run_uid_of,
@@ -101,7 +100,8 @@ def planned_run(
     broadcast_from_main(lambda: locks.append(stack.enter_context(only_run_in(folder / PARTS_FOLDER))), accelerator)
     watch = None if locks else MainProcessWatch(folder / PARTS_FOLDER / LOCK_NAME, config.machine.worker_timeout)
     order = requested.order
-    keys = broadcast_from_main(lambda: due_keys(order, ledger), accelerator)
+    # Those without a result yet.
+    keys = broadcast_from_main(lambda: tuple(key for key in order.keys if ledger.result(key) is None), accelerator)
     aside = broadcast_from_main(lambda: tidy_folder(folder, ledger, order.keys, keys), accelerator)
     broadcast_from_main(lambda: fill_in_places(requested, ledger), accelerator)
     due = tuple(settings_of(keys, requested.settings))

@@ -20,8 +20,9 @@ from experiment_core_utils.primitives.errors import ResultsRefused
 from experiment_core_utils.primitives.texts import counted, printable
 from experiment_core_utils.primitives.units import span
 from experiment_core_utils.records.conclusion import Conclusion, saved_conclusion
-from experiment_core_utils.records.journal import JournalContent, has_run, journals_in, read_journal
+from experiment_core_utils.records.journal import LOCK_NAME, JournalContent, journals_in, read_journal
 from experiment_core_utils.records.ledger import PARTS_FOLDER, Ledger, RunPlan, folders_with_plans, read_plan
+from experiment_core_utils.records.locks import is_locked
 from experiment_core_utils.records.sample_result import FailedSample
 from experiment_core_utils.records.settings import FinishedSample, JournalHeader, SettingFailure
 
@@ -57,7 +58,6 @@ class Status:
     #: end
     at_work: SettingJournals | None
     failed_samples: tuple[tuple[str, FailedSample], ...]
-    samples_by_run: int  #: samples that this run has finished
     samples_missing: int  #: samples that it has still to run
     elapsed_s: float  #: from its begin to the last line that it wrote
     #: samples that it has finished behind the first of each process, or those that were finished together with that,
@@ -119,7 +119,7 @@ def read_status(output_dir: Path, now_unix_s: float) -> Status:
         # Loading and warm-up come before.
         later = sum(moment > min(moments) for moments in by_rank.values() for moment in moments)
         paced = later, max(ended) - min(ended)
-    is_running = has_run(output_dir / PARTS_FOLDER)
+    is_running = is_locked(output_dir / PARTS_FOLDER / LOCK_NAME)
     return Status(
         plan=plan,
         is_running=is_running,
@@ -129,7 +129,6 @@ def read_status(output_dir: Path, now_unix_s: float) -> Status:
         left=tuple(key for key in plan.keys if key not in done and key not in failed),
         at_work=at_work,
         failed_samples=tuple((each.key, sample) for each in journals for sample in each.failed),
-        samples_by_run=by_run,
         samples_missing=missing,
         elapsed_s=last_s - plan.started_unix_s,
         paced=paced,

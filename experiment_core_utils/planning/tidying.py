@@ -16,7 +16,6 @@ from experiment_core_utils.primitives.files import check_replaceable, remove_lef
 from experiment_core_utils.records.journal import finished_samples, own_journals, tidy_journals
 from experiment_core_utils.records.ledger import PARTS_FOLDER, PLAN_VERSION, Ledger, RunPlan, read_plan
 from experiment_core_utils.records.setting_result import save_setting_result
-from experiment_core_utils.records.settings import MeasuringOrder
 
 
 def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | None) -> None:
@@ -41,11 +40,6 @@ def check_and_make_folder(requested: RequestedRun, energy: StageMeasurement | No
         raise ConfigurationError(
             f"--output_dir {folder} cannot be written to ({error.strerror}); give another folder"
         ) from error
-
-
-def due_keys(order: MeasuringOrder, ledger: Ledger) -> tuple[str, ...]:
-    """Keys of the settings that have no result yet, in `order`."""
-    return tuple(key for key in order.keys if ledger.result(key) is None)
 
 
 def fill_in_places(requested: RequestedRun, ledger: Ledger) -> None:

@@ -41,7 +41,13 @@ def raw_cell(value: Cell, where: str) -> RawCell:
     if isinstance(value, bool):
         return RawCell("true" if value else "false", quoted=False)
     if isinstance(value, str):
-        return _text_cell(value, where)
+        if "\0" in value:
+            raise ResultsError(f"{where} contains a NUL character, which no CSV file can; remove it")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise ResultsError(f"{where} contains half a surrogate pair, which UTF-8 cannot; repair the text")
+        safe = spreadsheet_safe(value)
+        reads_as_other = safe == "" or safe in _BOOLEANS or _NUMBER.fullmatch(safe) is not None
+        return RawCell(safe, quoted=reads_as_other)
     if not math.isfinite(value):
         raise ResultsError(f"{where} is {value}: a table contains finite numbers, or nothing")
     return RawCell(repr(value), quoted=False)
@@ -109,16 +115,6 @@ def parse_csv(text: str, name: str) -> list[list[RawCell]]:
             rows.append(row)
             row = []
     return rows
-
-
-def _text_cell(text: str, where: str) -> RawCell:
-    if "\0" in text:
-        raise ResultsError(f"{where} contains a NUL character, which no CSV file can; remove it")
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ResultsError(f"{where} contains half a surrogate pair, which UTF-8 cannot; repair the text")
-    safe = spreadsheet_safe(text)
-    reads_as_other = safe == "" or safe in _BOOLEANS or _NUMBER.fullmatch(safe) is not None
-    return RawCell(safe, quoted=reads_as_other)
 
 
 def _number(text: str, is_whole: bool) -> Cell:

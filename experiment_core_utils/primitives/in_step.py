@@ -56,11 +56,6 @@ _CREWS: list[Crew] = []
 _taken: dict[str, str] = {}
 
 
-def crew_of_process() -> Crew | None:
-    """The crew that this process has joined; None where it has its model to itself."""
-    return _CREWS[0] if _CREWS else None
-
-
 @contextmanager
 def as_launched() -> Iterator[None]:
     """A context in which libraries find what the launcher said: they need it to choose the GPU of a process."""

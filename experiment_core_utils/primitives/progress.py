@@ -114,7 +114,8 @@ class _Table:
         width = shutil.get_terminal_size().columns - 1
         for at, line in enumerate(self._make()):
             if at == len(self._bars):
-                self._bars.append(self._bar(at))
+                place = {"position": self._position + at, "file": self._stream}
+                self._bars.append(tqdm(bar_format="{desc}", leave=False, dynamic_ncols=True, **place))
             self._bars[at].set_description_str(line[:width])
         ended_s = HostClock().now_s()
         self._due_s = ended_s + max(TABLE_INTERVAL_S, PAUSE_OF_DRAWING * (ended_s - started_s))
@@ -123,10 +124,6 @@ class _Table:
         """Take the lines off the screen."""
         for bar in reversed(self._bars):
             bar.close()
-
-    def _bar(self, at: int) -> tqdm:
-        position = self._position + at
-        return tqdm(bar_format="{desc}", position=position, leave=False, file=self._stream, dynamic_ncols=True)
 
 
 class Progress:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from experiment_core_utils.primitives.statistics import positive_interval
 from experiment_core_utils.records.json_record import Record
-from experiment_core_utils.records.sample_result import SampleResult, times_over_runs
+from experiment_core_utils.records.sample_result import times_over_runs
 
 if TYPE_CHECKING:
     from experiment_core_utils.records.setting_result import SettingResult
@@ -35,7 +35,10 @@ def completed_result(result: R) -> R:
         energy = energy.with_keys(stages=stages)
     return result.with_keys(
         aggregate_stats=_with_positive_intervals(result.aggregate_stats),
-        per_sample_results=[_over_runs(each) for each in result.per_sample_results],
+        per_sample_results=[
+            each.with_keys(**times_over_runs(each.runs, each.thinking_tokens)) if each.runs else each
+            for each in result.per_sample_results
+        ],
         energy=energy,
         provenance=result.provenance.with_keys(run_uid=None, run_uids=None),
     )
@@ -50,12 +53,6 @@ def completed_line(kind: str, content: Any) -> Any:
             transfer_s = measured.pop("transfer_s")
             measured["host_s"] = {} if transfer_s is None else {"transfer_s": transfer_s}
     return content
-
-
-def _over_runs(sample: SampleResult) -> SampleResult:
-    if not sample.runs:
-        return sample
-    return sample.with_keys(**times_over_runs(sample.runs, sample.thinking_tokens))
 
 
 F = TypeVar("F", bound=Record)

@@ -33,10 +33,6 @@ def _unrepeated(found: Mapping[str, Any]) -> str:
     return f", {number} of them not repeated" if number else ""
 
 
-def _always(found: Mapping[str, Any]) -> bool:
-    return True
-
-
 class Caveat(BaseModel):
     """Something that weakens the numbers of a result."""
 
@@ -365,7 +361,7 @@ Caveat.KINDS = {
         "warning",
         lambda found: f"throttled: the GPU lowered its clocks ({', '.join(found['reasons'])}) during this setting",
         "cool the GPU or lower its load, and measure the setting again",
-        _always,
+        lambda found: True,
     ),
     "runs_discarded": CaveatKind(
         "note",
@@ -377,13 +373,13 @@ Caveat.KINDS = {
         "warning",
         "background load: other processes used {cpu_fraction:.0%} of the CPUs during this setting".format_map,
         "stop them and measure the setting again",
-        _always,
+        lambda found: True,
     ),
     "foreign_load_gpu": CaveatKind(
         "warning",
         lambda found: "background load: other processes used the GPU when this setting began",
         "stop them and measure the setting again",
-        _always,
+        lambda found: True,
     ),
     "energy_not_measured": CaveatKind("warning", "energy: not measured: {reason}".format_map),
     "server_gpus": CaveatKind(

@@ -17,7 +17,7 @@ from experiment_core_utils.primitives.notebook_html import block, field_table, f
 from experiment_core_utils.primitives.texts import counted
 from experiment_core_utils.primitives.units import time_change_text, time_text
 from experiment_core_utils.records.controls import Control, control_lines
-from experiment_core_utils.records.price_list import ACCURACY, PriceList
+from experiment_core_utils.records.price_list import ACCURACY, PriceList, change_number, change_text
 from experiment_core_utils.records.result_files import (
     CONCLUSION_FILE,
     RESULT_FILES,
@@ -198,23 +198,15 @@ class Conclusion:
         text = f"{change.knob} {change.first} → {change.last}: {time}"
         if change.accuracy is None or change.accuracy_word is None:
             return text
-        text += f", {self.score} {self._points(change.accuracy)}{_unless_yes(change.accuracy_word)}"
+        text += f", {self.score} {change_text(change.accuracy, self.metric_best)}{_unless_yes(change.accuracy_word)}"
         most = change.most_in
         if most is None:
             likely = [each.question_type for each in change.by_type if each.accuracy_word == "likely"]
             by_type = f"likely in {' and '.join(likely)}" if likely else "by type can't tell"
             return f"{text}, {by_type}" if change.by_type else text
-        ends = "" if most.accuracy_ci95 is None else " [{}, {}]".format(*map(self._number, most.accuracy_ci95))
-        return f"{text}, surely in {most.question_type} ({self._points(most.accuracy)}{ends})"
-
-    def _points(self, change: float) -> str:
-        """A change of the accuracy with its unit, such as `+16.4 points`."""
-        return f"{self._number(change)}{' points' if self.metric_best == 1 else ''}"
-
-    def _number(self, change: float) -> str:
-        scale, decimals = (100.0, 1) if self.metric_best == 1 else (1.0, 3)
-        # Not minus zero.
-        return f"{round(scale * change, decimals) + 0.0:+.{decimals}f}"
+        changes = [change_number(end, self.metric_best) for end in most.accuracy_ci95 or ()]
+        ends = f" [{', '.join(changes)}]" if changes else ""
+        return f"{text}, surely in {most.question_type} ({change_text(most.accuracy, self.metric_best)}{ends})"
 
 
 def _ends(interval: Interval | None, form: str) -> str:

@@ -36,7 +36,7 @@ from experiment_core_utils.primitives.files import (
 from experiment_core_utils.primitives.texts import without_hidden
 from experiment_core_utils.records.at_dfe8f148 import completed_line
 from experiment_core_utils.records.energy import EnergyPass, EnergyPassesEnd, SettingEnergy
-from experiment_core_utils.records.locks import RunLock, is_locked, locked_file, refuse_removed
+from experiment_core_utils.records.locks import RunLock, locked_file, refuse_removed
 from experiment_core_utils.records.result_files import check_schema, field_fault, parsed_json
 from experiment_core_utils.records.settings import (
     ArrivalsTrace,
@@ -275,11 +275,6 @@ def only_run_in(folder: Path) -> Iterator[RunLock]:
     path = folder / LOCK_NAME
     with locked_file(path, waits=False) as descriptor:
         yield RunLock(path, descriptor)
-
-
-def has_run(folder: Path) -> bool | None:
-    """Whether a run is at work on the journals of this folder; None where that cannot be known."""
-    return is_locked(folder / LOCK_NAME)
 
 
 def journals_in(folder: Path) -> Iterator[Path]:

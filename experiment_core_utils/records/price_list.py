@@ -167,9 +167,9 @@ class PriceList:
     def _figures(self, price: Price) -> str:
         assert price.time_ratio is not None and price.accuracy_difference is not None
         joules = "" if price.energy_ratio is None else f", {_percent(price.energy_ratio, price.energy_ratio_ci95)} of J"
-        change = self._change(price.accuracy_difference)
-        ends = price.accuracy_difference_ci95
-        ends_text = "" if ends is None else " [{}, {}]".format(*map(self._number, ends))
+        change = change_text(price.accuracy_difference, self.metric_best)
+        ends = [change_number(end, self.metric_best) for end in price.accuracy_difference_ci95 or ()]
+        ends_text = f" [{', '.join(ends)}]" if ends else ""
         time = f"{_percent(price.time_ratio, price.time_ratio_ci95)} of the time"
         return f"{price.setting}, {time}{joules}{_throughput(price)}, {self.score} {change}{ends_text}"
 
@@ -194,8 +194,9 @@ class PriceList:
         chosen = ", ".join(f"{name} {key}" for name, key in found.settings.items())
         return [
             f"  routed by type ({chosen}): {self.score} {self._score(found.accuracy)} "
-            f"({self._change(found.accuracy_difference)}) in {_percent(found.time_ratio, found.time_ratio_ci95)} of "
-            f"the time; surely not worse by {self._loss(found.loss)} or more in any type"
+            f"({change_text(found.accuracy_difference, self.metric_best)}) in "
+            f"{_percent(found.time_ratio, found.time_ratio_ci95)} of the time; surely not worse by "
+            f"{self._loss(found.loss)} or more in any type"
         ]
 
     def _score(self, score: float) -> str:
@@ -204,13 +205,17 @@ class PriceList:
     def _loss(self, loss: float) -> str:
         return f"{100 * loss:.3g} points" if self.metric_best == 1 else f"{loss * self.metric_best:.3g}"
 
-    def _change(self, change: float) -> str:
-        return f"{self._number(change)}{' points' if self.metric_best == 1 else ''}"
 
-    def _number(self, change: float) -> str:
-        scale, decimals = (100.0, 1) if self.metric_best == 1 else (1.0, 3)
-        # Not minus zero.
-        return f"{round(scale * change, decimals) + 0.0:+.{decimals}f}"
+def change_number(change: float, best: float) -> str:
+    """A change of the accuracy in points, or of scores whose best one is not 1: `+16.4`."""
+    scale, decimals = (100.0, 1) if best == 1 else (1.0, 3)
+    # Not minus zero.
+    return f"{round(scale * change, decimals) + 0.0:+.{decimals}f}"
+
+
+def change_text(change: float, best: float) -> str:
+    """The same with its unit: `+16.4 points`."""
+    return f"{change_number(change, best)}{' points' if best == 1 else ''}"
 
 
 def _throughput(of: Price | WithinBudget) -> str:

@@ -77,7 +77,10 @@ def write_setting(results: Sequence[SettingResult], to: Harness, verdict: Mappin
     model = f"{results[0].provenance.model.name}/{setting_key(results[0])}"
     folder = output / folder_name(model, to)
     folder.mkdir(parents=True, exist_ok=True)
-    date = _date_of(results)
+    # When the last of them was measured, in UTC and without a zone; now where that is absent.
+    stamps = [result.provenance.timestamp for result in results]
+    dates = [datetime.fromisoformat(stamp) for stamp in stamps if stamp is not None]
+    date = max(dates, default=datetime.now(UTC)).astimezone(UTC).replace(tzinfo=None)
     rows = {result.provenance.task.name: sample_rows(result, to) for result in results}
     samples = {task: "".join(f"{_json(row)}\n" for row in rows_of_task) for task, rows_of_task in rows.items()}
     own = {
@@ -146,7 +149,9 @@ def _sample_row(result: SettingResult, sample: SampleResult, to: Harness) -> dic
         | {"parse_status": sample.parse_status, "score_details": sample.score_details}
     }
     if to == "lmms-eval":
-        row |= {"input": prompt, "filtered_resps": scored, "token_counts": [_token_counts(sample)]}
+        counts = {"input_tokens": sample.prompt_tokens, "output_tokens": sample.output_tokens}
+        given_counts = {name: value for name, value in counts.items() if value is not None}
+        row |= {"input": prompt, "filtered_resps": scored, "token_counts": [given_counts]}
         return row | ({"resps": [sample.pred]} if scored != sample.pred else {}) | {metric: sample.accuracy} | figures
     return {
         **row,
@@ -161,11 +166,6 @@ def _sample_row(result: SettingResult, sample: SampleResult, to: Harness) -> dic
         metric: sample.accuracy,
         **figures,
     }
-
-
-def _token_counts(sample: SampleResult) -> dict[str, int]:
-    counts = {"input_tokens": sample.prompt_tokens, "output_tokens": sample.output_tokens}
-    return {name: value for name, value in counts.items() if value is not None}
 
 
 def _generation_of(result: SettingResult) -> dict[str, Any]:
@@ -257,13 +257,6 @@ def _task_hash(rows: Sequence[Mapping[str, Any]], to: Harness) -> str:
     if to == "lmms-eval":
         return _sha256("".join(f"sample_{place}{row['doc_hash']}" for place, row in enumerate(rows)))
     return _sha256("".join(row["doc_hash"] + row["prompt_hash"] + row["target_hash"] for row in rows))
-
-
-def _date_of(results: Sequence[SettingResult]) -> datetime:
-    """When the last of them was measured, in UTC and without a zone, as in names of files; now where that is absent."""
-    stamps = [result.provenance.timestamp for result in results]
-    dates = [datetime.fromisoformat(stamp) for stamp in stamps if stamp is not None]
-    return max(dates, default=datetime.now(UTC)).astimezone(UTC).replace(tzinfo=None)
 
 
 def _json(content: Any, indent: int | None = None) -> str:

@@ -71,14 +71,6 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def print_list() -> None:
-    """Tasks with their metrics, then metrics with their highest scores."""
-    for name in list_tasks():
-        print(f"task    {name}  ({get_metric_for_dataset(name)})")
-    for name in list_metrics():
-        print(f"metric  {name}  (0 to {get_metric(name).best:g})")
-
-
 def print_rescored(results_dir: Path, metric: str, output: Path | None) -> None:
     """Rescore, then a table of before and after."""
     done = rescore(results_dir, get_metric(metric), output)
@@ -118,7 +110,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if given.task_module is not None:
         load_task_module(given.task_module)
     if given.command == "list":
-        print_list()
+        for name in list_tasks():
+            print(f"task    {name}  ({get_metric_for_dataset(name)})")
+        for name in list_metrics():
+            print(f"metric  {name}  (0 to {get_metric(name).best:g})")
     elif given.command == "rescore":
         print_rescored(given.results_dir, given.metric, given.output)
     else:

@@ -113,11 +113,6 @@ _ANSWER_SHARES = {"cut": "share_truncated", "empty": "share_empty", "one token":
 _NOT_EVERYWHERE = ("crops", "vision ms", "prefill ms", "first token ms", "answered/s", "under way")
 
 
-def _first_token_alone(stats: Mapping[str, float | None]) -> float | None:
-    """Mean time to the first token in milliseconds where its stages are not seen, as at a server; else None."""
-    return stats.get("T_first_token_mean") if stats.get("T_LLM_prefill_mean") is None else None
-
-
 def _percent(share: float | None) -> str:
     return ABSENT if share is None else f"{100 * share:.0f} %"
 
@@ -137,6 +132,10 @@ def closing_table(
     score = f"{score_name(*((each.metric, each.metric_best) for each in results))} [95 %]"
     for result in results:
         stats = result.aggregate_stats
+        has_prefill = stats.get("T_LLM_prefill_mean") is not None
+        # Both by formula; the memory follows the setting on every device.
+        flops = mean_of([sample.request_flops for sample in result.per_sample_results])
+        memory_bytes = None if result.memory is None else result.memory.counted_memory_bytes
         rows.append(
             {
                 **{title: _knob_cell(result, knob) for title, knob in titles.items()},
@@ -146,7 +145,8 @@ def closing_table(
                 score: _accuracy(result),
                 "vision ms": _text(stats.get("T_vision_total_mean"), 1),
                 "prefill ms": _text(stats.get("T_LLM_prefill_mean"), 1),
-                "first token ms": _text(_first_token_alone(stats), 1),
+                # Where its stages are not seen, as at a server.
+                "first token ms": _text(None if has_prefill else stats.get("T_first_token_mean"), 1),
                 "decode ms": _text(stats.get("T_LLM_decode_mean"), 1),
                 "total ms": _text(stats.get("T_total_mean"), 1),
                 REFERENCE_HEADING: _of_reference(result, reference),
@@ -158,8 +158,8 @@ def closing_table(
                 # At `--request_rate`.
                 "answered/s": _text(getattr(result.open_loop, "achieved_rate", None), 2),
                 "under way": _text(getattr(result.open_loop, "most_under_way", None), 0),
-                "GFLOP": _text(_gflop(result), 1),
-                "MB": _text(_megabytes(result), 0),
+                "GFLOP": _text(None if flops is None else flops / 1e9, 1),
+                "MB": _text(None if memory_bytes is None else memory_bytes / 1e6, 0),
                 "J": _joules(result),
                 "failed": result.num_failed_samples,
                 "unparsed": result.num_unparsed,
@@ -299,18 +299,6 @@ def _joules(result: SettingResult) -> str | None:
     text = f"{ESTIMATED if kind == 'estimated' else ''}{joules:.3g}"
     low, high = (passes.j_per_request_ci95_low, passes.j_per_request_ci95_high) if passes is not None else (None, None)
     return text if low is None or high is None else f"{text} +-{half_of_interval(joules, low, high) / joules:.0%}"
-
-
-def _gflop(result: SettingResult) -> float | None:
-    """Mean operations of a request in GFLOP; None for an architecture without formulas."""
-    flops = mean_of([sample.request_flops for sample in result.per_sample_results])
-    return None if flops is None else flops / 1e9
-
-
-def _megabytes(result: SettingResult) -> float | None:
-    """Memory that a request needs by formula in MB, which follows the setting on every device; None without one."""
-    memory_bytes = None if result.memory is None else result.memory.counted_memory_bytes
-    return None if memory_bytes is None else memory_bytes / 1e6
 
 
 def _difference(comparison: PairedComparison) -> str:

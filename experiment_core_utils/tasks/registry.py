@@ -42,7 +42,7 @@ REFERENCE_TASKS: tuple[type[GeneratedTask], ...] = (
     ReferenceCaptions,
     ReferenceKnowledge,
 )
-# Every task of which `_generated` makes the entry.
+# Every task whose scenes are generated.
 GENERATED_TASKS: tuple[type[GeneratedTask] | type[ReferenceMixed], ...] = (*REFERENCE_TASKS, ReferenceMixed)
 
 
@@ -67,21 +67,13 @@ class TaskEntry:
     has_pictures: bool | None = None  #: None where only its samples show that
 
 
-def _generated(task: type[GeneratedTask] | type[ReferenceMixed]) -> TaskEntry:
+def _without_folders(
+    task: type[GeneratedTask] | type[ReferenceMixed] | type[ReferenceQuestions], what: str
+) -> TaskEntry:
     def open_task(split: str, source: TaskSource) -> Task:
-        # Its scenes are generated, so the folders have nothing for it.
         if (source.data_dir, source.revision) != (None, None):
-            raise ConfigurationError(f"{task.name} is generated and takes no folder or revision: leave them out")
+            raise ConfigurationError(f"{task.name} {what} and takes no folder or revision: leave them out")
         return task(split, prompt_template=source.prompt_template)
-
-    return TaskEntry(metric=task.metric, default_split="validation", open=open_task)
-
-
-def _in_the_package(task: type[ReferenceQuestions]) -> TaskEntry:
-    def open_task(split: str, source: TaskSource) -> Task:
-        if (source.data_dir, source.revision) != (None, None):
-            raise ConfigurationError(f"{task.name} comes with the package and takes no folder or revision: drop it")
-        return task(split, source.prompt_template)
 
     return TaskEntry(metric=task.metric, default_split="validation", open=open_task)
 
@@ -124,8 +116,11 @@ _HARNESSES = ("lm_eval:", "lmms_eval:")
 TEXT_COLUMNS = MappingProxyType({"question": "text", "answer": "text"})
 _TASKS: Mapping[str, TaskEntry] = MappingProxyType(
     {
-        **{task.name: _generated(task) for task in GENERATED_TASKS},
-        **{task.name: _in_the_package(task) for task in (ReferenceQuestions, ReferenceQuestionsChoice)},
+        **{task.name: _without_folders(task, "is generated") for task in GENERATED_TASKS},
+        **{
+            task.name: _without_folders(task, "comes with the package")
+            for task in (ReferenceQuestions, ReferenceQuestionsChoice)
+        },
         "coco_2014_vqa": _published("coco", "Coco2014VQA", "vqa_score"),
         "text_vqa": _published("text_vqa", "TextVQA", "vqa_score"),
         "okvqa": _published("coco", "OKVQA", "vqa_score"),

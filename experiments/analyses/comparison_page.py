@@ -12,7 +12,7 @@ from experiments.analyses.charts.chart import Band, Chart, Panel
 from experiments.analyses.charts.run_charts import runs_chart
 from experiments.analyses.charts.style import QUIET, joined_caption, setup_of
 from experiments.analyses.report.content import without_folders
-from experiments.analyses.report.page import rendered, write_page
+from experiments.analyses.report.page import rendered
 from experiments.analyses.two_runs import Quantity, RunComparison, RunDifference, title_of
 
 HERE = Path(__file__).parent
@@ -60,11 +60,6 @@ class _Row:
     cells: Sequence[_Cell | None]
 
 
-def write_comparison_page(found: RunComparison, output: Path) -> None:
-    """Write the page; raises ConfigurationError where plotly is missing, ResultsNotSaved where the disk refuses."""
-    write_page(comparison_page(found), output)
-
-
 def comparison_page(found: RunComparison) -> str:
     """The text of the page; raises ConfigurationError where plotly, which draws the picture, is not installed."""
     with package_of_extra("plotly", "report"):
@@ -107,12 +102,8 @@ def require_plotly() -> None:
         import plotly.offline  # noqa: F401
 
 
-def chart_of(found: RunComparison) -> Chart:
-    """A panel for each quantity, with the band in which a change is SAME."""
-    return _chart(found, found.lines)
-
-
-def _chart(found: RunComparison, lines: Sequence[RunDifference]) -> Chart:
+def chart_of(found: RunComparison, lines: Sequence[RunDifference]) -> Chart:
+    """A panel for each quantity of these lines, with the band in which a change is SAME."""
     chart = runs_chart([replace(line, run=line.run or found.labels[1]) for line in lines], found.labels[0])
     quantities = dict.fromkeys(each.quantity for each in lines)
     panels = [_with_band(panel, each, found) for panel, each in zip(chart.panels, quantities, strict=True)]
@@ -140,7 +131,7 @@ def picture_of(found: RunComparison) -> Panel | None:
     lines = timed or [each for each in pooled_first if each.quantity == "accuracy"]
     if not lines:
         return None
-    (panel,) = _chart(found, lines).panels
+    (panel,) = chart_of(found, lines).panels
     better = "left of 1 is faster" if timed else "right of 0 is better"
     note = f"{better}; bars are 95 % intervals of all settings together"
     note += "; the band is what counts as SAME" * any(isinstance(mark, Band) for mark in panel.marks)

@@ -75,7 +75,7 @@ def harness_files(path: Path) -> list[tuple[Path, Harness]]:
         ResultsRefused: a file with another name.
     """
     if path.is_file():
-        layout = _layout_of(path)
+        layout = next((layout for layout, form in _RESULTS.items() if path.match(form)), None)
         if layout is None:
             raise ResultsRefused(
                 f"{path} is not named as results are (results_DATE.json, DATE_results.json); {_ADVICE}"
@@ -88,10 +88,6 @@ def harness_files(path: Path) -> list[tuple[Path, Harness]]:
 
 def _files_in(folder: Path) -> list[tuple[Path, Harness]]:
     return [(file, layout) for layout, form in _RESULTS.items() for file in sorted(folder.glob(form))]
-
-
-def _layout_of(path: Path) -> Harness | None:
-    return next((layout for layout, form in _RESULTS.items() if path.match(form)), None)
 
 
 def read_harness(folder: Path, files: Sequence[tuple[Path, Harness]]) -> HarnessResults:
@@ -142,7 +138,9 @@ def _read_file(path: Path, layout: Harness, content: Mapping[str, Any]) -> Harne
         if not samples.is_file():
             # A group has figures and no samples of its own.
             continue
-        _refuse_edited(samples, _object_of(_object_of(content, OWN_KEY), name).get(SAMPLES_DIGEST))
+        digest = _object_of(_object_of(content, OWN_KEY), name).get(SAMPLES_DIGEST)
+        if digest is not None and hashlib.sha256(read_regular_file(samples)).hexdigest() != digest:
+            raise ResultsRefused(f"{samples} was EDITED: its digest is that of another content; export the run again")
         numbers = {key: float(each) for key, each in figures.items() if "," in key and isinstance(each, int | float)}
         metrics = dict.fromkeys(key for key in numbers if "_stderr" not in key)
         rows = tuple(row for row in (_row(*each, metrics) for each in _lines(samples)) if row is not None)
@@ -154,12 +152,6 @@ def _read_file(path: Path, layout: Harness, content: Mapping[str, Any]) -> Harne
     model = str(content.get("model_name") or path.parent.name)
     is_exported = any("setting" in own for own in _ours(content))
     return HarnessResults(path, layout, model, tuple(tasks), tuple(dict.fromkeys(voided)), is_exported)
-
-
-def _refuse_edited(samples: Path, digest: str | None) -> None:
-    """Raises ResultsRefused for exported samples that are not those of their digest."""
-    if digest is not None and hashlib.sha256(read_regular_file(samples)).hexdigest() != digest:
-        raise ResultsRefused(f"{samples} was EDITED: its digest is that of another content; export the run again")
 
 
 def _object_of(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -192,12 +184,13 @@ def _row(place: str, content: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
         value = content.get(name)
         if kept_by in (None, of_filter) and isinstance(value, int | float):
             scores[key] = float(value)
-    arguments = content.get("arguments")
-    given = content.get("input", _first_argument(arguments))
+    # As lm-eval writes it.
+    argument = _object_of(_object_of(content, "arguments"), "gen_args_0").get("arg_0", "")
+    asked = content.get("input", argument)
     doc_id = content["doc_id"]
     if not isinstance(doc_id, int):
         raise ResultsRefused(f"{place}: doc_id is {doc_id!r}, and it is a number; {_ADVICE}")
-    prompt = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+    prompt = asked if isinstance(asked, str) else json.dumps(asked, ensure_ascii=False)
     response = _first(content.get("filtered_resps"))
     digest = content.get("doc_hash")
     return HarnessRow(
@@ -209,11 +202,6 @@ def _row(place: str, content: Mapping[str, Any], metrics: Mapping[str, Any]) -> 
         response if isinstance(response, str) else json.dumps(response, ensure_ascii=False),
         scores,
     )
-
-
-def _first_argument(arguments: Any) -> Any:
-    """`gen_args_0.arg_0` as lm-eval writes it."""
-    return _object_of(_object_of({"": arguments}, ""), "gen_args_0").get("arg_0", "")
 
 
 def _first(value: Any) -> Any:

@@ -197,9 +197,20 @@ def _set_apart_by(sweep: Sweep) -> tuple[str | None, ...]:
 
 def _one_sweep(stored: Sequence[StoredSetting]) -> Sweep:
     settings = sorted(stored, key=setting_order)
-    _check_no_twins(settings)
+    paths: dict[tuple[str, str], Path] = {}
+    for each in settings:
+        path = paths.setdefault((each.task, each.key), each.path)
+        if path != each.path:
+            raise ResultsError(f"{each.key} of {each.task} is in {path} and in {each.path}; give the folder of one run")
     _check_common(settings)
-    _check_fingerprints(settings)
+    by_task: dict[str, StoredSetting] = {}
+    for each in settings:
+        first = by_task.setdefault(each.task, each)
+        if each.result.fingerprint != first.result.fingerprint:
+            raise ResultsError(
+                f"{first.path} and {each.path} have different fingerprints: other samples or other flags than the "
+                "knobs; give a folder with the results of one run"
+            )
     mixed = mixed_executions([setting.result for setting in settings])
     if mixed is not None:
         raise ResultsError(mixed)
@@ -320,16 +331,6 @@ def setting_order(setting: StoredSetting) -> tuple[str, tuple[tuple[float, ...],
     return setting.task, setting.setting.order, setting.key
 
 
-def _check_no_twins(settings: Sequence[StoredSetting]) -> None:
-    seen: dict[tuple[str, str], Path] = {}
-    for each in settings:
-        other = seen.setdefault((each.task, each.key), each.path)
-        if other != each.path:
-            raise ResultsError(
-                f"{each.key} of {each.task} is in {other} and in {each.path}; give the folder of one run"
-            )
-
-
 def _check_common(settings: Sequence[StoredSetting]) -> None:
     by_loading: dict[Loading, StoredSetting] = {}
     for each in settings:
@@ -343,17 +344,6 @@ def _check_common(settings: Sequence[StoredSetting]) -> None:
                     f"{first.path} and {each.path} are of two sweeps: their {name} is {one} and {other}; "
                     "give a folder with the results of one"
                 )
-
-
-def _check_fingerprints(settings: Sequence[StoredSetting]) -> None:
-    first: dict[str, StoredSetting] = {}
-    for each in settings:
-        other = first.setdefault(each.task, each)
-        if each.result.fingerprint != other.result.fingerprint:
-            raise ResultsError(
-                f"{other.path} and {each.path} have different fingerprints: other samples or other flags than the "
-                "knobs; give a folder with the results of one run"
-            )
 
 
 def _at(setting: StoredSetting, *place: str) -> Any:

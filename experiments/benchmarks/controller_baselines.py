@@ -12,7 +12,6 @@ over pictures and seeds as well.
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -60,12 +59,9 @@ class RequestSums:
     def add(self, name: str | int, validation: MeasuredGrid, columns: Sequence[np.ndarray]) -> None:
         """Add C columns, each [budgets, requests of a validation half]."""
         own = self.of.setdefault(name, np.zeros((len(self.grid), len(columns))))
-        places = [self._place_of[key] for key in zip(validation.tasks, validation.sample_ids, strict=True)]
-        np.add.at(own, places, np.stack([column.sum(axis=0) for column in columns], axis=1))
-
-    @cached_property
-    def _place_of(self) -> dict[tuple[str, int], int]:
-        return {key: place for place, key in enumerate(zip(self.grid.tasks, self.grid.sample_ids, strict=True))}
+        row_of = {key: row for row, key in enumerate(self.grid.keys)}
+        rows = [row_of[key] for key in validation.keys]
+        np.add.at(own, rows, np.stack([column.sum(axis=0) for column in columns], axis=1))
 
 
 def untrained_outcomes(

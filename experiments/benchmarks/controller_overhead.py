@@ -79,7 +79,11 @@ def measured(flags: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     loaded = load_model(rest, flags.checkpoint) if flags.shape is None else shaped_model(flags.shape, rest)
     check_within("--rounds", flags.rounds, 1, MOST_TIMES)
     networks = loaded.networks(published_space(loaded.source.limits), 0, flags.checkpoint)
-    requests = _requests_within(loaded, networks.space.knobs.tiers, flags.budgets_ms)
+    config, task = loaded.config.task, open_task(loaded.config.task)
+    sample_ids = draw_samples(task, config).sample_ids
+    prepared, _ = prepare_requests(loaded.model, task, sample_ids, networks.space.knobs.tiers)
+    own = [request_of(each, max_new_tokens_of(config, task)) for each in prepared]
+    requests = [(each, budget_ms / 1000) for each in own for budget_ms in flags.budgets_ms]
     if not requests:
         raise ConfigurationError("no sample and no budget leave nothing to measure; give some of both")
     logits = ActionLogits.for_model(loaded.model, networks)
@@ -90,23 +94,15 @@ def measured(flags: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
     ways = {"adaptive": adaptive, "new_budget": adaptive}
     # Warm-ups come before what counts.
     warm_ups = (requests * WARM_UPS)[:WARM_UPS]
+    described = loaded.model.describe()
     return {
         "device": str(loaded.model.device),
-        **_execution(loaded.model),
+        "execution": described["execution"],
+        "execution_reason": described["execution_reason"],  # None where stages run as requested
         "capture_s": capture_s,
         "num_parameters": sum(each.numel() for each in networks.parameters()),
         **_summary(*_run_each_way(loaded.model, ways, [*warm_ups, *requests * flags.rounds])),
     }
-
-
-def _requests_within(
-    loaded: LoadedModel, tiers: Sequence[str], budgets_ms: Sequence[float]
-) -> list[tuple[AdaptiveRequest, float]]:
-    """The samples that can be used, each prepared at all tiers, with each budget in seconds."""
-    task = open_task(loaded.config.task)
-    requests, _ = prepare_requests(loaded.model, task, draw_samples(task, loaded.config.task).sample_ids, tiers)
-    limit = max_new_tokens_of(loaded.config.task, task)
-    return [(request_of(request, limit), budget / 1000) for request in requests for budget in budgets_ms]
 
 
 def shaped_model(shape: str, rest: Sequence[str]) -> LoadedModel:
@@ -122,15 +118,6 @@ def shaped_model(shape: str, rest: Sequence[str]) -> LoadedModel:
     model.eos_token_ids = frozenset()
     assert can_pause(model)
     return LoadedModel(config, source, model, BlockChoice())
-
-
-def _execution(model: PausableModel) -> dict[str, Any]:
-    """How stages run, and why not as requested; None where they do."""
-    described = model.describe()
-    return {
-        "execution": described["execution"],
-        "execution_reason": described["execution_reason"],
-    }
 
 
 def _run_each_way(

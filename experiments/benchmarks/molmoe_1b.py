@@ -42,11 +42,6 @@ def shape_source(shape: str) -> MolmoeCheckpoint:
     return MolmoeCheckpoint(shape, molmoe_limits(config), None, EMBEDDED_MODEL, config, is_published_layout=False)
 
 
-def embedded_processor() -> MolmoeProcessor:
-    """The embedded model's tokenizer and image processor."""
-    return MolmoeProcessor.from_pretrained(EMBEDDED_MODEL)
-
-
 def staged_model(
     model: PreTrainedModel,
     processor: MolmoeProcessor,

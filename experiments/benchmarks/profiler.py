@@ -8,6 +8,8 @@ Flags that are not this script's own go to the pipeline's configuration.
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.measuring.profiles import new_profiler, stages_in_ranges
 from experiment_core_utils.models.interface import Stages
 from experiment_core_utils.primitives.device import NoMarks, synchronize
-from experiments.benchmarks.shared import endless_model, first_inputs, parsed, quartiles
+from experiments.benchmarks.shared import endless_model, first_inputs, parsed, quartiles, timed
 
 # "again" is a second run without a profiler in each round: its ratio to the first is the noise of the others.
 KINDS: Mapping[str, ProfilerMode | None] = {"none": None, "again": None, "minimal": "minimal", "full": "full"}
@@ -30,19 +32,13 @@ def timed_run(
     model: Stages, inputs: Mapping[str, Any], max_new_tokens: int, mode: ProfilerMode | None
 ) -> tuple[float, float]:
     """Seconds of the generation itself, and of all with the profiler's start and stop (writing files is not in it)."""
+    stages = model if mode is None else stages_in_ranges(model)
+    run = partial(timed, model.device, partial(generate_greedily, stages, inputs, max_new_tokens, NoMarks()))
     synchronize(model.device)
     started = time.perf_counter()
-    if mode is None:
-        generate_greedily(model, inputs, max_new_tokens, NoMarks())
-        synchronize(model.device)
-        seconds = time.perf_counter() - started
-        return seconds, seconds
-    with new_profiler(model.device, mode):
-        run_started = time.perf_counter()
-        generate_greedily(stages_in_ranges(model), inputs, max_new_tokens, NoMarks())
-        synchronize(model.device)
-        run_s = time.perf_counter() - run_started
-    return run_s, time.perf_counter() - started
+    with nullcontext() if mode is None else new_profiler(model.device, mode):
+        run_s, _ = run()
+    return run_s, run_s if mode is None else time.perf_counter() - started
 
 
 def ratios_of_rounds(

@@ -75,7 +75,7 @@ class AnswerScorer:
         if 0 not in blocks:
             with passed_through(self._model.decoder_blocks[0]):
                 return self._answered(drawn, (0, *blocks))
-        setting = with_blocks(self._setting, blocks)
+        setting = self._setting.replaced(**{ACTIVE_BLOCKS.name: RunningBlocks.of(blocks)})
         self._model.apply(setting)
         task = drawn.task
         bench = Bench(self._model, drawn.requests, task.max_new_tokens, get_metric(task.metric))
@@ -88,11 +88,6 @@ class AnswerScorer:
                 else:
                     answered[outcome.sample_id] = outcome
         return answered
-
-
-def with_blocks(setting: Setting, blocks: Blocks) -> Setting:
-    """The setting at which these blocks run instead of its own."""
-    return setting.replaced(**{ACTIVE_BLOCKS.name: RunningBlocks.of(blocks)})
 
 
 def scored(task: Task, answers: Sequence[Answer]) -> TaskValues:

@@ -19,7 +19,7 @@ from experiment_core_utils.config.command import reporting_errors
 from experiment_core_utils.config.command_line import OneLineParser
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.knobs.active_blocks import ACTIVE_BLOCKS
-from experiment_core_utils.knobs.block_choice import BlockChoice, choice_by_scores, provenance_path
+from experiment_core_utils.knobs.block_choice import choice_by_scores, provenance_path
 from experiment_core_utils.knobs.registry import all_knobs
 from experiment_core_utils.knobs.setting import Setting, reference_setting
 from experiment_core_utils.knobs.top_k import experts_of
@@ -158,7 +158,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if job.own.check:
         (path,) = outputs_of(job.own)
         choice = choice_by_scores(job.own.output, flag="--output")
-        refuse_seen(job, scorers, choice)
+        for task in job.tasks:
+            overlap = ids_that_chose(task, choice).intersection(scorers.held_out_ids[task.name])
+            if overlap:
+                raise ConfigurationError(
+                    f"{len(overlap)} of the held-out samples of {task.name} {task.split} made the scores in "
+                    f"{job.own.output}, and accuracy would be too good; give another --split, or the --num_samples and "
+                    "--seed of the scores"
+                )
         chosen = {count: choice.blocks(count, job.model.num_total_blocks) for count in job.counts}
         write_json_atomically({**provenance_of(job, scorers), **held_out_of(job, scorers, chosen)}, path)
         print(f"wrote {path}")
@@ -240,19 +247,15 @@ def open_job(argv: Sequence[str] | None = None) -> Job:
         refuse_unfit_pictures(
             task, range(len(task)), config.task, takes_pictures=source.takes_pictures, model=source.name
         )
-    setting = scored_setting(config, source)
+    # The first requested value of each knob, its own where none is requested; all blocks are active.
+    request = knob_request(config, source)
+    others = {knob.name: knob.requested(request) for knob in all_knobs() if knob is not ACTIVE_BLOCKS}
+    first = {name: found.values[0] for name, found in others.items() if found.is_given and found.values}
+    setting = reference_setting(source.limits).replaced(**first)
     set_cpu_threads(config.machine.num_threads, 1)
     model = source.load(config.model, choose_device(config.machine.device))
     counts = tuple(dict.fromkeys(own.num_active_blocks or [-(-3 * model.num_total_blocks // 4)]))
     return Job(own, config, source, model, tasks, setting, counts)
-
-
-def scored_setting(config: ProfilingConfig, source: CheckpointSource) -> Setting:
-    """The first requested value of each knob, its own where none is requested; all blocks are active."""
-    request = knob_request(config, source)
-    others = {knob.name: knob.requested(request) for knob in all_knobs() if knob is not ACTIVE_BLOCKS}
-    first = {name: found.values[0] for name, found in others.items() if found.is_given and found.values}
-    return reference_setting(source.limits).replaced(**first)
 
 
 @dataclass(frozen=True)
@@ -318,17 +321,6 @@ def pictures_of(job: Job) -> Scorers:
         others = [draw_task(model, task, held_out_ids[task.name], 0) for task in tasks]
         made[1] = AnswerScorer(model, others, job.setting, job.own.batch_size)
     return Scorers(made[0], made[1] if held_out else None, drawn, samples, scored_ids, held_out_ids)
-
-
-def refuse_seen(job: Job, scorers: Scorers, choice: BlockChoice) -> None:
-    """Raises ConfigurationError where held-out samples are among those that the scores were made of."""
-    for task in job.tasks:
-        seen = ids_that_chose(task, choice).intersection(scorers.held_out_ids[task.name])
-        if seen:
-            raise ConfigurationError(
-                f"{len(seen)} of the held-out samples of {task.name} {task.split} made the scores in {job.own.output}, "
-                "and accuracy would be too good; give another --split, or the --num_samples and --seed of the scores"
-            )
 
 
 def scores_of(job: Job, scorers: Scorers) -> tuple[dict[int, Estimate], Estimate | None]:

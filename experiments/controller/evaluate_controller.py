@@ -120,7 +120,14 @@ def _check(parsed: argparse.Namespace, rest: Sequence[str]) -> None:
     if parsed.mode == "replay" and rest:
         raise ConfigurationError(f"unknown flag {rest[0]}; flags of the profiler go with --mode live only")
     if parsed.calibration_share is not None:
-        _check_fraction(parsed)
+        own_flag = f"--calibration_share {parsed.calibration_share:g}"
+        check_fraction("--calibration_share", parsed.calibration_share)
+        for flag, has in (("--mode live", parsed.mode == "live"), ("--calibration", parsed.calibration is not None),
+                          ("--lookup", parsed.lookup is not None)):  # fmt: skip
+            if has:
+                raise ConfigurationError(
+                    f"{own_flag} splits the grid of a replay, and {flag} leaves nothing to split; drop one"
+                )
     check_within("--evaluation_seed", parsed.evaluation_seed, 0, LARGEST_SEED)
     check_policy_flags(parsed)
     if parsed.mode == "live":
@@ -129,17 +136,6 @@ def _check(parsed: argparse.Namespace, rest: Sequence[str]) -> None:
         raise ConfigurationError(
             f"--changing_load {parsed.changing_load:g} slows a running model; drop it, or give --mode live"
         )
-
-
-def _check_fraction(parsed: argparse.Namespace) -> None:
-    own_flag = f"--calibration_share {parsed.calibration_share:g}"
-    check_fraction("--calibration_share", parsed.calibration_share)
-    for flag, has in (("--mode live", parsed.mode == "live"), ("--calibration", parsed.calibration is not None),
-                      ("--lookup", parsed.lookup is not None)):  # fmt: skip
-        if has:
-            raise ConfigurationError(
-                f"{own_flag} splits the grid of a replay, and {flag} leaves nothing to split; drop one"
-            )
 
 
 def _check_live(parsed: argparse.Namespace, rest: Sequence[str]) -> None:
@@ -166,16 +162,13 @@ def parts_of(parsed: argparse.Namespace) -> tuple[MeasuredGrid, MeasuredGrid]:
     if parsed.calibration is not None:
         return load_grid(parsed.calibration), grid
     if parsed.lookup is not None:
-        return _parts_of_lookup(grid, load(parsed.lookup))
+        lookup_keys = load(parsed.lookup).keys
+        lookup_pictures = {picture for key, picture in zip(grid.keys, grid.pictures, strict=True) if key in lookup_keys}
+        mask = np.array([picture in lookup_pictures for picture in grid.pictures])
+        # The pictures that it was made of, and the rest; the whole grid for both where one would be empty.
+        return (grid.take(mask), grid.take(~mask)) if mask.any() and not mask.all() else (grid, grid)
     fraction = CALIBRATION_FRACTION if parsed.calibration_share is None else parsed.calibration_share
     return split_by_picture(grid, fraction, parsed.evaluation_seed)
-
-
-def _parts_of_lookup(grid: MeasuredGrid, lookup: Lookup) -> tuple[MeasuredGrid, MeasuredGrid]:
-    """The pictures that the lookup was made of, and the rest; the whole grid for both where one would be empty."""
-    seen = {picture for key, picture in zip(grid.keys, grid.pictures, strict=True) if key in lookup.keys}
-    mask = np.array([picture in seen for picture in grid.pictures])
-    return (grid.take(mask), grid.take(~mask)) if mask.any() and not mask.all() else (grid, grid)
 
 
 def budgets_of(parsed: argparse.Namespace, calibration: MeasuredGrid) -> tuple[float, ...]:

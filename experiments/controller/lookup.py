@@ -79,11 +79,6 @@ class LookupEntry(VisionKnob, DecoderKnobValues):
         """The setting."""
         return setting_of(self)
 
-    @property
-    def known_ms(self) -> list[float]:
-        """`latencies_ms` of the samples that have one."""
-        return [each for each in self.latencies_ms if each is not None]
-
 
 @with_config(ConfigDict(strict=True))
 class _StoredLookup(TypedDict):
@@ -197,8 +192,8 @@ class Lookup:
     @cached_property
     def typical_s(self) -> Mapping[Setting, float]:
         """Seconds that a request takes at each setting: the geometric mean of its samples."""
-        typical_ms = [geometric_mean(entry.known_ms) for entry in self.entries]
-        return {entry.choice: each / 1000 for entry, each in zip(self.entries, typical_ms, strict=True)}
+        known_ms = {entry.choice: [ms for ms in entry.latencies_ms if ms is not None] for entry in self.entries}
+        return {choice: geometric_mean(times) / 1000 for choice, times in known_ms.items()}
 
     def choose(self, request: RequestFeatures, budget_s: float) -> Setting:
         """See `Policy.choose`; without a neighbourhood the choice is the same for every request."""
@@ -470,20 +465,15 @@ def load(path: Path) -> Lookup:
         options, stored["entries"], stored["sample_ids"], stored["source"], stored["prompts"], stored["reference_ms"],
         stored["voided_by"], stored.get("pictures", ()), stored.get("reference"),
     )  # fmt: skip
-    _check_samples(found, path)
-    return found
-
-
-def _check_samples(lookup: Lookup, path: Path) -> None:
-    """Raises ResultsError where the samples of the entries are not those of the table."""
-    number = sum(len(ids) for ids in lookup.sample_ids.values())
-    sizes = {len(own) for entry in lookup.entries for own in (entry.latencies_ms, entry.scores, *entry.runs_ms)}
-    if lookup.options.neighbourhood is not None:
-        sizes.add(len(lookup.prompts))
-    if len({len(each.runs_ms) for each in lookup.entries}) > 1:
+    number = sum(len(ids) for ids in found.sample_ids.values())
+    sizes = {len(own) for entry in found.entries for own in (entry.latencies_ms, entry.scores, *entry.runs_ms)}
+    if found.options.neighbourhood is not None:
+        sizes.add(len(found.prompts))
+    if len({len(each.runs_ms) for each in found.entries}) > 1:
         raise ResultsError(f"{path} is broken: entries have different numbers of runs; build it again")
     if sizes != {number}:
         raise ResultsError(f"{path} is broken: entries have {sorted(sizes)} samples, not {number}; build it again")
+    return found
 
 
 def add_lookup_flags(parser: argparse._ActionsContainer, named: str = "") -> None:

@@ -233,15 +233,13 @@ def load_grid(paths: Sequence[Path]) -> MeasuredGrid:
         reference_s=None if reference is None else total_s[choices.index(reference)],
         runs_s=np.stack(runs) if most > 1 else None,
     )
-    return _with_features(made, study.sweeps[0]) if study.sweeps else made
-
-
-def _with_features(grid: MeasuredGrid, sweep: Sweep) -> MeasuredGrid:
-    """The grid with what only the results of a run have: what policies may see, the splits, and what voids it."""
-    features = _features_of(sweep)
-    splits = {setting.task: setting.result.provenance.task.split for setting in sweep.settings}
-    voided_by = tuple(voiding_caveats(sweep.settings).values())
-    return replace(grid, requests=tuple(features[key] for key in grid.keys), splits=splits, voided_by=voided_by)
+    if not study.sweeps:
+        return made
+    # What only the results of a run have: what policies may see, the splits, and what voids it.
+    settings, features = study.sweeps[0].settings, _features_of(study.sweeps[0])
+    splits = {setting.task: setting.result.provenance.task.split for setting in settings}
+    requests, voided_by = tuple(features[key] for key in made.keys), tuple(voiding_caveats(settings).values())
+    return replace(made, requests=requests, splits=splits, voided_by=voided_by)
 
 
 def _run_ms(grid: TaskGrid, run: int) -> np.ndarray:

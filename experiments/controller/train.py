@@ -19,7 +19,7 @@ from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.records.locks import RunLock
 from experiments.controller.training.expected import UpdateRecipe
-from experiments.controller.training.jobs import TrainingJob, open_job
+from experiments.controller.training.jobs import open_job
 from experiments.controller.training.replay_environment import RewardRecipe
 from experiments.controller.training.run import CHECKPOINT, TrainingPlan, TrainingRun, start_of
 from experiments.controller.training.summary import TensorboardCurves, summary_of, summary_writer, write_curves
@@ -132,7 +132,12 @@ def train(flags: argparse.Namespace, rest: Sequence[str]) -> None:
         curves = None if writer is None else TensorboardCurves(writer, folder, run.rows)
         run_updates(run, flags.checkpoint_every, folder, job.caption, curves, lock)
         trained_s = time.perf_counter() - started - opened_s
-        write_summary(job, run, folder, {"opened_s": opened_s, "trained_s": trained_s, "updates": len(run.rows) - done})
+        spent = {"opened_s": opened_s, "trained_s": trained_s, "updates": len(run.rows) - done}
+        content = summary_of(job, run, spent)
+        write_json_atomically(content, folder / SUMMARY)
+        for part in content["parts"]:
+            values = (f"{name} {value:.3f}" if isinstance(value, float) else str(value) for name, value in part.items())
+            print(", ".join(values))
 
 
 def run_updates(
@@ -161,16 +166,6 @@ def run_updates(
                 f"accuracy {row['accuracy']:.3f}, latency {row['latency_ms']:.1f} ms, "
                 f"over the budget {row['violation_rate']:.3f}"
             )
-
-
-def write_summary(job: TrainingJob, run: TrainingRun, folder: Path, spent: dict[str, float]) -> None:
-    """Write training.json, and print its lines."""
-    content = summary_of(job, run, spent)
-    write_json_atomically(content, folder / SUMMARY)
-    for part in content["parts"]:
-        print(
-            ", ".join(f"{name} {value:.3f}" if isinstance(value, float) else str(value) for name, value in part.items())
-        )
 
 
 if __name__ == "__main__":

@@ -57,11 +57,9 @@ def concluded(results: Sequence[SettingResult], folder: Path, question: Question
     try:
         (analysis,) = analyse_knobs([grid_of(task, settings)], [LATENCY_MEAN], NUM_DRAWS).tasks
         found = conclude(analysis, settings)
-        answer = (
-            None
-            if question is None or not question.is_asked or found.why is not None
-            else price_list(analysis.grid, question)
-        )
+        answer = None
+        if question is not None and found.why is None and (question.has_budgets or question.accept_loss is not None):
+            answer = price_list(analysis.grid, question)
     # The run is measured and saved: nothing that an analysis meets may end it.
     except Exception as error:
         return Concluded(Conclusion(task, f"{type(error).__name__}: {error}"))

@@ -24,9 +24,10 @@ from experiment_core_utils.primitives.texts import ABSENT
 from experiment_core_utils.primitives.units import check_within
 from experiments.analyses.against_harness import compare_with_harness
 from experiments.analyses.charts.style import caption_of
-from experiments.analyses.comparison_page import COLUMNS, chart_of, require_plotly, write_comparison_page
+from experiments.analyses.comparison_page import COLUMNS, chart_of, comparison_page, require_plotly
 from experiments.analyses.files import AnalysisFiles, json_text
 from experiments.analyses.harness_results import HarnessResults, harness_files, read_harness
+from experiments.analyses.report.page import write_page
 from experiments.analyses.runs_in_turn import Side, run_in_turn
 from experiments.analyses.sweeps import Sweep, labels_of, load_sweep
 from experiments.analyses.two_runs import (
@@ -127,7 +128,15 @@ def compared(given: argparse.Namespace, shared: Sequence[str]) -> RunComparison:
     margins = given.margin, given.accuracy_margin, given.between_runs
     if given.run is None:
         if any(harness_files(folder) for folder in given.folders):
-            return compared_with_harness(given)
+            num_others = len(given.folders) - 1
+            if num_others != 1:
+                raise ConfigurationError(f"results of a harness are compared with one other side, not {num_others}")
+            both: list[Sweep | HarnessResults] = []
+            for folder in given.folders:
+                files = harness_files(folder)
+                both.append(read_harness(folder, files) if files else load_sweep(folder))
+            labels = [side.label if isinstance(side, HarnessResults) else side.provenance.model for side in both]
+            return compare_with_harness(both, labels, given.accuracy_margin, given.metric)
         if given.metric is not None:
             raise ConfigurationError("--metric is for results of lm-eval or lmms-eval, and none is given; drop it")
         runs = [runs_in(folder) for folder in given.folders]
@@ -136,18 +145,6 @@ def compared(given: argparse.Namespace, shared: Sequence[str]) -> RunComparison:
     sides = [Side.of(*each) for each in zip(given.run, checkouts, pythons, strict=True)]
     folders = run_in_turn(sides, shared, given.repeats, given.output_dir)
     return compare_runs([runs_in(each) for each in folders], [side.label for side in sides], *margins, is_paired=True)
-
-
-def compared_with_harness(given: argparse.Namespace) -> RunComparison:
-    """The comparison of two folders or files of which one at least is of lm-eval or lmms-eval."""
-    if len(given.folders) != 2:
-        raise ConfigurationError(f"results of a harness are compared with one other side, not {len(given.folders) - 1}")
-    sides: list[Sweep | HarnessResults] = []
-    for folder in given.folders:
-        found = harness_files(folder)
-        sides.append(read_harness(folder, found) if found else load_sweep(folder))
-    labels = [each.label if isinstance(each, HarnessResults) else each.provenance.model for each in sides]
-    return compare_with_harness(sides, labels, given.accuracy_margin, given.metric)
 
 
 @reporting_errors
@@ -166,13 +163,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.output is not None:
         write_text_atomically(json_text(found.content()), given.output)
     if given.report is not None:
-        write_comparison_page(found, given.report)
+        write_page(comparison_page(found), given.report)
         print(given.report)
     if given.output_dir is not None:
         runs = [run for side in found.sides for run in side]
         num_settings, num_samples = sum(len(run.settings) for run in runs), sum(run.num_samples for run in runs)
         caption = caption_of([run.provenance for run in runs], num_settings, num_samples)
-        files = AnalysisFiles({"comparison": found.content()}, {}, [chart_of(found)], caption)
+        files = AnalysisFiles({"comparison": found.content()}, {}, [chart_of(found, found.lines)], caption)
         for path in files.write(given.output_dir):
             print(path)
     return 1 if given.fail_on_slower and found.is_slower else 0

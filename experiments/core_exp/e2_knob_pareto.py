@@ -21,7 +21,7 @@ from experiments.analyses.files import AnalysisFiles, add_output_flags, finding_
 from experiments.analyses.knobs.analysis import NUM_DRAWS, analyse_knobs
 from experiments.analyses.knobs.conclusion import conclude, lines_of, why_invalid
 from experiments.analyses.knobs.grid import load_study
-from experiments.analyses.knobs.objectives import TAIL_LATENCIES, study_costs
+from experiments.analyses.knobs.objectives import ENERGY, FLOPS, LATENCY_MEAN, TAIL_LATENCIES
 from experiments.analyses.knobs.records import caveats_of, contents_of, tables_of
 from experiments.analyses.limits import Steps
 
@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     study = load_study(flags.results)
     count = sum(len(grid.points) for grid in study.grids)
     steps.say(count, f"{counted(count, 'setting')} read; fronts, couplings and effects are computed")
-    found = analyse_knobs(study.grids, study_costs(flags.percentile), flags.num_draws, flags.seed)
+    costs = LATENCY_MEAN, TAIL_LATENCIES[flags.percentile], ENERGY, FLOPS
+    found = analyse_knobs(study.grids, costs, flags.num_draws, flags.seed)
     steps.say(count, "figures are drawn")
     caveats = caveats_of(found.tasks, study.random_weights)
     drawn = {"num_draws": flags.num_draws, "seed": flags.seed}

@@ -20,7 +20,12 @@ from experiments.analyses.charts.latency_charts import latency_charts
 from experiments.analyses.charts.style import caption_of
 from experiments.analyses.files import AnalysisFiles, add_output_flags, finding_lines
 from experiments.analyses.knobs.conclusion import invalid_lines, voiding_caveats
-from experiments.analyses.latency.analysis import analyse_latency, latency_findings, recalibration_studies
+from experiments.analyses.latency.analysis import (
+    analyse_latency,
+    budget_sentences,
+    prediction_sentences,
+    recalibration_studies,
+)
 from experiments.analyses.latency.estimator import LEVEL
 from experiments.analyses.latency.recalibration import refuse_other_model
 from experiments.analyses.latency.records import contents_of, detail_lines, tables_of
@@ -70,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     written = files.write(flags.output_dir or flags.results_dirs[0] / "analysis")
     runs = [sweep, *further, *([] if target is None else [target])]
     voided_by = dict.fromkeys(sentence for run in runs for sentence in voiding_caveats(run.settings).values())
-    findings = [*invalid_lines(voided_by), *latency_findings(found)]
+    caveats = (f"caveat: {caveat.sentence}" for caveat in found.caveats)
+    findings = [*invalid_lines(voided_by), *prediction_sentences(found), *budget_sentences(found), *caveats]
     print("\n".join(finding_lines(findings, [*detail_lines(found, studies)], written, flags.verbose)))
 
 

@@ -101,13 +101,16 @@ def parse_request(argv: Sequence[str], environment: Mapping[str, str], num_gpus:
     given = parser.parse_args(own)
     datasets = given.datasets or environment.get("DATASETS", "").split() or list(PUBLISHED_LIMITS)
     processes = positive_number(environment, "NUM_GPUS_OVERRIDE")
+    use_profiler = environment.get("USE_PROFILER", "") or "false"
+    if use_profiler.lower() not in ("true", "false"):
+        raise ConfigurationError(f"USE_PROFILER={use_profiler} is not possible; give true or false, or leave it out")
     return DatasetsRequest(
         datasets=tuple(dict.fromkeys(datasets)),
         output_dir=Path(environment.get("OUTPUT_DIR") or given.output_dir),
         model_path=environment.get("MODEL_PATH") or None,
         num_samples=positive_number(environment, "NUM_SAMPLES"),
         num_processes=processes if processes is not None else max(num_gpus, 1),
-        use_profiler=is_true(environment, "USE_PROFILER"),
+        use_profiler=use_profiler.lower() == "true",
         enable_memory_optimization=given.enable_memory_optimization,
         data_dir=Path(environment["DATA_DIR"]) if environment.get("DATA_DIR") else None,
         driver_flags=tuple(driver_flags),
@@ -130,14 +133,6 @@ def positive_number(environment: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def is_true(environment: Mapping[str, str], name: str) -> bool:
-    """Whether a variable is `true` (or `false`, in any case); not set or empty is false."""
-    text = environment.get(name, "") or "false"
-    if text.lower() not in ("true", "false"):
-        raise ConfigurationError(f"{name}={text} is not possible; give true or false, or leave it out")
-    return text.lower() == "true"
-
-
 def visible_gpus(environment: Mapping[str, str]) -> int:
     """The number of GPUs that a process would see: those of CUDA_VISIBLE_DEVICES, else all that nvidia-smi lists."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
@@ -154,18 +149,13 @@ def results_folder(dataset: str, request: DatasetsRequest) -> Path:
     """The folder of a dataset, since results of runs with different fingerprints are kept apart; the driver's flag
     names it for all of them.
     """
-    given = _value_of("--output_dir", request.driver_flags)
-    return request.output_dir / dataset.replace("_", "-") if given is None else Path(given)
-
-
-def _value_of(flag: str, flags: Sequence[str]) -> str | None:
-    """The value of a flag that is given as two words or as `--flag=value`; None where it is not given."""
+    flags = request.driver_flags
     for at, word in enumerate(flags):
-        if word == flag and at + 1 < len(flags):
-            return flags[at + 1]
-        if word.startswith(f"{flag}="):
-            return word.partition("=")[2]
-    return None
+        if word == "--output_dir" and at + 1 < len(flags):
+            return Path(flags[at + 1])
+        if word.startswith("--output_dir="):
+            return Path(word.partition("=")[2])
+    return request.output_dir / dataset.replace("_", "-")
 
 
 def driver_command(dataset: str, request: DatasetsRequest) -> list[str]:
@@ -259,9 +249,11 @@ def closing_lines(outcomes: Sequence[Outcome], request: DatasetsRequest) -> list
     width = max(len("dataset"), *(len(each.dataset) for each in outcomes))
     lines = [f"{'dataset':<{width}}  {'outcome':<14}  {'seconds':>8}  results"]
     for each in outcomes:
-        seconds = f"{each.seconds:.0f}" if each.exit_code is not None else "-"
+        seconds, outcome = "-", "not started"
+        if each.exit_code is not None:
+            seconds, outcome = f"{each.seconds:.0f}", OUTCOMES.get(each.exit_code, f"FAILED ({each.exit_code})")
         folder = results_folder(each.dataset, request)
-        lines.append(f"{each.dataset:<{width}}  {outcome_name(each.exit_code):<14}  {seconds:>8}  {folder}")
+        lines.append(f"{each.dataset:<{width}}  {outcome:<14}  {seconds:>8}  {folder}")
     left = [outcome for outcome in outcomes if outcome.exit_code != 0]
     lines.append(f"{len(outcomes) - len(left)} of {counted(len(outcomes), 'dataset')} done")
     without_hub = [each for each in outcomes if each.error == HubUnreachable.__name__]
@@ -280,13 +272,6 @@ def closing_lines(outcomes: Sequence[Outcome], request: DatasetsRequest) -> list
             "the reason is shown above, at the end of each one's output; run the same command again to measure the rest"
         )
     return lines
-
-
-def outcome_name(exit_code: int | None) -> str:
-    """A word for how a driver ended."""
-    if exit_code is None:
-        return "not started"
-    return OUTCOMES.get(exit_code, f"FAILED ({exit_code})")
 
 
 def worst(outcomes: Sequence[Outcome]) -> int:

@@ -16,7 +16,6 @@ from time import monotonic
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
 
 from experiment_core_utils.config.command import reporting_errors, run_command
 from experiment_core_utils.config.command_line import OneLineParser
@@ -159,34 +158,22 @@ def model_rows(name: str, size: int, device: torch.device, deadline: float) -> I
             continue
         if monotonic() > deadline:
             yield ModelRow(name, algorithm, len(shapes), reason=TIME_OVER)
+            continue
+        try:
+            with (
+                torch.inference_mode(),
+                out_of_memory_named(),
+                SwappedConvolutions(model, shapes, algorithm, Placement(images.device), "fallback", name) as swapped,
+            ):
+                error = relative_l2(model(images), expected)
+                ms = milliseconds(lambda: model(images), images.device)
+                report = swapped.report
+        except (ProfilerError, RuntimeError) as error_found:
+            reason = f"{type(error_found).__name__}: {first_line(error_found)}"
+            yield ModelRow(name, algorithm, len(shapes), reason=reason)
         else:
-            yield model_row(name, algorithm, model, shapes, images, expected, torch_ms)
-
-
-def model_row(
-    name: str,
-    algorithm: AlgorithmName,
-    model: nn.Module,
-    shapes: Mapping[str, ConvShape],
-    images: Tensor,
-    expected: Tensor,
-    torch_ms: float,
-) -> ModelRow:
-    """The row of one algorithm in `model_rows`."""
-    try:
-        with (
-            torch.inference_mode(),
-            out_of_memory_named(),
-            SwappedConvolutions(model, shapes, algorithm, Placement(images.device), "fallback", name) as swapped,
-        ):
-            error = relative_l2(model(images), expected)
-            ms = milliseconds(lambda: model(images), images.device)
-            report = swapped.report
-    except (ProfilerError, RuntimeError) as error_found:
-        reason = f"{type(error_found).__name__}: {first_line(error_found)}"
-        return ModelRow(name, algorithm, len(shapes), reason=reason)
-    share = report.refused_flops_share
-    return ModelRow(name, algorithm, len(shapes), len(report.refused), share, ms, torch_ms, error)
+            share = report.refused_flops_share
+            yield ModelRow(name, algorithm, len(shapes), len(report.refused), share, ms, torch_ms, error)
 
 
 def layer_line(row: LayerRow) -> str:

@@ -86,9 +86,15 @@ class CUDALayerTimer:
         with hooked(self._layers, self._before, lambda *_: self._mark()):
             keep_busy = self._ballast(inference)
             for _ in range(repeats):
-                total_s, calls = self._once(inference, keep_busy)
-                totals.append(total_s)
-                for name, seconds in calls.items():
+                synchronize(self._device)
+                self._marks, self._called, self._caught_up = new_marks(self._device), [], []
+                keep_busy()
+                self._marks.mark()
+                inference()
+                self._mark()
+                spans = self._marks.seconds()
+                totals.append(sum(spans))
+                for name, seconds in seconds_of_layers(self._called, spans).items():
                     layers[name].append(seconds)
                 launch_bound |= launch_bound_layers(self._called, self._caught_up)
                 is_launch_bound |= any(self._caught_up)
@@ -99,16 +105,6 @@ class CUDALayerTimer:
             is_launch_bound if known else None,
             frozenset(launch_bound) if known else None,
         )
-
-    def _once(self, inference: Callable[[], object], keep_busy: Callable[[], None]) -> tuple[float, dict[str, float]]:
-        synchronize(self._device)
-        self._marks, self._called, self._caught_up = new_marks(self._device), [], []
-        keep_busy()
-        self._marks.mark()
-        inference()
-        self._mark()
-        spans = self._marks.seconds()
-        return sum(spans), seconds_of_layers(self._called, spans)
 
     def _before(self, name: str, *_: Any) -> None:
         self._called.append(name)

@@ -7,9 +7,8 @@ import argparse
 import itertools
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -50,23 +49,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _content(given: argparse.Namespace) -> Mapping[str, Any]:
-    """The content of the file with the values of all flags in place of its own."""
+@reporting_errors
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code: 0 all measured, 1 a combination failed or the run broke off, 2 it cannot be done, 130 stopped."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    given = build_parser().parse_args(argv)
     short = {name: getattr(given, name) for name in ("num_input_prompts", "max_output_tokens")}
     overrides = [*given.set, *(f"{name}={value}" for name, value in short.items() if value is not None)]
     content = with_overrides(read_yaml(given.config) if given.config else {}, overrides)
     if given.model_name is not None and any(each.startswith("model_name=") for each in given.set):
         raise ConfigurationError("model_name is given twice; give it once")
     # As given: a name may mean something else in YAML.
-    return content if given.model_name is None else {**content, "model_name": given.model_name}
-
-
-@reporting_errors
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code: 0 all measured, 1 a combination failed or the run broke off, 2 it cannot be done, 130 stopped."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    given = build_parser().parse_args(argv)
-    grid = combinations(_content(given))
+    grid = combinations(content if given.model_name is None else {**content, "model_name": given.model_name})
     # torch and transformers take seconds to import; `--help` and a wrong key need neither.
     with libraries_loading():
         from experiment_core_utils.meters.requested_energy import energy_plan_lines

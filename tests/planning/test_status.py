@@ -82,7 +82,7 @@ def test_a_run_in_the_middle_of_its_second_setting(ledger: Ledger, tmp_path: Pat
     assert status.at_work is not None
     assert (status.at_work.key, status.at_work.finished) == ("b", {0, 1, 2})
     # 4 of a and 3 of b less the one before; 1 of b and 4 of c are missing: 100 s / 6 * 5 = 83.3 s.
-    assert (status.samples_by_run, status.samples_missing) == (6, 5)
+    assert (status.paced[0], status.samples_missing) == (6, 5)
     assert status.left_s == pytest.approx(83.333, abs=1e-3)
     lines = lines_of(tmp_path, 1130.0)
     assert lines[0].startswith("out: run 0002 on signs, 4 samples a setting, 2 processes, started 1970-01-0")
@@ -113,7 +113,7 @@ def test_loading_and_warm_up_are_no_pace(ledger: Ledger, tmp_path: Path) -> None
             replace(finished(2), finished_unix_s=1520.0), at=1521.0)  # fmt: skip
     # 4 by this run, 2 of them behind the first of each process, in 20 s; 12 - 5 are missing.
     status = read_status(tmp_path, 1530.0)
-    assert (status.samples_by_run, status.samples_missing, status.paced) == (4, 7, (2, 20.0))
+    assert (status.samples_missing, status.paced) == (7, (2, 20.0))
     assert status.left_s == pytest.approx(70.0)
     journal(tmp_path, header("b", 1), finished(1), at=1521.0)
     assert read_status(tmp_path, 1530.0).paced == (5, 521.0)
@@ -223,7 +223,7 @@ def test_journals_of_another_run_say_nothing_about_this_one(ledger: Ledger, tmp_
     journal(tmp_path, header("b", 0, "0001"), finished(0))
     status = read_status(tmp_path, 1001.0)
     assert status.at_work is None
-    assert (status.samples_by_run, status.samples_missing) == (0, 11)
+    assert (status.paced[0], status.samples_missing) == (0, 11)
 
 
 def test_a_real_run_leaves_a_plan_that_is_done(tiny_checkpoint: Path, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_real_run_leaves_a_plan_that_is_done(tiny_checkpoint: Path, tmp_path: 
     status = read_status(tmp_path, time.time())
     assert status.plan.experiment_id == report.experiment_id
     assert status.done == status.plan.due == ("tier-low_topk2_blocks3", "tier-low_topk4_blocks3")
-    assert (status.left, status.at_work, status.samples_by_run, status.samples_missing) == ((), None, 4, 0)
+    assert (status.left, status.at_work, status.samples_missing) == ((), None, 0)
     copied = tmp_path.with_name(f"{tmp_path.name}_copied")
     shutil.copytree(tmp_path, copied)
     assert read_status(copied, time.time()).done == status.done

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.primitives.in_step import crew_of_process, join_crew
+from experiment_core_utils.primitives.in_step import join_crew
 
 
 @pytest.mark.parametrize(("launched", "size"), [(None, 2), ("2", 3)])
@@ -17,4 +17,3 @@ def test_another_number_of_processes_is_refused(
     message = f"^{size} processes are to share the model, and {launched or 1} were launched; launch so many$"
     with pytest.raises(ConfigurationError, match=message):
         join_crew(size, torch.device("cpu"), 1.0, "launch so many")
-    assert crew_of_process() is None

@@ -19,7 +19,7 @@ from experiment_core_utils.models.hf.source import RequestedQuantisation, Transf
 from experiment_core_utils.models.hf.tensor_parallel import END, LeadingModel, follow
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Served, Shared, Stepwise
 from experiment_core_utils.primitives.errors import EngineRefused
-from experiment_core_utils.primitives.in_step import as_launched, crew_of_process, join_crew
+from experiment_core_utils.primitives.in_step import as_launched, join_crew
 from tests.same_floats import assert_same_floats
 
 CPU = torch.device("cpu")
@@ -58,7 +58,7 @@ def compare(shared: LeadingModel, whole: TransformersModel) -> None:
 
 def main(folder: Path, done: Path) -> None:
     crew = join_crew(2, CPU, 60.0, "launch two")
-    assert crew is crew_of_process()
+    assert crew is join_crew(2, CPU, 60.0, "launch two")
     # Libraries take the first process for one that runs alone, but not while they spread the model.
     assert ("LOCAL_RANK" in os.environ) == (crew.rank > 0)
     with as_launched():

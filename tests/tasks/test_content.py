@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from experiment_core_utils.primitives.errors import DataChanged, SampleError
-from experiment_core_utils.tasks.content import digest_of, digests_of, read_unchanged, with_picture_digest
+from experiment_core_utils.tasks.content import digest_of, digests_of, pixel_digest, read_unchanged, with_picture_digest
 from experiment_core_utils.tasks.interface import Sample
 from experiment_core_utils.tasks.registry import load_data_file, load_task
 
@@ -97,3 +97,14 @@ def test_a_picture_file_that_changes_is_named_even_where_it_cannot_be_decoded_an
     picture.unlink()
     with pytest.raises(SampleError, match=r"picture a.bmp is missing"):
         read_unchanged(task, 0, before)
+
+
+def test_a_digest_is_of_pixels_sides_and_mode() -> None:
+    picture = Image.new("RGB", (4, 5), "red")
+    one_pixel_other = picture.copy()
+    one_pixel_other.putpixel((3, 4), (254, 0, 0))
+    # The bytes of the last two are those of the first.
+    turned = Image.frombytes("RGB", (5, 4), picture.tobytes())
+    other_mode = Image.frombytes("YCbCr", (4, 5), picture.tobytes())
+    assert pixel_digest(picture) == pixel_digest(picture.copy())
+    assert len({pixel_digest(each) for each in (picture, one_pixel_other, turned, other_mode)}) == 4

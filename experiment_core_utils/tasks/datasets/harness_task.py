@@ -218,7 +218,9 @@ class HarnessMetric:
                 continue
             key = metric if kind == first else f"{metric},{kind}"
             try:
-                figures[key] = _figure(_aggregated(aggregate, values, self.task.name))
+                # What it writes is for a server that keeps the answers; those are in the results.
+                with tempfile.TemporaryDirectory() as folder:
+                    figures[key] = _figure(aggregate(values, **_arguments(aggregate, self.task.name, folder)))
             except (Exception, SystemExit) as error:
                 figures[key] = None
                 failed.append(f"{self.task.name}: aggregation of {metric} fails: {failure(error)}")
@@ -248,7 +250,8 @@ class HarnessMetric:
             for metric, value in by_first_filter.items()
             if (number := _number_in(value, self.task.score_key)) is not None
         }
-        return Score(_from_0_to_1(by_first_filter.get(first), self.task.score_key), details=numbers)
+        value = numbers.get(first)
+        return Score(value if value is not None and 0 <= value <= 1 else None, details=numbers)
 
     def _results(self, answer: Answer) -> Mapping[str, Mapping[str, Any]] | str:
         """By filter and metric; the reason where the code of the task fails."""
@@ -337,17 +340,6 @@ def _arguments(aggregate: Callable[..., Any], task_name: str, folder: str) -> Ma
         return {}
     args = Namespace(output_path=folder, tasks=task_name, model="", model_args="", log_samples_suffix="", limit=None)
     return {"args": args}
-
-
-def _aggregated(aggregate: Callable[..., Any], values: list[Any], task_name: str) -> Any:
-    # What it writes is for a server that keeps the answers; those are in the results.
-    with tempfile.TemporaryDirectory() as folder:
-        return aggregate(values, **_arguments(aggregate, task_name, folder))
-
-
-def _from_0_to_1(value: Any, score_key: str) -> float | None:
-    number = _number_in(value, score_key)
-    return number if number is not None and 0 <= number <= 1 else None
 
 
 def _number_in(value: Any, score_key: str) -> float | None:

@@ -89,7 +89,11 @@ def read_hub(hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable:
         raise HubUnreachable(shown(first_line(error))) from error
     except _UNREADABLE as error:
         raise ConfigurationError(shown(first_line(error))) from error
-    commit = _commit_of(rows)
+    # Named in the downloaded addresses, and the last folder of the cache.
+    addresses = [re.search(r"@([0-9a-f]{40})/", address) for address in rows.info.download_checksums or ()]
+    folders = [_COMMIT.fullmatch(Path(file["filename"]).parent.name) for file in rows.cache_files]
+    found = {match[1] for match in addresses if match} or {match[0] for match in folders if match}
+    commit = found.pop() if len(found) == 1 else UNKNOWN_COMMIT
     if _COMMIT.fullmatch(hub.revision) and commit != hub.revision:
         raise ConfigurationError(f"revision {hub.revision} was requested, and the cache contains {commit}")
     source = {
@@ -108,14 +112,6 @@ def cache_folders(cache_dir: Path | None) -> tuple[Path, ...]:
     """Where the libraries keep what they download and unpack."""
     own = Path(datasets.config.HF_DATASETS_CACHE) if cache_dir is None else cache_dir
     return own, Path(datasets.config.HF_DATASETS_CACHE), Path(huggingface_hub.constants.HF_HUB_CACHE)
-
-
-def _commit_of(rows: datasets.Dataset) -> str:
-    """The commit that the rows are of: named in the downloaded addresses, and the last folder of the cache."""
-    addresses = [re.search(r"@([0-9a-f]{40})/", address) for address in rows.info.download_checksums or ()]
-    folders = [_COMMIT.fullmatch(Path(file["filename"]).parent.name) for file in rows.cache_files]
-    found = {match[1] for match in addresses if match} or {match[0] for match in folders if match}
-    return found.pop() if len(found) == 1 else UNKNOWN_COMMIT
 
 
 def read_folder(folder: Path, hub: HubDataset, split: str, cache_dir: Path | None) -> HubTable | None:

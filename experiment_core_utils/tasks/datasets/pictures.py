@@ -59,11 +59,6 @@ def open_picture(content: bytes | Path, name: str) -> OpenedPicture:
     return _read(content, shown(name), lambda picture, stream: _decoded(picture, stream, shown(name)))
 
 
-def check_picture(content: bytes | Path, name: str) -> None:
-    """Raises as `open_picture` for a picture whose header shows that it cannot be read; decodes nothing."""
-    _read(content, shown(name), lambda picture, stream: None)
-
-
 def _read(content: bytes | Path, name: str, read: Callable[[Image.Image, IO[bytes]], T]) -> T:
     """What `read` gives of the picture, of which only the header was read before, and of its encoded bytes."""
     try:
@@ -95,22 +90,17 @@ def _decoded(picture: Image.Image, stream: IO[bytes], name: str) -> OpenedPictur
     return OpenedPicture(decoded, _digest_of(stream))
 
 
-def picture_digest(content: bytes | Path, name: str) -> str:
-    """SHA-256 of the encoded picture, which is not decoded; raises SampleError where it cannot be read."""
-    name = shown(name)
-    try:
-        with _stream(content, name) as stream:
-            return _digest_of(stream)
-    except _BROKEN as error:
-        raise SampleError(f"picture {name} cannot be read: {shown(first_line(error))}") from error
-
-
 @contextmanager
 def _stream(content: bytes | Path, name: str) -> Iterator[IO[bytes]]:
     if isinstance(content, bytes):
         yield io.BytesIO(content)
         return
-    _check_regular(content, name)
+    # Reading a pipe or a device may never end.
+    if not os.path.isfile(content):
+        where = shown(str(content))
+        if os.path.lexists(content):
+            raise SampleError(f"picture {name} cannot be read: {where} is not a regular file")
+        raise SampleError(f"picture {name} is missing: there is no file {where}")
     with content.open("rb") as file:
         yield file
 
@@ -147,11 +137,17 @@ class PictureFolders:
 
     def digest(self, picture: Mapping[str, Any] | None, name: str) -> str:
         """The digest that `opened` gives, from the stored picture alone; arguments and errors as there."""
-        return picture_digest(*self._named(picture, name))
+        content, label = self._named(picture, name)
+        try:
+            with _stream(content, shown(label)) as stream:
+                return _digest_of(stream)
+        except _BROKEN as error:
+            raise SampleError(f"picture {shown(label)} cannot be read: {shown(first_line(error))}") from error
 
     def check(self, picture: Mapping[str, Any] | None, name: str) -> None:
         """Raises as `opened` where a row's picture is missing or its header cannot be read; decodes nothing."""
-        check_picture(*self._named(picture, name))
+        content, label = self._named(picture, name)
+        _read(content, shown(label), lambda picture, stream: None)
 
     def _named(self, picture: Mapping[str, Any] | None, name: str) -> tuple[bytes | Path, str]:
         content = self.stored(picture)
@@ -190,16 +186,6 @@ class PictureFolders:
                 "'..' or a link); copy it there"
             )
         return inside[0] if inside else candidates[0]
-
-
-def _check_regular(path: Path, name: str) -> None:
-    """Raises SampleError for anything else than a regular file: reading a pipe or a device may never end."""
-    if os.path.isfile(path):
-        return
-    where = shown(str(path))
-    if os.path.lexists(path):
-        raise SampleError(f"picture {name} cannot be read: {where} is not a regular file")
-    raise SampleError(f"picture {name} is missing: there is no file {where}")
 
 
 def _rgb(picture: Image.Image, name: str) -> Image.Image:

@@ -40,14 +40,10 @@ def chance_level() -> float:
     return max(Counter(known).values()) / len(known)
 
 
-def question_about(shape: str) -> str:
-    """The question about a shape, such as a red circle."""
-    return f"what are the code and the price of the {shape}?"
-
-
 def _about(item: Item) -> QuestionAnswer:
     answer = f"{item.label} {prices()[item.label]}"
-    return scene_question(item, question_about(item.name), answer, QUESTION_TYPE, text=True)
+    question = f"what are the code and the price of the {item.name}?"
+    return scene_question(item, question, answer, QUESTION_TYPE, text=True)
 
 
 class ReferenceKnowledge(GeneratedTask):

@@ -13,7 +13,7 @@ import math
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -155,7 +155,12 @@ def plan_scene(
         codes: which of `item_codes` the labels are; None draws labels of all sorts.
     """
     rng = rng_or_seed if isinstance(rng_or_seed, random.Random) else random.Random(rng_or_seed)
-    width, height = _draw_canvas(rng)
+    low, high = _SIDE_RANGE_PX
+    aspect = math.exp(rng.uniform(-math.log(_MAX_ASPECT), math.log(_MAX_ASPECT)))
+    spread = math.sqrt(max(aspect, 1 / aspect))
+    mean_side = rng.uniform(low * spread, high / spread)
+    root = math.sqrt(aspect)
+    width, height = round(mean_side * root), round(mean_side / root)
     background = _draw_background(rng)
     count = rng.randint(*_NUMBER_OF_ITEMS)
     labels = (
@@ -204,10 +209,6 @@ class _Draft:
     diameter: int
     style: ItemStyle
 
-    def shrunk(self, factor: float, floor: int) -> "_Draft":
-        diameter = max(floor, round(self.diameter * factor))
-        return _Draft(self.kind, self.colour, self.label, self.text_height, diameter, self.style)
-
     @property
     def sprite(self) -> "_SpriteLayout":
         return _sprite_layout(self.label, self.text_height, self.diameter, self.style)
@@ -225,15 +226,6 @@ class _SpriteLayout:
     baseline: int
     rotated_width: int
     rotated_height: int
-
-
-def _draw_canvas(rng: random.Random) -> tuple[int, int]:
-    low, high = _SIDE_RANGE_PX
-    aspect = math.exp(rng.uniform(-math.log(_MAX_ASPECT), math.log(_MAX_ASPECT)))
-    spread = math.sqrt(max(aspect, 1 / aspect))
-    mean_side = rng.uniform(low * spread, high / spread)
-    root = math.sqrt(aspect)
-    return round(mean_side * root), round(mean_side / root)
 
 
 def _draw_background(rng: random.Random) -> Background:
@@ -288,7 +280,11 @@ def _draw_draft(
     mean_side: float,
     background: Background,
 ) -> _Draft:
-    text_height = _draw_text_height(rng, h_rel, mean_side)
+    # Whole pixels, log-uniform, kept inside the range wherever a whole number of at least 6 lies in it.
+    low, high = h_rel
+    height = round(math.exp(rng.uniform(math.log(low), math.log(high))) * mean_side)
+    inside = max(math.ceil(low * mean_side), min(math.floor(high * mean_side), height))
+    text_height = max(MIN_TEXT_HEIGHT_PX, inside)
     diameter = max(rng.uniform(*_SHAPE_PER_TEXT) * text_height, _SHAPE_FLOOR * mean_side)
     fill = COLOURS[colour]
     shift = rng.randint(-10, 10)
@@ -302,14 +298,6 @@ def _draw_draft(
     angle = round(rng.uniform(-6.0, 6.0), 2) if rng.random() < 0.2 else 0.0
     style = ItemStyle(jittered, text, plate, rng.choice(_FONT_FILES), angle)
     return _Draft(kind, colour, label, text_height, round(diameter), style)
-
-
-def _draw_text_height(rng: random.Random, h_rel: tuple[float, float], mean_side: float) -> int:
-    """Whole pixels, log-uniform, kept inside the range wherever a whole number of at least 6 lies in it."""
-    low, high = h_rel
-    drawn = round(math.exp(rng.uniform(math.log(low), math.log(high))) * mean_side)
-    inside = max(math.ceil(low * mean_side), min(math.floor(high * mean_side), drawn))
-    return max(MIN_TEXT_HEIGHT_PX, inside)
 
 
 def _clip(value: int) -> int:
@@ -353,7 +341,8 @@ def _place(rng: random.Random, width: int, height: int, drafts: Sequence[_Draft]
     kept = list(drafts)
     while True:
         for attempt in range(_LAYOUT_ATTEMPTS):
-            sized = [draft.shrunk(0.9**attempt, floor) for draft in kept]
+            diameters = [max(floor, round(draft.diameter * 0.9**attempt)) for draft in kept]
+            sized = [replace(draft, diameter=size) for draft, size in zip(kept, diameters, strict=True)]
             boxes = _try_layout(rng, width, height, sized, max(6, round(0.012 * mean_side)))
             if boxes is not None:
                 return list(zip(sized, boxes, strict=True))

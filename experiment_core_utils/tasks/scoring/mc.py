@@ -175,7 +175,11 @@ def _strongest(text: str, options: Sequence[str]) -> tuple[int, str] | None:
     most = max((strength for strength, _ in said), default=Strength.DENIED)
     best = [group for strength, group in said if strength == most]
     if most < Strength.DECIDED:
-        return _only_one(reply, best)
+        # The only one that is mentioned in passing, of a long reply in its first or last sentence.
+        if len(reply.text.split()) > WORD_LIMIT and reply.sentences:
+            ends = (reply.sentences[0], reply.sentences[-1])
+            best = [group for group in best if any(begin <= group[0].begin < end for begin, end in ends)]
+        return _chosen(reply, best[-1]) if _is_one(best) else None
     sure = [group for group in best if not reply.is_hedged(group[0])]
     if not sure and not _is_one(best):
         return None
@@ -203,14 +207,6 @@ def _statements(reply: Reply, options: Sequence[str]) -> list[tuple[Strength, li
         if strength > Strength.ASIDE or (strength == Strength.ASIDE and not group[0].is_letter):
             said.append((strength, group))
     return said
-
-
-def _only_one(reply: Reply, groups: Sequence[list[Mention]]) -> tuple[int, str] | None:
-    """The only option that is mentioned in passing, of a long reply in its first or last sentence."""
-    if len(reply.text.split()) > WORD_LIMIT and reply.sentences:
-        ends = (reply.sentences[0], reply.sentences[-1])
-        groups = [group for group in groups if any(begin <= group[0].begin < end for begin, end in ends)]
-    return _chosen(reply, groups[-1]) if _is_one(groups) else None
 
 
 def _chosen(reply: Reply, group: Sequence[Mention]) -> tuple[int, str] | None:

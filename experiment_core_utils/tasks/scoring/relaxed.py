@@ -150,17 +150,13 @@ def _by_kind(final: str, references: Sequence[str], is_corrected: bool) -> tuple
     """What a final statement says, read as a value of the kind of the references."""
     statement = called_answer(final) or final
     if all(len(each.split()) == 1 and polarity(each) for each in references):
-        return _says_yes_or_no(final, references)
+        answer = polarity(final) or ("yes" if _STATES.match(final.lower()) and not REFUSAL.search(final) else None)
+        return float(answer in map(polarity, references)), UNREADABLE if answer is None else "yes_no"
     numbers = [number for number in map(_number_of, references) if number is not None]
     if len(numbers) == len(references):
         return _says_number(statement, numbers, is_corrected)
     lists = [items for items in map(_items, references) if len(items) > 1]
     return _says_list(statement, lists) if lists and not numbers else _says_text(final, statement, references)
-
-
-def _says_yes_or_no(final: str, references: Sequence[str]) -> tuple[float, str]:
-    answer = polarity(final) or ("yes" if _STATES.match(final.lower()) and not REFUSAL.search(final) else None)
-    return float(answer in map(polarity, references)), UNREADABLE if answer is None else "yes_no"
 
 
 def _number_of(reference: str) -> Quantity | None:
@@ -180,14 +176,9 @@ def _says_number(statement: str, references: Sequence[Quantity], is_corrected: b
     if is_several or any(reply.is_contradicted(Mention(0, each.begin, each.end)) for each in found):
         return 0.0, UNREADABLE
     with_units = [each for each in references if each.dimension]
-    return float(
-        any(each.is_same(wanted) for each in found for wanted in _wanted(each, references, with_units))
-    ), "number"
-
-
-def _wanted(number: Quantity, references: Sequence[Quantity], with_units: Sequence[Quantity]) -> Sequence[Quantity]:
-    """The references of a number: where it has a unit, those with one, if there are any."""
-    return with_units if number.dimension and with_units else references
+    # A number with a unit is compared with the references that have one, if there are any.
+    pairs = ((each, with_units if each.dimension and with_units else references) for each in found)
+    return float(any(each.is_same(wanted) for each, own in pairs for wanted in own)), "number"
 
 
 def _result(reply: Reply, is_corrected: bool) -> list[Quantity]:

@@ -84,18 +84,14 @@ def knob_study_charts(
 
 
 def knob_charts(analyses: Sequence[TaskAnalysis], with_accuracy: bool = True) -> list[Chart]:
-    """`knob_study_charts` without the fronts."""
-    several = [each for each in analyses if len(each.grid.points) > 1]
-    return [chart for analysis in several for chart in _knob_charts(analysis, with_accuracy)]
-
-
-def _knob_charts(analysis: TaskAnalysis, with_accuracy: bool) -> list[Chart]:
-    """What holding a knob loses, and what the knobs do to each figure, of one task."""
-    found = present(analysis)
+    """`knob_study_charts` without the fronts: what holding a knob loses, and what the knobs do to each figure."""
     charts = []
-    if with_accuracy and found and found[0].fixed and found[0].found.of_grid.accuracy.any():
-        charts.append(coupling_chart(found[0]))
-    return [*charts, *effects_charts(analysis, with_accuracy)]
+    for analysis in (each for each in analyses if len(each.grid.points) > 1):
+        found = present(analysis)
+        if with_accuracy and found and found[0].fixed and found[0].found.of_grid.accuracy.any():
+            charts.append(coupling_chart(found[0]))
+        charts += effects_charts(analysis, with_accuracy)
+    return charts
 
 
 def knob_colour(name: str) -> str:
@@ -155,7 +151,9 @@ def _front_panel(each: FrontAnalysis, invalid: str) -> Panel:
     elif found.have_waited:
         verdict, bars = "no verdicts, since requests waited for each other", f" {str(found.no_verdict).capitalize()}."
     if invalid or found.have_waited:
-        dots = [_dots_alike(drawn, labels, found)]
+        costs, scores = [point.cost / scale for point in drawn], [point.accuracy for point in drawn]
+        texts, names = [_figure_text(point, found) for point in drawn], [labels.get(point.key, "") for point in drawn]
+        dots = [Dots(costs, scores, QUIET, "setting", texts, names)]
     return Panel(
         f"{found.task.replace('_', ' ')}: {verdict}",
         Axis(f"{found.of.label} ({unit})", (0, 1.04 * float(found.cost.max()) / scale)),
@@ -218,14 +216,6 @@ def _status_dots(points: Sequence[FrontPoint], labels: Mapping[str, str], found:
         x_intervals=[(low / scale, high / scale) for low, high in costs],
         y_intervals=[point.accuracy_ci95 if point.on_front else (point.accuracy, point.accuracy) for point in on_it],
     )  # fmt: skip
-
-
-def _dots_alike(points: Sequence[FrontPoint], labels: Mapping[str, str], found: Objectives) -> Dots:
-    """Settings with their figures alone."""
-    scale, _ = _scale(found)
-    costs, heights = [point.cost / scale for point in points], [point.accuracy for point in points]
-    texts = [_figure_text(point, found) for point in points]
-    return Dots(costs, heights, QUIET, "setting", texts, [labels.get(point.key, "") for point in points])
 
 
 def _labels(each: FrontAnalysis) -> dict[str, str]:
@@ -377,7 +367,10 @@ def _spread_panel(effects: Effects, title: str) -> Panel:
     for place, term in enumerate(terms):
         interaction = INTERACTION_COLOURS[place % len(INTERACTION_COLOURS)]
         colour = knob_colour(term.knobs[0]) if len(term.knobs) == 1 else interaction
-        text = _term_text(title, term)
+        lines = [f"{_term_name(term)}: {100 * (term.share or 0.0):.1f} % of the variance"]
+        if term.noise_share is not None:
+            lines.append(f"noise alone would add {100 * term.noise_share:.1f} %")
+        text = (title, *lines, "beyond noise" if is_beyond_noise(term) else "within noise")
         marks.append(Bars([place], [100 * (term.share or 0.0)], colour, None, [text], pale=[not is_beyond_noise(term)]))
     ticks = {
         place: f"{_term_name(term)} {100 * (term.share or 0.0):.1f} %"
@@ -408,13 +401,6 @@ def _spread_title(effects: Effects, terms: Sequence[Term]) -> str:
 
 def _term_name(term: Term) -> str:
     return " × ".join(knob_title(knob) for knob in term.knobs)
-
-
-def _term_text(title: str, term: Term) -> tuple[str, ...]:
-    lines = [f"{_term_name(term)}: {100 * (term.share or 0.0):.1f} % of the variance"]
-    if term.noise_share is not None:
-        lines.append(f"noise alone would add {100 * term.noise_share:.1f} %")
-    return (title, *lines, "beyond noise" if is_beyond_noise(term) else "within noise")
 
 
 def _change_panel(effects: Effects, title: str, divisor: float, unit: str) -> Panel:

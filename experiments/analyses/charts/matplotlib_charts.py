@@ -116,7 +116,15 @@ def figure_of(chart: Chart, caption: str) -> Figure:
             _draw(axes, panel)
         for axes in grid[len(chart.panels) :]:
             axes.set_axis_off()
-        _legend(figure, grid)
+        # One legend of all panels, each name once.
+        artists: dict[str, Artist] = {}
+        for axes in grid:
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                artists.setdefault(label, handle)
+        if artists:
+            own_columns = max(1, int(figure.get_size_inches()[0] / 2.1))
+            figure.legend(list(artists.values()), list(artists), loc="outside upper left", ncols=own_columns,
+                          fontsize=8.5, labelcolor=INK)  # fmt: skip
         figure.draw_without_rendering()
         for axes, panel in zip(grid, chart.panels, strict=False):
             _label(axes, (mark for mark in panel.marks if isinstance(mark, Dots) and mark.labels))
@@ -124,18 +132,6 @@ def figure_of(chart: Chart, caption: str) -> Figure:
                 if min(bar.get_window_extent().size) < LEAST_PIXELS_WITH_EDGE:
                     bar.set(linewidth=0, antialiased=False)
     return figure
-
-
-def _legend(figure: Figure, grid: Sequence[Axes]) -> None:
-    """One legend of all panels, each name once."""
-    named: dict[str, Artist] = {}
-    for axes in grid:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            named.setdefault(label, handle)
-    if named:
-        columns = max(1, int(figure.get_size_inches()[0] / 2.1))
-        figure.legend(list(named.values()), list(named), loc="outside upper left", ncols=columns, fontsize=8.5,
-                      labelcolor=INK)  # fmt: skip
 
 
 def _draw(axes: Axes, panel: Panel) -> None:

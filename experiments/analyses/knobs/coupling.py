@@ -203,6 +203,7 @@ def _coupling(found: Objectives, knob: str, given: str, cells: Mapping[tuple[Val
     draws = np.array([[each[1] for each in row] for row in all_areas])  # [given, knob, B]
     best_values = tuple(_best_value(at, values, volumes[row], draws[row]) for row, at in enumerate(complete))
     p_value, witness = _witness(found, values, complete, draws)
+    top = float(volumes.max(axis=1).sum())
     return [
         Coupling(
             knob=knob,
@@ -210,7 +211,7 @@ def _coupling(found: Objectives, knob: str, given: str, cells: Mapping[tuple[Val
             best_values=best_values,
             dependence="within_noise",
             witness=witness,
-            regret_share=_regret_fraction(volumes),
+            regret_share=(top - float(volumes.sum(axis=0).max())) / top if top > 0 else None,
             p_value=p_value,
             family_p_value=p_value,
         )
@@ -239,11 +240,6 @@ def _places(found: Objectives, knobs: Sequence[str]) -> dict[tuple[Value, ...], 
     for at, point in enumerate(found.points):
         places.setdefault(tuple(point.value(knob) for knob in knobs), []).append(at)
     return {values: np.array(own, dtype=np.int64) for values, own in places.items()}
-
-
-def _regret_fraction(volumes: np.ndarray) -> float | None:
-    top = float(volumes.max(axis=1).sum())
-    return (top - float(volumes.sum(axis=0).max())) / top if top > 0 else None
 
 
 def _best_value(given: Value, values: Sequence[Value], volumes: np.ndarray, draws: np.ndarray) -> BestValue:

@@ -186,11 +186,15 @@ def front(found: Objectives) -> Front:
         )
         for at, (place, accuracy_ends, cost_ends) in enumerate(intervals)
     ]
+    ties = None
+    if len(points) <= MOST_SETTINGS:
+        groups = groups_of_ties(np.argsort(found.cost, kind="stable"), found.told_apart())
+        ties = tuple(tuple(keys[at] for at in group) for group in groups)
     return Front(
         points=tuple(sorted(points, key=lambda each: (each.cost, -each.accuracy))),
         reference_cost=reference_cost_of(found),
         hypervolume=hypervolume(found, np.arange(len(found.points))),
-        ties=_ties(found),
+        ties=ties,
     )
 
 
@@ -268,13 +272,6 @@ def _replacing_p_values(found: Objectives, at: int) -> np.ndarray:
     both = np.ones(len(less))
     both[others] = np.maximum(less[others], 2 * found.not_worse_p_values(at, others))
     return np.minimum(both, 1.0)
-
-
-def _ties(found: Objectives) -> tuple[tuple[str, ...], ...] | None:
-    if len(found.points) > MOST_SETTINGS:
-        return None
-    groups = groups_of_ties(np.argsort(found.cost, kind="stable"), found.told_apart())
-    return tuple(tuple(found.points[at].key for at in group) for group in groups)
 
 
 def _pair_p_values(found: Objectives, at: int) -> np.ndarray:

@@ -139,7 +139,11 @@ def grids_of(*sweeps: Sweep) -> tuple[TaskGrid, ...]:
 
 def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
     """The grid of one task's settings; raises as `grids_of`."""
-    metric, best = _only_metric(task, settings)
+    metrics = {(setting.result.metric, float(setting.result.metric_best)) for setting in settings}
+    if len(metrics) > 1:
+        names = " and ".join(sorted(name for name, _ in metrics))
+        raise ResultsError(f"settings of {task} are scored by {names}; give results scored by one metric")
+    ((metric, best),) = metrics
     _check_same_questions(task, settings)
     runs = _by_run(settings).values()
     took_turns = [own for own in runs if _shared_rounds([each.result for each in own])]
@@ -158,7 +162,10 @@ def grid_of(task: str, settings: Sequence[StoredSetting]) -> TaskGrid:
         task=task,
         metric=metric,
         best=best,
-        points=tuple(_point(each) for each in settings),
+        points=tuple(
+            KnobPoint(each.name, each.setting, each.sweep, bool(each.result.is_reference), each.result.in_grid)
+            for each in settings
+        ),
         sample_ids=tuple(ids),
         pictures=tuple(picture_of(samples[sample_id]) for sample_id in ids),
         scores=_matrix(rows, ids, lambda sample: sample.accuracy),
@@ -207,16 +214,6 @@ def unreadable_fraction(result: SettingResult) -> float:
     )
     shares = [fraction_of(count, result.num_samples) for count in counts]
     return max(each or 0.0 for each in (*shares, result.share_unparsed, result.share_one_token))
-
-
-def _only_metric(task: str, settings: Sequence[StoredSetting]) -> tuple[str, float]:
-    """Name and best score of the task's metric, which must be only one."""
-    metrics = {(setting.result.metric, float(setting.result.metric_best)) for setting in settings}
-    if len(metrics) > 1:
-        names = " and ".join(sorted(name for name, _ in metrics))
-        raise ResultsError(f"settings of {task} are scored by {names}; give results scored by one metric")
-    (only,) = metrics
-    return only
 
 
 def _check_same_questions(task: str, settings: Sequence[StoredSetting]) -> None:
@@ -279,13 +276,6 @@ def picture_of(sample: SampleResult) -> str:
     return named_picture(sample.sample_id, sample.metadata.image_id)
 
 
-def _point(setting: StoredSetting) -> KnobPoint:
-    result = setting.result
-    return KnobPoint(
-        setting.name, setting.setting, setting.sweep, is_reference=bool(result.is_reference), in_grid=result.in_grid
-    )
-
-
 def _matrix(
     rows: Sequence[SamplesById], ids: Sequence[int], read: Callable[[SampleResult], float | None]
 ) -> np.ndarray:
@@ -341,21 +331,16 @@ def load_study(paths: Sequence[Path]) -> Study:
         raise ResultsError(f"{len(paths)} inputs, some of them files: give folders of runs, or tables alone")
     tables = [read_table(path) for path in paths]
     try:
-        _check_one_sweep(tables)
+        tasks = [table.origin["task"] for table in tables]
+        if len(set(tasks)) < len(tasks):
+            raise ResultsError(f"several tables are of the same task ({', '.join(tasks)}); give one for each task")
+        for key in ("model", "split", "hardware", "versions", "precision", "num_threads"):
+            if any(table.origin.get(key) != tables[0].origin.get(key) for table in tables):
+                raise ResultsError(f"these tables differ in {key}; give tables of one model, measured in one way")
         return Study(_source(tables), _caption(tables), _setup(tables[0]), False, tuple(map(grid_of_table, tables)), ())
     except (KeyError, TypeError) as error:
         names = ", ".join(map(str, paths))
         raise ResultsError(f"{names} lacks {error} in its origin; collect the table again") from error
-
-
-def _check_one_sweep(tables: Sequence[RecordedTable]) -> None:
-    """Raises ResultsError where tables are not of different tasks of one model, measured in one way."""
-    tasks = [table.origin["task"] for table in tables]
-    if len(set(tasks)) < len(tasks):
-        raise ResultsError(f"several tables are of the same task ({', '.join(tasks)}); give one for each task")
-    for key in ("model", "split", "hardware", "versions", "precision", "num_threads"):
-        if any(table.origin.get(key) != tables[0].origin.get(key) for table in tables):
-            raise ResultsError(f"these tables differ in {key}; give tables of one model, measured in one way")
 
 
 def grid_of_table(table: RecordedTable) -> TaskGrid:

@@ -72,11 +72,6 @@ WHY_NONE = {
 }
 
 
-def study_costs(percentile: int = 95) -> tuple[Cost, ...]:
-    """The costs that a study compares accuracy with; `percentile` is one of TAIL_LATENCIES."""
-    return LATENCY_MEAN, TAIL_LATENCIES[percentile], ENERGY, FLOPS
-
-
 @dataclass(frozen=True)
 class Objectives:
     """S settings on the samples that all of them have, and B draws of them."""

@@ -303,7 +303,15 @@ def _budgets(group: _Group, question: QuestionConfig) -> list[WithinBudget]:
         tests = _chances_of_means(group.total_ms, group.time_pictures, question.budget_ms, group.batch_sizes)
         found.append(_within(group, question.budget_ms, "ms", "mean", group.mean_ms, tests))
     if question.budget_p95_ms is not None:
-        tests = _chances_of_p95(group.total_ms, group.time_pictures, question.budget_p95_ms, group.batch_sizes)
+        # By the number of late ones among one sample of each picture; of batches as if they were as many as there are
+        # without a common request.
+        late = (group.total_ms[:, first_of_each(group.time_pictures)] > question.budget_p95_ms).mean(axis=1)
+        sizes = [max(int(len(set(group.time_pictures.tolist())) / batch), 1) for batch in group.batch_sizes]
+        counts = [round(part * size) for part, size in zip(late.tolist(), sizes, strict=True)]
+        tests = [
+            (2 * float(bdtr(number, size, 0.05)), 2 * float(1 - bdtr(number - 1, size, 0.05)))
+            for number, size in zip(counts, sizes, strict=True)
+        ]
         p95 = np.percentile(group.total_ms, 95, axis=1)
         found.append(_within(group, question.budget_p95_ms, "ms", "p95", p95, tests))
     if question.budget_j is not None:
@@ -373,20 +381,6 @@ def _chances_of_means(
         return [(1.0, 1.0)] * len(values)
     below = stats.t.cdf((means - limit) / np.maximum(errors, 1e-12 * limit), degrees)
     return [(2 * float(each), 2 * float(1 - each)) for each in below]
-
-
-def _chances_of_p95(
-    values: np.ndarray, pictures: np.ndarray, limit: float, batch_sizes: np.ndarray
-) -> list[tuple[float, float]]:
-    """The same of the 95th percentile, by the number of late ones among one sample of each picture; of batches as if
-    they were as many as there are without a common request."""
-    late = (values[:, first_of_each(pictures)] > limit).mean(axis=1)
-    sizes = [max(int(len(set(pictures.tolist())) / batch), 1) for batch in batch_sizes]
-    counts = [round(part * size) for part, size in zip(late.tolist(), sizes, strict=True)]
-    return [
-        (2 * float(bdtr(own, size, 0.05)), 2 * float(1 - bdtr(own - 1, size, 0.05)))
-        for own, size in zip(counts, sizes, strict=True)
-    ]
 
 
 def _routing(groups: Sequence[_Group], found: Sequence[TypePrices], loss: float) -> Routing | None:

@@ -57,7 +57,12 @@ def analyse_latency(
     parts = [timed_samples(samples, runs_frame(sweep))]
     for other in further:
         refuse_other_model(sweep, other)
-        refuse_other_device(sweep, other)
+        one, two = (f"{run.device}, {run.how}" for run in (sweep.provenance, other.provenance))
+        if one != two:
+            raise ConfigurationError(
+                f"the runs are of {one} and of {two}: one model of their times means nothing; give "
+                "runs of one device, or the other as --target_dir"
+            )
         parts.append(timed_samples(samples_frame(other), runs_frame(other)))
     timed, left_out = of_fewer_settings(of_several_runs(parts) if further else parts[0])
     estimator = LatencyEstimator(level).fit(timed)
@@ -65,16 +70,6 @@ def analyse_latency(
     curve = guardrail_curve(validation.totals["expected"], timed.run_totals)
     caveats = [*estimator.fitted.caveat_records, *([] if left_out is None else [left_out])]
     return LatencyModel(timed, estimator, validation, curve, caveats)
-
-
-def refuse_other_device(source: Sweep, other: Sweep) -> None:
-    """Raises ConfigurationError where a further run is of another device, number format or execution."""
-    one, two = (f"{run.device}, {run.how}" for run in (source.provenance, other.provenance))
-    if one != two:
-        raise ConfigurationError(
-            f"the runs are of {one} and of {two}: one model of their times means nothing; give "
-            "runs of one device, or the other as --target_dir"
-        )
 
 
 def recalibration_studies(sweep: Sweep, found: LatencyModel, target: Sweep | None) -> list[RecalibrationStudy]:
@@ -86,12 +81,6 @@ def recalibration_studies(sweep: Sweep, found: LatencyModel, target: Sweep | Non
     if target is not None:
         return [study_of_target(found.estimator, sweep, target)]
     return [study_by_order(sweep, found.samples, found.estimator.level)] if found.num_runs == 1 else []
-
-
-def latency_findings(found: LatencyModel) -> list[str]:
-    """What the command prints."""
-    caveats = (f"caveat: {caveat.sentence}" for caveat in found.caveats)
-    return [*prediction_sentences(found), *budget_sentences(found), *caveats]
 
 
 def prediction_sentences(found: LatencyModel) -> Iterator[str]:

@@ -122,7 +122,15 @@ class LatencyEstimator:
         Raises:
             ResultsError: fewer than MIN_SETTINGS settings or MIN_SAMPLES samples, or none with two output tokens.
         """
-        check_enough(samples)
+        settings = len(np.unique(samples.knobs))
+        if settings < MIN_SETTINGS or len(samples) < MIN_SAMPLES:
+            raise ResultsError(
+                f"{counted(settings, 'setting')} with {counted(len(samples), 'sample')} are too few for a latency "
+                f"model; profile at least {MIN_SETTINGS + 1} settings and {MIN_SAMPLES} samples, so that one can be "
+                "left out"
+            )
+        if np.isnan(samples.times["T_decode_per_token"]).all():
+            raise ResultsError("no sample has two output tokens, so decode is not known; profile with longer answers")
         return self.fit_part(samples)
 
     def fit_part(self, samples: TimedSamples) -> Self:
@@ -193,18 +201,6 @@ class LatencyEstimator:
         estimator = cls(stored.level)
         estimator._fitted = stored
         return estimator
-
-
-def check_enough(samples: TimedSamples) -> None:
-    """Raises ResultsError where settings cannot be left out, or no sample has decode steps."""
-    settings = len(np.unique(samples.knobs))
-    if settings < MIN_SETTINGS or len(samples) < MIN_SAMPLES:
-        raise ResultsError(
-            f"{counted(settings, 'setting')} with {counted(len(samples), 'sample')} are too few for a latency model; "
-            f"profile at least {MIN_SETTINGS + 1} settings and {MIN_SAMPLES} samples, so that one can be left out"
-        )
-    if np.isnan(samples.times["T_decode_per_token"]).all():
-        raise ResultsError("no sample has two output tokens, so decode is not known; profile with longer answers")
 
 
 def ranges_of(requests: RequestColumns) -> dict[str, tuple[float, float]]:

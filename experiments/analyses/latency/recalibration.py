@@ -1,6 +1,6 @@
 """Recalibration of an estimator to another device by a few samples, and its error by their number."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +9,7 @@ from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.analyses.caveats import AnalysisCaveat
 from experiments.analyses.latency.estimator import MIN_SAMPLES, MIN_SETTINGS, LatencyEstimator
 from experiments.analyses.latency.features import TimedSamples, timed_samples
-from experiments.analyses.latency.stage_regression import StageModel, fit_stages, measured_times, stage_times
+from experiments.analyses.latency.stage_regression import fit_stages, measured_times, stage_times
 from experiments.analyses.latency.validation import Repeatability, places_by_setting, repeatability
 from experiments.analyses.sweeps import Sweep, samples_frame
 from experiments.fitting.held_out import relative_error
@@ -52,31 +52,21 @@ def recalibrate(estimator: LatencyEstimator, samples: TimedSamples, method: str)
     if method == "none":
         return estimator
     if method == "global_affine":
-        stages = _global_affine(before, samples)
+        factor, added_ms = _affine_fit(stage_times(before, samples.requests)["T_total"], samples.times["T_total"])
+        added = {"T_LLM_prefill": added_ms}
+        stages = {name: stage.affine(factor, added.get(name, 0.0)) for name, stage in before.items()}
     elif method == "stage_affine":
-        stages = _stage_affine(before, samples)
+        # One that no sample has stays as it is.
+        stages = dict(before)
+        for name, stage in before.items():
+            has = np.isfinite(samples.times[name])
+            if has.any():
+                times = samples.times[name][has]
+                stages[name] = stage.affine(*_affine_fit(stage.times(samples.requests.take(has)), times))
     else:
         refitted = fit_stages(samples)
         stages = {name: refitted.get(name, stage) for name, stage in before.items()}
     return estimator.with_stages(stages, AnalysisCaveat.of("recalibrated", method=method, num_samples=len(samples)))
-
-
-def _global_affine(stages: Mapping[str, StageModel], samples: TimedSamples) -> dict[str, StageModel]:
-    total = samples.times["T_total"]
-    factor, added_ms = _affine_fit(stage_times(stages, samples.requests)["T_total"], total)
-    added = {"T_LLM_prefill": added_ms}
-    return {name: stage.affine(factor, added.get(name, 0.0)) for name, stage in stages.items()}
-
-
-def _stage_affine(stages: Mapping[str, StageModel], samples: TimedSamples) -> dict[str, StageModel]:
-    """The stages with a factor and a constant each; one that no sample has stays as it is."""
-    found = dict(stages)
-    for name, stage in stages.items():
-        has = np.isfinite(samples.times[name])
-        if has.any():
-            times = samples.times[name][has]
-            found[name] = stage.affine(*_affine_fit(stage.times(samples.requests.take(has)), times))
-    return found
 
 
 def _affine_fit(predicted: np.ndarray, times: np.ndarray) -> tuple[float, float]:

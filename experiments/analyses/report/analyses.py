@@ -102,7 +102,9 @@ def _fewest(grid: TaskGrid) -> int:
 
 def _with_sure_tails(analysis: TaskAnalysis) -> TaskAnalysis:
     """The analysis, with the reason in place of a front by P95 on which no setting could surely be."""
-    least, timed = _fewest(analysis.grid), _num_timed(analysis)
+    # Pictures with a time at all settings.
+    numbers = (each.found.num_cost_pictures for each in present(analysis) if each.found.of == LATENCY_MEAN)
+    least, timed = _fewest(analysis.grid), next(numbers, 0)
     if timed >= least and len(analysis.grid.points) <= MOST_SETTINGS:
         return analysis
     reason = f"a verdict on P95 needs {least} {analysis.grid.independent} with times, and there are {timed}"
@@ -110,11 +112,6 @@ def _with_sure_tails(analysis: TaskAnalysis) -> TaskAnalysis:
     costs = [front.found.of if isinstance(front, FrontAnalysis) else front.of for front in analysis.fronts]
     fronts = [each for each, of in zip(analysis.fronts, costs, strict=True) if of != LATENCY_P95]
     return replace(analysis, fronts=[*fronts[:1], missing, *fronts[1:]])
-
-
-def _num_timed(analysis: TaskAnalysis) -> int:
-    """Pictures with a time at all settings."""
-    return next((each.found.num_cost_pictures for each in present(analysis) if each.found.of == LATENCY_MEAN), 0)
 
 
 def _analyse_sweep(sweep: Sweep) -> SweepAnalyses:

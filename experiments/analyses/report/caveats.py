@@ -29,7 +29,10 @@ _WITHOUT_COLUMN = {"answers_unscored", "few_references"}
 
 def report_caveats(found: Analyses) -> list[CaveatGroup]:
     """What weakens times, accuracy and energy, in each the voiding ones first; nothing about what is not weakened."""
-    every = [*_of_settings(found.stored), *_of_samples(found), *_of_fronts(found)]
+    # What random weights and few samples mean is said above.
+    fronts = front_caveats(found.knobs.tasks, random_weights=False)
+    of_fronts = (ReportCaveat(_about(each.kind), _sentence(each.sentence)) for each in fronts)
+    every = [*_of_settings(found.stored), *_of_samples(found), *of_fronts]
     # Of sweeps and tasks that have the same one it is there once.
     texts: dict[tuple[str, str], ReportCaveat] = {}
     for each in every:
@@ -116,12 +119,6 @@ def _of_samples(found: Analyses) -> Iterator[ReportCaveat]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.2g} %"
-
-
-def _of_fronts(found: Analyses) -> Iterator[ReportCaveat]:
-    # What random weights and few samples mean is said above.
-    for each in front_caveats(found.knobs.tasks, random_weights=False):
-        yield ReportCaveat(_about(each.kind), _sentence(each.sentence))
 
 
 def conditions_facts(settings: Sequence[StoredSetting]) -> list[tuple[str, str]]:

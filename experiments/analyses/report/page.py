@@ -38,9 +38,9 @@ def write_page(page: str, output: Path) -> None:
 
 
 def pages(folder: Path = HERE) -> Environment:
-    """The templates in a folder, that of this module without one."""
+    """The templates in a folder, and those of this module."""
     found = Environment(
-        loader=FileSystemLoader(folder), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=FileSystemLoader([folder, HERE]), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         keep_trailing_newline=True,
     )  # fmt: skip
     found.filters["shared"] = without_folders

@@ -111,17 +111,13 @@ def tuned(decoder: DecoderWeights, row: Tuning, kv_cache: KVCache) -> Tuning:
 
 
 @torch.inference_mode()
-def main() -> int:
+def main() -> None:
     OneLineParser(description=__doc__).parse_args()
     if not torch.cuda.is_available():
-        print(
-            "error: tile sizes are measured on a GPU, and this machine has none; run this where one is", file=sys.stderr
-        )
-        return 2
+        raise ConfigurationError("tile sizes are measured on a GPU, and this machine has none; run this where one is")
     decoder = built(BLOCKS).fused_decoder()
     card, kv_cache = Card.of(decoder.device), filled_kv_cache(decoder, 1)
     print(row_text(card, tuned(decoder, tuning_of(card.name), kv_cache)))
-    return 0
 
 
 if __name__ == "__main__":

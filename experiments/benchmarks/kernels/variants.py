@@ -18,7 +18,9 @@ from experiment_core_utils.engines.runner import EngineStages
 from experiment_core_utils.models.hf.batch import generate_batch
 from experiment_core_utils.models.hf.generate import greedy_config
 from experiment_core_utils.models.interface import StagedModel
+from experiment_core_utils.models.molmoe import MolmoeProcessor
 from experiment_core_utils.primitives.errors import ConfigurationError
+from experiment_core_utils.primitives.files import EMBEDDED_MODEL
 from experiment_core_utils.records.stages import (
     CPU_BLOCKS,
     CPU_STEP,
@@ -30,7 +32,7 @@ from experiment_core_utils.records.stages import (
     STAGES,
 )
 from experiments.benchmarks.kernels.shapes import MOLMOE
-from experiments.benchmarks.molmoe_1b import embedded_processor, staged_model
+from experiments.benchmarks.molmoe_1b import staged_model
 
 
 def _reference(stages: EngineStages) -> dict[str, Any]:
@@ -114,7 +116,7 @@ def staged_variant(name: str, model: PreTrainedModel, stage: str, max_seq_len: i
     capturer = Reruns() if variant.is_rerun else None
     requested: Mapping[str, ExecutionMode] = {"kernels": "kernels", "inductor": "inductor"}
     mode = "eager" if variant.ways == {MODULES} else requested.get(name, "graph")
-    staged: Any = staged_model(model, embedded_processor(), mode, capturer)
+    staged: Any = staged_model(model, MolmoeProcessor.from_pretrained(EMBEDDED_MODEL), mode, capturer)
     staged.eos_token_ids = frozenset()
     if name in GENERATE:
         model.generation_config = greedy_config(model)

@@ -226,16 +226,12 @@ class _Pack:
                     )
                 )
                 computed.append(block)
-            likelihoods[blocks] = self._of_answers(states[-1][0])
+            values = []
+            for first, answer in self._answers:
+                normed = self._model.model.language_model.norm(states[-1][0][first : first + len(answer)])
+                logits = self._model.lm_head(normed).float()
+                refuse_not_finite(logits)
+                loss = torch.nn.functional.cross_entropy(logits, answer.to(self._model.device))
+                values.append(-float(loss))
+            likelihoods[blocks] = values
         return likelihoods
-
-    def _of_answers(self, states: torch.Tensor) -> list[float]:
-        """Mean log-likelihood of each answer's tokens, from states [L, H] after the last block."""
-        values = []
-        for first, answer in self._answers:
-            normed = self._model.model.language_model.norm(states[first : first + len(answer)])
-            logits = self._model.lm_head(normed).float()
-            refuse_not_finite(logits)
-            loss = torch.nn.functional.cross_entropy(logits, answer.to(self._model.device))
-            values.append(-float(loss))
-        return values

@@ -91,11 +91,6 @@ class Paired:
     latency_s: Difference  #: means
 
 
-def score_fractions(outcomes: Outcomes, requests: AnsweredRequests) -> np.ndarray:
-    """The fractions score / best score, [B, N]."""
-    return np.asarray(outcomes.scores / requests.best)
-
-
 def late(outcomes: Outcomes, budgets_s: Sequence[float]) -> np.ndarray:
     """The fraction [B, N] of each request's runs that exceeded its budget."""
     return fraction_above(outcomes.times_s, np.asarray(budgets_s)[:, None])
@@ -110,7 +105,7 @@ def figures_at(
         at: place of the budget.
         possible: [B, N], whether some choice keeps the request within the budget; None where that is not known.
     """
-    fractions, over = score_fractions(outcomes, requests)[at], late(outcomes, budgets_s)[at]
+    fractions, over = outcomes.scores[at] / requests.best, late(outcomes, budgets_s)[at]
     scored, latency_s = np.isfinite(fractions), outcomes.latency_s[at]
     tasks, overhead_s = np.array(requests.tasks), outcomes.overhead_s[at]
     names = [choice.key for choice in outcomes.choices[at]]
@@ -149,19 +144,14 @@ def fraction_of_gain(policy: float | None, static: float | None, oracle: float |
 def paired(
     policy: Outcomes, baseline: Outcomes, budgets_s: Sequence[float], requests: AnsweredRequests, at: Sequence[int]
 ) -> Paired:
-    """The difference of a policy and a baseline over the budgets at the places `at`, each budget counting the same.
+    """The difference of a policy and a baseline over the budgets at the places `at`, one or more that count the same.
 
     Pictures are drawn with replacement, with a fixed seed; a drawn picture brings all of its requests at all of these
     budgets. Accuracies are over the requests to which both gave an answer that has a score at all of these budgets.
-
-    Raises:
-        ValueError: no budgets.
     """
-    if not at:
-        raise ValueError("no budgets to compare at")
     rows = list(at)
     over = [late(each, budgets_s)[rows] for each in (policy, baseline)]
-    fractions = [score_fractions(each, requests)[rows] for each in (policy, baseline)]
+    fractions = [each.scores[rows] / requests.best for each in (policy, baseline)]
     in_time = [share * (1 - gone) for share, gone in zip(fractions, over, strict=True)]
     seconds = (policy.latency_s[rows] - baseline.latency_s[rows]).mean(axis=0)
     return Paired(

@@ -43,19 +43,15 @@ class PerSampleOracle:
             raise ConfigurationError(
                 f"sample {request.sample_id} of {request.task} is not in the grid; the oracle knows measured ones only"
             )
-        return self.grid.choices[self.best_row(place, budget_s)]
+        total_s, late = self.grid.total_s[:, place], fraction_above(self.grid.times_s[:, :, place], budget_s)
+        if not (late < 1).any():
+            return self.grid.choices[int(np.argmin(total_s))]
+        in_time = np.where(late < 1, self.grid.scores[:, place] * (1 - late), -np.inf)
+        return self.grid.choices[int(np.lexsort((total_s, -in_time))[0])]
 
     @cached_property
     def _places(self) -> Mapping[tuple[str, int], int]:
         return {key: place for place, key in enumerate(self.grid.keys)}
-
-    def best_row(self, place: int, budget_s: float) -> int:
-        """The row of the best choice for the request at `place`."""
-        total_s, late = self.grid.total_s[:, place], fraction_above(self.grid.times_s[:, :, place], budget_s)
-        if not (late < 1).any():
-            return int(np.argmin(total_s))
-        in_time = np.where(late < 1, self.grid.scores[:, place] * (1 - late), -np.inf)
-        return int(np.lexsort((total_s, -in_time))[0])
 
 
 def requests_in(grid: MeasuredGrid) -> AnsweredRequests:

@@ -187,25 +187,15 @@ def run_live(
                 for turn in generator.permutation(len(controllers)):
                     answers[turn][at].append(controllers[turn].answer(request, budget_s))
     return [
-        _outcomes(controller, model, metric, requests, own)
+        Outcomes(
+            name=controller.name,
+            choices=tuple(tuple(answer.choice for answer in row) for row in own),
+            scores=np.stack([_scores(model, metric, requests, [answer.token_ids for answer in row]) for row in own]),
+            latency_s=np.array([[answer.latency_s for answer in row] for row in own]),
+            overhead_s=np.array([[answer.overhead_s for answer in row] for row in own]),
+        )
         for controller, own in zip(controllers, answers, strict=True)
     ]
-
-
-def _outcomes(
-    controller: Controller,
-    model: StagedModel,
-    metric: Metric,
-    requests: Sequence[LiveRequest],
-    answers: Sequence[Sequence[AdaptiveAnswer]],
-) -> Outcomes:
-    return Outcomes(
-        name=controller.name,
-        choices=tuple(tuple(each.choice for each in row) for row in answers),
-        scores=np.stack([_scores(model, metric, requests, [each.token_ids for each in row]) for row in answers]),
-        latency_s=np.array([[each.latency_s for each in row] for row in answers]),
-        overhead_s=np.array([[each.overhead_s for each in row] for row in answers]),
-    )
 
 
 def scores_of_choices(

@@ -112,19 +112,13 @@ def _recorded(
         networks.budget.load_state_dict(dict(states.budget))
         return states, networks
     refuse_other_weights(flags.init_from, path, states.model)
-    return states, _started(flags.init_from, path, states)
-
-
-def _started(init_from: Path, path: Path, states: RecordedStates) -> TwoStageNetworks:
-    """The networks of a checkpoint; raises ConfigurationError where the states are not for them."""
-    networks = load_networks(init_from)
-    differing = network_differences(states, networks)
-    if differing:
+    networks = load_networks(flags.init_from)
+    if differing := network_differences(states, networks):
         raise ConfigurationError(
-            f"{path} was recorded for other networks than those of {init_from} ({differing}); give the states of its "
-            f"training as --states, or delete {path}, so that they are recorded again"
+            f"{path} was recorded for other networks than those of {flags.init_from} ({differing}); give the states of "
+            f"its training as --states, or delete {path}, so that they are recorded again"
         )
-    return networks
+    return states, networks
 
 
 def _record(

@@ -6,7 +6,6 @@ The states at the pauses are valid for the budget token that they were recorded 
 and a training on them does not change it.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
 from experiment_core_utils.engines.paused_runner import TracedPrefill
 from experiment_core_utils.knobs.vision_tokens import tier_target
@@ -23,6 +21,7 @@ from experiment_core_utils.primitives.device import out_of_memory_named
 from experiment_core_utils.primitives.errors import ResultsError, SampleError, library_faults_named
 from experiment_core_utils.primitives.progress import LogLines
 from experiment_core_utils.primitives.texts import counted
+from experiment_core_utils.tasks.content import pixel_digest
 from experiment_core_utils.tasks.interface import Sample, Task
 from experiments.controller.caveats import ControllerCaveat
 from experiments.controller.knob_choices import KnobSpace
@@ -68,19 +67,12 @@ def questions_by_picture(
                 prompt = task.prompt(sample)
                 model.check_prompt(prompt)
                 question = PictureQuestion(task, sample_id, model.prompt_ids(prompt))
-                picture = question.key if sample.image is None else picture_digest(sample.image)
+                picture = question.key if sample.image is None else pixel_digest(sample.image)
         except SampleError as error:
             failed[task.name, sample_id] = str(error)
             continue
         by_picture.setdefault(picture, []).append(question)
     return list(by_picture.values()), failed
-
-
-def picture_digest(image: Image.Image) -> str:
-    """A digest that is the same for the same pixels."""
-    digest = hashlib.sha256(f"{image.mode} {image.size}".encode())
-    digest.update(image.tobytes())
-    return digest.hexdigest()
 
 
 # Most messages name their sample, so that there may be as many as samples.

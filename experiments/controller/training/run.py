@@ -107,22 +107,19 @@ class TrainingRun:
             ResultsError: it is not a checkpoint.
         """
         with read_tensor_file(path, TRAINING) as content:
-            self._resume_from(content, path)
-
-    def _resume_from(self, content: Mapping[str, Any], path: Path) -> None:
-        for name, own in (("plan", asdict(self.plan)), ("environment", dict(self.environment.described))):
-            if (stored := content[name]) != own:
-                differing = sorted(key for key in own if stored.get(key) != own[key]) or sorted(stored)
-                raise ConfigurationError(
-                    f"{path} is of a training with another {name} ({', '.join(differing)}); give the same flags, or "
-                    "another --controller_dir"
-                )
-        self.networks.load_state_dict(content["networks"])
-        self._reference.load_state_dict(content["reference"])
-        self._optimiser.load_state_dict(content["optimiser"])
-        self._generator.set_state(content["generator"])
-        self._start = content["start"]
-        self.rows = content["rows"]
+            for name, own in (("plan", asdict(self.plan)), ("environment", dict(self.environment.described))):
+                if (stored := content[name]) != own:
+                    differing = sorted(key for key in own if stored.get(key) != own[key]) or sorted(stored)
+                    raise ConfigurationError(
+                        f"{path} is of a training with another {name} ({', '.join(differing)}); give the same flags, "
+                        "or another --controller_dir"
+                    )
+            self.networks.load_state_dict(content["networks"])
+            self._reference.load_state_dict(content["reference"])
+            self._optimiser.load_state_dict(content["optimiser"])
+            self._generator.set_state(content["generator"])
+            self._start = content["start"]
+            self.rows = content["rows"]
 
 
 def stored_environment(path: Path) -> Mapping[str, Any] | None:

@@ -103,11 +103,6 @@ Rows = Sequence[Mapping[str, float]]
 def write_curves(rows: Rows, folder: Path, caption: str) -> None:
     """Write learning_curves.csv, .png and .svg into the folder; raises ResultsNotSaved where the disk refuses."""
     write_text_atomically(csv_of_rows(rows, COLUMNS), folder / f"{NAME}.csv")
-    save_chart(curves_chart(rows), caption, folder)
-
-
-def curves_chart(rows: Rows) -> Chart:
-    """Reward, accuracy, latency and violations over the updates, and their means over the last WINDOW."""
     updates = [row["update"] for row in rows]
     panels = []
     for name, label in DRAWN.items():
@@ -115,7 +110,7 @@ def curves_chart(rows: Rows) -> Chart:
         means = Line(updates, running_means(values, WINDOW), BLUE, f"mean of the last {WINDOW}")
         each = Line(updates, values, LIGHT_GREY, "an update", width=0.8)
         panels.append(Panel(label, Axis("update"), Axis(), [each, means]))
-    return Chart(NAME, panels, 2, (4.0, 2.5))
+    save_chart(Chart(NAME, panels, 2, (4.0, 2.5)), caption, folder)
 
 
 def running_means(values: Sequence[float], window: int) -> np.ndarray:

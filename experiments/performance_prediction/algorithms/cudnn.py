@@ -99,6 +99,23 @@ class CudnnConvolution:
             )
         return [_NAMES[row.algorithm] for row in rows[: found.value] if row.status == SUCCESS]
 
+    def first_that_runs(self) -> tuple[AlgorithmName, int]:
+        """The first algorithm of that ranking that runs, with its workspace; AlgorithmRefused where none does."""
+        refusals = []
+        for candidate in self.heuristic_ranking():
+            try:
+                return candidate, self.tried(candidate)
+            except AlgorithmRefused as refusal:
+                refusals.append(f"{candidate}: {refusal}")
+        listed = "; ".join(refusals) or "none at all"
+        raise AlgorithmRefused(f"cuDNN's heuristic names no algorithm that runs ({listed})")
+
+    def tried(self, algorithm: AlgorithmName) -> int:
+        """Workspace bytes of an algorithm that has just run; raises as `workspace_bytes`, and OutOfMemory."""
+        size = self.workspace_bytes(algorithm)
+        run_on_zeros(partial(self.run, algorithm, size), self._shape, self._dtype, self._device)
+        return size
+
     def run(self, algorithm: AlgorithmName, workspace_bytes: int, given: Tensor, weight: Tensor) -> Tensor:
         """Output of the input and weight, both contiguous; queued on torch's current stream.
 
@@ -208,34 +225,11 @@ def prepare_cudnn(
     convolution = CudnnConvolution(library, shape, dtype, precision, device)
     with ExitStack() as on_failure:
         on_failure.callback(convolution.close)
-        if algorithm == "guess":
-            runs, size = _first_that_runs(convolution, shape, dtype, device)
-        else:
-            runs, size = algorithm, _tried(convolution, algorithm, shape, dtype, device)
+        is_guess = algorithm == "guess"
+        runs, size = convolution.first_that_runs() if is_guess else (algorithm, convolution.tried(algorithm))
         on_failure.pop_all()
     run: Callable[[Tensor, Tensor], Tensor] = partial(convolution.run, runs, size)
     return PreparedConvolution(shape, algorithm, runs, "cudnn", size, run, convolution.close)
-
-
-def _first_that_runs(
-    convolution: CudnnConvolution, shape: ConvShape, dtype: torch.dtype, device: torch.device
-) -> tuple[AlgorithmName, int]:
-    refusals = []
-    for candidate in convolution.heuristic_ranking():
-        try:
-            return candidate, _tried(convolution, candidate, shape, dtype, device)
-        except AlgorithmRefused as refusal:
-            refusals.append(f"{candidate}: {refusal}")
-    raise AlgorithmRefused(f"cuDNN's heuristic names no algorithm that runs ({'; '.join(refusals) or 'none at all'})")
-
-
-def _tried(
-    convolution: CudnnConvolution, algorithm: AlgorithmName, shape: ConvShape, dtype: torch.dtype, device: torch.device
-) -> int:
-    """Workspace bytes of an algorithm that has just run."""
-    size = convolution.workspace_bytes(algorithm)
-    run_on_zeros(partial(convolution.run, algorithm, size), shape, dtype, device)
-    return size
 
 
 def run_on_zeros(

@@ -96,11 +96,7 @@ class CudnnLibrary:
         """
         status = self._functions[name](*arguments)
         if status != SUCCESS:
-            raise status_error(self.status_name(status), name)
-
-    def status_name(self, status: int) -> str:
-        """The name of a status, such as CUDNN_STATUS_NOT_SUPPORTED."""
-        return bytes(self._error_string(status)).decode()
+            raise status_error(bytes(self._error_string(status)).decode(), name)
 
     def handle(self, device: torch.device) -> c_void_p:
         """This thread's handle on `device`, which must be the current one; created once, destroyed by `close`."""

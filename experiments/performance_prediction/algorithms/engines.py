@@ -5,13 +5,14 @@ grant `direct` or `winograd`, the project's own kernel. No algorithm ever replac
 choice among them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
 import torch
+from torch import Tensor
 
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiments.performance_prediction.algorithms.convolution import (
@@ -27,6 +28,11 @@ from experiments.performance_prediction.algorithms.on_cpu import CPU_ALGORITHMS,
 
 Backend = Literal["own", "ai3"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
+# What ai3 (on PyPI: aithree) runs on the CPU, by the project's names; smm is its im2col and matrix product. It copies
+# every tensor of a GPU to the host and back, names algorithms in its GPU builds that it does not run, and ends the
+# process where CUDA fails: it is used only as a second engine for these.
+AI3_NAMES: Mapping[AlgorithmName, str] = {"direct": "direct", "gemm": "smm"}
+_ZEROS = 0
 # Algorithms with a kernel of the project's own, for GPUs on which cuDNN does not grant them.
 OWN_KERNELS: tuple[AlgorithmName, ...] = ("direct", "winograd")
 
@@ -71,57 +77,55 @@ def prepare(algorithm: AlgorithmName, shape: ConvShape, placement: Placement) ->
     if algorithm == "torch":
         return PreparedConvolution(shape, algorithm, "torch", "torch", None, partial(torch_choice, shape=shape))
     if placement.device.type == "cpu":
-        return _prepare_operations(algorithm, shape)
+        reason = supports(algorithm, shape)
+        if reason is not None:
+            raise AlgorithmRefused(f"{algorithm} {reason}")
+        run = partial(CPU_ALGORITHMS[algorithm], shape=shape)
+        if algorithm == "guess":
+            return PreparedConvolution(shape, algorithm, "torch", "torch", None, run)
+        return PreparedConvolution(shape, algorithm, algorithm, "operations", None, run)
     library = loaded_cudnn()
     try:
         return prepare_cudnn(library, algorithm, shape, placement.dtype, placement.precision, placement.device)
     except AlgorithmRefused as refused:
-        return _prepare_triton(algorithm, shape, placement, refused)
-
-
-def _prepare_operations(algorithm: AlgorithmName, shape: ConvShape) -> PreparedConvolution:
-    reason = supports(algorithm, shape)
-    if reason is not None:
-        raise AlgorithmRefused(f"{algorithm} {reason}")
-    run = partial(CPU_ALGORITHMS[algorithm], shape=shape)
-    if algorithm == "guess":
-        return PreparedConvolution(shape, algorithm, "torch", "torch", None, run)
-    return PreparedConvolution(shape, algorithm, algorithm, "operations", None, run)
+        if algorithm not in OWN_KERNELS:
+            raise
+        try:
+            from experiments.performance_prediction.algorithms import triton_direct, triton_winograd
+        except ImportError as error:
+            raise AlgorithmRefused(f"{refused}, and the project's own kernel needs Triton: {error}") from error
+        direct = algorithm == "direct"
+        reason = (triton_direct if direct else triton_winograd).unsupported_reason(shape)
+        if reason is not None:
+            raise AlgorithmRefused(f"{refused}, and the project's own {algorithm} kernel {reason}") from refused
+        run = partial(triton_direct.direct if direct else triton_winograd.winograd, shape=shape)
+        run_on_zeros(run, shape, placement.dtype, placement.device)
+        # Winograd's transformed weight: 16 float32 for each kernel of 3x3.
+        workspace = 0 if direct else 16 * 4 * shape.out_channels * shape.weight_shape[1]
+        return PreparedConvolution(shape, algorithm, algorithm, "triton", workspace, run)
 
 
 def _prepare_ai3(algorithm: AlgorithmName, shape: ConvShape) -> PreparedConvolution:
     try:
-        from experiments.performance_prediction.algorithms import ai3_backend
+        from ai3 import swap_torch  # noqa: F401 - registers torch.ops.ai3.conv2d
     except ImportError as error:
         raise ConfigurationError(
             f"backend ai3 needs the package ai3 (pip install aithree), or take backend own: {error}"
         ) from error
-    reason = ai3_backend.unsupported_reason(algorithm, shape)
-    if reason is not None:
-        raise AlgorithmRefused(f"{algorithm} {reason}")
-    run = partial(ai3_backend.convolve, algorithm, shape)
+    if algorithm not in AI3_NAMES:
+        raise AlgorithmRefused(f"{algorithm} is not in ai3 on the CPU; {' and '.join(AI3_NAMES)} are")
+    if shape.groups != 1:
+        raise AlgorithmRefused(f"{algorithm} takes 1 group in ai3, this has {shape.groups}")
+    run = partial(_convolve_by_ai3, algorithm, shape)
     return PreparedConvolution(shape, algorithm, algorithm, "ai3", None, run)
 
 
-def _prepare_triton(
-    algorithm: AlgorithmName, shape: ConvShape, placement: Placement, refused: AlgorithmRefused
-) -> PreparedConvolution:
-    """The project's own kernel of an algorithm that cuDNN has refused; the refusal again for one without a kernel."""
-    if algorithm not in OWN_KERNELS:
-        raise refused
-    try:
-        from experiments.performance_prediction.algorithms import triton_direct, triton_winograd
-    except ImportError as error:
-        raise AlgorithmRefused(f"{refused}, and the project's own kernel needs Triton: {error}") from error
-    direct = algorithm == "direct"
-    reason = (triton_direct if direct else triton_winograd).unsupported_reason(shape)
-    if reason is not None:
-        raise AlgorithmRefused(f"{refused}, and the project's own {algorithm} kernel {reason}") from refused
-    run = partial(triton_direct.direct if direct else triton_winograd.winograd, shape=shape)
-    run_on_zeros(run, shape, placement.dtype, placement.device)
-    # Winograd's transformed weight: 16 float32 for each kernel of 3x3.
-    workspace = 0 if direct else 16 * 4 * shape.out_channels * shape.weight_shape[1]
-    return PreparedConvolution(shape, algorithm, algorithm, "triton", workspace, run)
+def _convolve_by_ai3(algorithm: AlgorithmName, shape: ConvShape, given: Tensor, weight: Tensor) -> Tensor:
+    # It reads bare addresses, so that any other layout would give wrong numbers; there is no gradient.
+    tensors = given.detach().contiguous(), weight.detach().contiguous()
+    steps = (*shape.padding, *shape.stride, *shape.dilation)
+    output: Tensor = torch.ops.ai3.conv2d(*tensors, None, *steps, _ZEROS, shape.groups, AI3_NAMES[algorithm])
+    return output
 
 
 @contextmanager

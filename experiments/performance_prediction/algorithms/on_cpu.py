@@ -209,10 +209,6 @@ def torch_choice(given: Tensor, weight: Tensor, shape: ConvShape) -> Tensor:
     return functional.conv2d(given, weight, None, shape.stride, shape.padding, shape.dilation, shape.groups)
 
 
-def _any_shape(shape: ConvShape) -> str | None:
-    return None
-
-
 def _gpu_only(shape: ConvShape) -> str | None:
     return "is a way of reading memory in a GPU kernel; on the CPU it would be gemm"
 
@@ -251,16 +247,12 @@ def _square(sides: tuple[int, ...], shape: ConvShape) -> str | None:
 
 
 _REFUSALS: Mapping[AlgorithmName, Callable[[ConvShape], str | None]] = {
-    "direct": _any_shape,
-    "gemm": _any_shape,
     "implicit gemm": _gpu_only,
     "implicit precomp gemm": _gpu_only,
     "fft": _whole_plane,
     "fft tiling": _tiled_plane,
     "winograd": partial(_square, (3,)),
     "winograd nonfused": partial(_square, tuple(NONFUSED_OUTPUTS)),
-    "guess": _any_shape,
-    "torch": _any_shape,
 }
 # guess: on the CPU there is no heuristic but torch's own.
 CPU_ALGORITHMS: Mapping[AlgorithmName, ConvolutionFunction] = {
@@ -280,4 +272,4 @@ def supports(algorithm: AlgorithmName, shape: ConvShape) -> str | None:
 
     The limits are those that cuDNN documents for the algorithm of that name.
     """
-    return _REFUSALS[algorithm](shape)
+    return _REFUSALS[algorithm](shape) if algorithm in _REFUSALS else None

@@ -14,31 +14,22 @@ ALEXNET_CONVOLUTIONS = (
 )  # fmt: skip
 
 
-class FeatureNetwork(nn.Module):
-    """Features, a pooling to a fixed size and a classifier of vectors: [N, 3, H, W] -> [N, 1000]."""
-
-    features: nn.Sequential
-    avgpool: nn.AdaptiveAvgPool2d
-    classifier: nn.Sequential
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.avgpool(self.features(images)).flatten(1))
-        return logits
-
-
-class AlexNet(FeatureNetwork):
-    """AlexNet in the single tower of Krizhevsky, "One weird trick" (2014), for sides of 63 and more."""
+class AlexNet(nn.Sequential):
+    """AlexNet in the single tower of Krizhevsky, "One weird trick" (2014): [N, 3, H, W] -> [N, 1000], sides of 63 and
+    more.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
         layers: list[nn.Module] = []
         channels = 3
         for wider, kernel, stride, padding, is_pooled in ALEXNET_CONVOLUTIONS:
             layers += [nn.Conv2d(channels, wider, kernel, stride, padding), nn.ReLU(inplace=True)]
             layers += [nn.MaxPool2d(kernel_size=3, stride=2)] * is_pooled
             channels = wider
+        super().__init__()
         self.features = nn.Sequential(*layers)
         self.avgpool = nn.AdaptiveAvgPool2d((6, 6))
+        self.flatten = nn.Flatten()
         self.classifier = nn.Sequential(
             nn.Dropout(),
             nn.Linear(256 * 6 * 6, 4096),
@@ -54,13 +45,14 @@ class AlexNet(FeatureNetwork):
 VGG_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
 
-class Vgg16(FeatureNetwork):
+class Vgg16(nn.Sequential):
     """VGG-16: [N, 3, H, W] -> [N, 1000], sides of 32 and more."""
 
     def __init__(self) -> None:
         super().__init__()
         self.features = nn.Sequential(*_layers(VGG_STAGES))
         self.avgpool = nn.AdaptiveAvgPool2d((7, 7))
+        self.flatten = nn.Flatten()
         self.classifier = nn.Sequential(
             nn.Linear(512 * 7 * 7, 4096),
             nn.ReLU(inplace=True),
@@ -110,7 +102,7 @@ class Bottleneck(nn.Module):
         return functional.relu(self.bn3(self.conv3(narrow)) + shortcut)
 
 
-class ResNet(nn.Module):
+class ResNet(nn.Sequential):
     """A bottleneck ResNet (He et al., 2016), with the stride in the 3x3 convolution: [N, 3, H, W] -> [N, 1000].
 
     Args:
@@ -121,19 +113,15 @@ class ResNet(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, kernel_size=7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
         self.layer1 = _stage(64, 64, blocks[0], 1)
         self.layer2 = _stage(256, 128, blocks[1], 2)
         self.layer3 = _stage(512, 256, blocks[2], 2)
         self.layer4 = _stage(1024, 512, blocks[3], 2)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.flatten = nn.Flatten()
         self.fc = nn.Linear(512 * EXPANSION, 1000)
-
-    def forward(self, images: Tensor) -> Tensor:
-        planes = self.maxpool(functional.relu(self.bn1(self.conv1(images))))
-        planes = self.layer4(self.layer3(self.layer2(self.layer1(planes))))
-        logits: Tensor = self.fc(self.avgpool(planes).flatten(1))
-        return logits
 
 
 def _stage(channels: int, width: int, count: int, stride: int) -> nn.Sequential:
@@ -191,7 +179,15 @@ class DenseNet121(nn.Module):
             parts[f"denseblock{number}"] = DenseBlock(channels, layers)
             channels += GROWTH * layers
             if number < len(DENSE_BLOCKS):
-                parts[f"transition{number}"] = _transition(channels)
+                # To half the channels and half the sides.
+                parts[f"transition{number}"] = nn.Sequential(
+                    OrderedDict(
+                        norm=nn.BatchNorm2d(channels),
+                        relu=nn.ReLU(inplace=True),
+                        conv=nn.Conv2d(channels, channels // 2, kernel_size=1, bias=False),
+                        pool=nn.AvgPool2d(kernel_size=2, stride=2),
+                    )
+                )
                 channels //= 2
         parts["norm5"] = nn.BatchNorm2d(channels)
         self.features = nn.Sequential(parts)
@@ -201,18 +197,6 @@ class DenseNet121(nn.Module):
         planes = functional.relu(self.features(images))
         logits: Tensor = self.classifier(functional.adaptive_avg_pool2d(planes, (1, 1)).flatten(1))
         return logits
-
-
-def _transition(channels: int) -> nn.Sequential:
-    """A transition to half the channels and half the sides."""
-    return nn.Sequential(
-        OrderedDict(
-            norm=nn.BatchNorm2d(channels),
-            relu=nn.ReLU(inplace=True),
-            conv=nn.Conv2d(channels, channels // 2, kernel_size=1, bias=False),
-            pool=nn.AvgPool2d(kernel_size=2, stride=2),
-        )
-    )
 
 
 class BasicConv2d(nn.Module):
@@ -252,7 +236,7 @@ class Inception(nn.Module):
         return torch.cat([self.branch1(given), self.branch2(given), self.branch3(given), self.branch4(given)], dim=1)
 
 
-class GoogLeNet(nn.Module):
+class GoogLeNet(nn.Sequential):
     """GoogLeNet (Szegedy et al., 2015) without auxiliary classifiers, for sides of 15 and more."""
 
     def __init__(self) -> None:
@@ -274,17 +258,9 @@ class GoogLeNet(nn.Module):
         self.inception5a = Inception(832, 256, (160, 320), (32, 128), 128)
         self.inception5b = Inception(832, 384, (192, 384), (48, 128), 128)
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.flatten = nn.Flatten()
         self.dropout = nn.Dropout(0.2)
         self.fc = nn.Linear(1024, 1000)
-
-    def forward(self, images: Tensor) -> Tensor:
-        planes = self.maxpool2(self.conv3(self.conv2(self.maxpool1(self.conv1(images)))))
-        planes = self.maxpool3(self.inception3b(self.inception3a(planes)))
-        planes = self.inception4c(self.inception4b(self.inception4a(planes)))
-        planes = self.maxpool4(self.inception4e(self.inception4d(planes)))
-        planes = self.inception5b(self.inception5a(planes))
-        logits: Tensor = self.fc(self.dropout(self.avgpool(planes).flatten(1)))
-        return logits
 
 
 # Of MobileNetV2: expansion, channels, blocks and stride of the first of them, by stage (table 2 of the paper).

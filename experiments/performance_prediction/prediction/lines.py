@@ -89,7 +89,8 @@ def gain_lines(gains: Sequence[MeasuredGain]) -> list[str]:
         refused = f", {each.refused} refused" if each.refused else ""
         lines.append(
             f"  {each.model:14}{each.input_size:>6}{1e3 * each.guess_s:>9.3f}{1e3 * each.mix_s:>9.3f}"
-            f"{each.speedup - 1:>8.1%}{expected:>10.1%}{best:>9.1%}  {each.changed} of {each.layers}{refused}"
+            f"{each.guess_s / each.mix_s - 1:>8.1%}{expected:>10.1%}{best:>9.1%}  "
+            f"{each.changed} of {each.layers}{refused}"
         )
     return lines
 

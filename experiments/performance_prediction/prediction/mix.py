@@ -35,11 +35,6 @@ class MeasuredGain:
     changed: int  #: layers for which another algorithm than `guess` was chosen
     refused: int  #: of those, where the choice was refused, so that `guess` runs
 
-    @property
-    def speedup(self) -> float:
-        """The ratio guess / mix, convolutions only."""
-        return self.guess_s / self.mix_s
-
 
 def best_mix(
     predictor: DevicePredictor, model: str, input_size: int, batch_size: int = 1

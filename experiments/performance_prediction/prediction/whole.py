@@ -66,7 +66,8 @@ def fit_rest(inferences: Sequence[MeasuredInference], operations: Sequence[Netwo
     if not positive:
         return RestModel(0.0, 0.0, 0.0)
     target = np.array([medians[key] for key in positive])
-    counted = np.array([_columns(of_key[key]) for key in positive], dtype=np.float64)
+    counts = [(of.others, of.other_bytes, of.product_bytes) for of in (of_key[key] for key in positive)]
+    counted = np.array(counts, dtype=np.float64)
     return RestModel(*relative_nonnegative(counted, target).tolist())
 
 
@@ -96,10 +97,6 @@ def fit_host(inferences: Sequence[MeasuredInference], operations: Sequence[Netwo
 def run_as(inference: MeasuredInference) -> list[AlgorithmName]:
     """The algorithm that each convolution runs as: the requested one, or `guess` where it fell back."""
     return ["guess" if layer.fell_back else layer.requested for layer in inference.layers]
-
-
-def _columns(operations: NetworkOperations) -> tuple[int, int, int]:
-    return operations.others, operations.other_bytes, operations.product_bytes
 
 
 # Fewer inferences than this are no basis for a fit.

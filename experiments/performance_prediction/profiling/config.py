@@ -139,7 +139,16 @@ def profile_config(arguments: argparse.Namespace) -> ProfileConfig:
     """
     if not arguments.model or not arguments.algorithm:
         raise ConfigurationError("--model and --algorithm are needed; --list-models and --list-algorithms name them")
-    _require_positive(arguments)
+    check_within("--batch-size", arguments.batch_size, 1, MOST_IMAGES)
+    check_within("--measure", arguments.measure, 1, MOST_TIMES)
+    check_within("--warmup", arguments.warmup, 0, MOST_TIMES)
+    check_above("--energy-window", arguments.energy_window, 0)
+    check_within("--energy-window", arguments.energy_window, 0, MOST_SECONDS)
+    check_within("--seed", arguments.seed, 0, LARGEST_SEED)
+    for size in (arguments.min_size, arguments.max_size, *(arguments.sizes or ())):
+        check_within("input size", size, 1, MOST_PIXELS)
+    if arguments.num_sizes is not None:
+        check_within("--num-sizes", arguments.num_sizes, 1, MOST_PIXELS)
     device = choose_device(arguments.device)
     dtype = torch.float16 if arguments.precision == "half" else torch.float32
     placement = Placement(device, dtype, arguments.precision, arguments.backend)
@@ -163,16 +172,3 @@ def _sizes(arguments: argparse.Namespace, stage: str, model: str) -> tuple[int, 
         return checked_sizes(tuple(arguments.sizes), model, least)
     count = arguments.num_sizes if arguments.num_sizes is not None else _SIZES_OF_STAGE[stage]
     return evenly_spread(max(arguments.min_size, least), arguments.max_size, count)
-
-
-def _require_positive(arguments: argparse.Namespace) -> None:
-    check_within("--batch-size", arguments.batch_size, 1, MOST_IMAGES)
-    check_within("--measure", arguments.measure, 1, MOST_TIMES)
-    check_within("--warmup", arguments.warmup, 0, MOST_TIMES)
-    check_above("--energy-window", arguments.energy_window, 0)
-    check_within("--energy-window", arguments.energy_window, 0, MOST_SECONDS)
-    check_within("--seed", arguments.seed, 0, LARGEST_SEED)
-    for size in (arguments.min_size, arguments.max_size, *(arguments.sizes or ())):
-        check_within("input size", size, 1, MOST_PIXELS)
-    if arguments.num_sizes is not None:
-        check_within("--num-sizes", arguments.num_sizes, 1, MOST_PIXELS)

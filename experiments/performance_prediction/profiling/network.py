@@ -77,7 +77,6 @@ class SwappedConvolutions(AbstractContextManager["SwappedConvolutions"]):
         on_unsupported: OnUnsupported = "fail",
         model_name: str = "the network",
     ) -> None:
-        self._model = model
         self.modules: dict[str, AlgorithmConv2d] = {}  #: that run now, by layer name
         with ExitStack() as restoring:
             layers, granted = [], {}
@@ -92,7 +91,14 @@ class SwappedConvolutions(AbstractContextManager["SwappedConvolutions"]):
             if any(each.runs is None for each in layers):
                 raise AlgorithmRefused("\n".join(self.report.lines()))
             for name, prepared in granted.items():
-                self._swap(name, prepared)
+                replaced = model.get_submodule(name)
+                if not isinstance(replaced, nn.Conv2d):
+                    raise ConfigurationError(f"layer {name} is {type(replaced).__name__}, not a convolution")
+                requested = shape_of_call(replaced, torch.empty(prepared.shape.input_shape, device="meta"))
+                if requested != prepared.shape:
+                    raise ConfigurationError(f"layer {name} is {requested}, prepared was {prepared.shape}")
+                self.modules[name] = AlgorithmConv2d(replaced, prepared)
+                model.set_submodule(name, self.modules[name])
                 restoring.callback(model.set_submodule, name, self.modules[name].replaced)
             self._restoring = restoring.pop_all()
 
@@ -103,16 +109,6 @@ class SwappedConvolutions(AbstractContextManager["SwappedConvolutions"]):
         """Put the network's own convolutions back and release the others' resources; a second call does nothing."""
         self._restoring.close()
         self.modules.clear()
-
-    def _swap(self, name: str, prepared: PreparedConvolution) -> None:
-        replaced = self._model.get_submodule(name)
-        if not isinstance(replaced, nn.Conv2d):
-            raise ConfigurationError(f"layer {name} is {type(replaced).__name__}, not a convolution")
-        requested = shape_of_call(replaced, torch.empty(prepared.shape.input_shape, device="meta"))
-        if requested != prepared.shape:
-            raise ConfigurationError(f"layer {name} is {requested}, prepared was {prepared.shape}")
-        self.modules[name] = AlgorithmConv2d(replaced, prepared)
-        self._model.set_submodule(name, self.modules[name])
 
 
 @dataclass(frozen=True)

@@ -110,27 +110,23 @@ def sweep(
         bar.set_description(tables.folder.name)
         for size in missing:
             stop.raise_if_requested("between two input sizes")
-            overall, layers = _rows_of(profiler, size, provenance)
+            settings = profiler.settings
+            try:
+                profile = profiler.profile(size)
+            except SettingError as error:
+                overall, layers = unmeasured_row(size, _status(error), first_line(error)), []
+            else:
+                overall = measured_row(profile, settings.batch_size)
+                origin = {name: provenance[name] for name in ("model", "device_name", "precision")}
+                peak = peaks_of(settings.placement).flops_per_s
+                layers = layer_rows(profile, settings.placement.dtype.itemsize, peak, origin)
+            release_cached_memory(settings.placement.device)
+            overall = complete_row(overall, {**provenance, "timestamp": timestamp()})
             tables.append(overall, layers)
             measured += overall["status"] == "ok"
             bar.write(_line(tables.folder.name, overall))
             bar.update()
     return SweepCount(measured, len(missing) - measured, len(sizes) - len(missing))
-
-
-def _rows_of(profiler: UnifiedProfiler, size: int, provenance: Mapping[str, Cell]) -> Rows:
-    settings = profiler.settings
-    try:
-        profile = profiler.profile(size)
-    except SettingError as error:
-        overall, layers = unmeasured_row(size, _status(error), first_line(error)), []
-    else:
-        overall = measured_row(profile, settings.batch_size)
-        known = {name: provenance[name] for name in ("model", "device_name", "precision")}
-        peak = peaks_of(settings.placement).flops_per_s
-        layers = layer_rows(profile, settings.placement.dtype.itemsize, peak, known)
-    release_cached_memory(settings.placement.device)
-    return complete_row(overall, {**provenance, "timestamp": timestamp()}), layers
 
 
 def _status(error: SettingError) -> Status:

@@ -195,11 +195,6 @@ def complete_row(measured: Mapping[str, Cell], provenance: Mapping[str, Cell]) -
 Row = Mapping[str, Cell]
 
 
-def combination_name(model: str, algorithm: str) -> str:
-    """The beginning of folder and file names: spaces become underscores."""
-    return f"{model}_{algorithm.replace(' ', '_')}"
-
-
 class ResultTables:
     """The tables of a model with an algorithm on a device.
 
@@ -210,7 +205,7 @@ class ResultTables:
     """
 
     def __init__(self, stage_folder: Path, gpu: str, identity: Row) -> None:
-        name = combination_name(str(identity["model"]), str(identity["algorithm"]))
+        name = f"{identity['model']}_{str(identity['algorithm']).replace(' ', '_')}"
         self._identity = identity
         self.folder = stage_folder / f"{name}_{gpu}"
         self.overall_path = self.folder / f"{name}_overall.csv"

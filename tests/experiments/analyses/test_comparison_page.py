@@ -61,7 +61,8 @@ def test_a_score_that_is_no_accuracy_is_called_by_its_name(tmp_path: Path) -> No
     named = [replace(each, score="100 / byte perplexity") for each in LINES]
     found = comparison(tmp_path, named)
     assert "; changes 100 / byte perplexity by +0.000 [" in found.headlines[0]
-    assert [panel.title for panel in chart_of(found).panels] == ["Latency", "Memory", "100 / byte perplexity"]
+    panels = chart_of(found, found.lines).panels
+    assert [panel.title for panel in panels] == ["Latency", "Memory", "100 / byte perplexity"]
     assert "100 / byte perplexity" in table(named).splitlines()[0].replace("  ", " ")
     assert "accuracy" not in comparison_page(found).split("<table")[1].split("</table>")[0]
     # Where metrics differ in it.
@@ -100,7 +101,7 @@ def test_the_picture_is_of_latency_with_the_band_of_the_same(tmp_path: Path) -> 
     band, _, dots = panel.marks
     assert isinstance(band, Band) and list(band.x) == pytest.approx([1 / 1.02, 1.02])
     assert isinstance(dots, Dots) and dots.name == "y" and list(dots.x) == [0.9, 0.9]
-    bands = [each.marks[0] for each in chart_of(found).panels]
+    bands = [each.marks[0] for each in chart_of(found, found.lines).panels]
     assert [list(each.x) for each in bands if isinstance(each, Band)][1:] == [
         pytest.approx([1 / 1.02, 1.02]),
         [-0.03, 0.03],

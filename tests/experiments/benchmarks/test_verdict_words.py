@@ -7,7 +7,7 @@ import pytest
 
 from experiment_core_utils.primitives.replication import COUNTED, IN_ROUNDS
 from experiments.analyses.knobs.objectives import ENERGY, LATENCY_MEAN, Objectives, objectives
-from experiments.benchmarks.verdict_words import (
+from experiments.benchmarks.verdict_level import (
     BEGIN,
     EIGHT,
     END,

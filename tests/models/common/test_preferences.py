@@ -24,7 +24,6 @@ from experiment_core_utils.models.common.preferences import (
 )
 from experiment_core_utils.models.common.text_generation import generation_values
 from experiment_core_utils.models.hf.adapter import TransformersModel
-from experiment_core_utils.planning.dry_run import decoding_sentences
 from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.records.requests import TokenisedPrompts
@@ -204,12 +203,13 @@ def test_raw_logits_are_the_models_own(folder: Path, tmp_path: Path) -> None:
 
 def test_a_plan_says_what_is_kept_and_left_out(folder: Path, tmp_path: Path) -> None:
     source = find_model(str(preferring(folder, tmp_path, repetition_penalty=1.2, num_beams=3)))
-    assert decoding_sentences(source) == [
+    assert source.decoding_preferences().lines(source.name) == [
         f"decoding: of {tmp_path}'s generation_config.json kept repetition_penalty 1.2; left out num_beams 3",
         "warning: decoding: the checkpoint prefers num_beams, which this run leaves out; "
         "do not compare its accuracy with that of the model's card",
     ]
-    assert decoding_sentences(find_model(str(folder))) == []
+    source = find_model(str(folder))
+    assert source.decoding_preferences().lines(source.name) == []
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ class DataFileTask(RowTask):
         self._row_of_index = {
             str(row["index"]): at for at, row in enumerate(texts) if not isinstance(row, str) and "index" in row
         }
-        self.first_usable = self._first_usable()
+        self._check_usable()
         has_options = {bool(question.options) for question in self._questions if isinstance(question, QuestionRow)}
         self.metric = "" if len(has_options) > 1 else CHOICE_METRIC if True in has_options else OPEN_METRIC
         self._template = prompt_template
@@ -214,7 +214,7 @@ class DataFileTask(RowTask):
             )
         if faults:
             self._questions = [faults.get(at, each) for at, each in enumerate(self._questions)]
-            self.first_usable = self._first_usable()
+            self._check_usable()
 
     def _unscorable(
         self, at: int, fault: str | None, value: float | None, metric: Metric, known: Sequence[Metric]
@@ -321,11 +321,12 @@ class DataFileTask(RowTask):
         check_texts(question)
         return question
 
-    def _first_usable(self) -> Sample:
+    def _check_usable(self) -> None:
         reason = ""
         for index in range(len(self)):
             try:
-                return self[index]
+                self[index]
+                return
             except SampleError as error:
                 reason = reason or f": {error}"
         raise ConfigurationError(

@@ -340,7 +340,11 @@ def _folder_rows(folder: Path, cache_dir: Path | None, split: str | None) -> Fil
             f"{'' if split is None else f' and not {split}{did_you_mean(split, splits)}'}; give one by --split"
         )
     if any((folder / state).is_file() for state in _SAVED):
-        table = _saved_table(folder, split, has_splits=bool(splits))
+        with _datasets_library():
+            from experiment_core_utils.tasks.datasets.hub_tables import read_saved
+        table = read_saved(folder, split)
+        if split is not None and not splits and table.source["split"] != split:
+            raise ConfigurationError(f"--data_file {folder} was saved without splits; drop --split {split}")
     else:
         table = _table_of_split(folder, split, cache_dir)
     return replace(_of_table(table, name, (folder,)), split=split or "all")
@@ -361,15 +365,6 @@ def _splits_in(folder: Path) -> list[str]:
         stated = parse_json(read_given(folder / _SAVED[0]), str(folder / _SAVED[0]))
         return list(stated.get("splits", ())) if isinstance(stated, dict) else []
     return sorted({path.parent.name for name in _METADATA for path in folder.glob(f"*/{name}")})
-
-
-def _saved_table(folder: Path, split: str | None, *, has_splits: bool) -> "HubTable":
-    with _datasets_library():
-        from experiment_core_utils.tasks.datasets.hub_tables import read_saved
-    table = read_saved(folder, split)
-    if split is not None and not has_splits and table.source["split"] != split:
-        raise ConfigurationError(f"--data_file {folder} was saved without splits; drop --split {split}")
-    return table
 
 
 def _table_of_split(folder: Path, split: str | None, cache_dir: Path | None) -> "HubTable":
