@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from experiment_core_utils.config.parts import ModelConfig
-from experiment_core_utils.config.text import Quantisation
 from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
 from experiment_core_utils.models.common.preferences import Preferences, preferences_in
+from experiment_core_utils.models.common.quantisation import RequestedQuantisation
 from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes
 from experiment_core_utils.models.hf.adapter import TransformersModel, no_inductor
 from experiment_core_utils.models.hf.loader import (
@@ -30,24 +30,6 @@ from experiment_core_utils.primitives.device import choose_dtype
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.private_apis import compatible_attentions
 from experiment_core_utils.tasks.interface import PromptFamily, Task
-
-
-@dataclass(frozen=True)
-class RequestedQuantisation:
-    """The flags of a profiling run as a `QuantisationOptions`."""
-
-    model_name: str
-    fp_precision: str
-    quantization_config: Quantisation
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> "RequestedQuantisation":
-        """4 and 8 bits are by bitsandbytes' defaults, fp8 by transformers'."""
-        width = config.quantization
-        requested = Quantisation(
-            quantization=width in ("4bit", "8bit"), load_in_4bit=width == "4bit", load_in_8bit=width == "8bit"
-        )
-        return cls(config.model_path, "float8" if width == "fp8" else config.precision, requested)
 
 
 @dataclass(frozen=True)
