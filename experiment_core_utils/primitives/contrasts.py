@@ -20,7 +20,7 @@ the safe side for a sum of variances (R. Mickey and M. Brown, Annals of Mathemat
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -80,10 +80,17 @@ class _Contrasts:
         values: np.ndarray,
         pictures: Sequence[object] | np.ndarray,
         reference: int | None,
+        largest_of: Callable[[np.ndarray, np.ndarray, np.ndarray, float], np.ndarray],
         *,
         added_squares: float = 0.0,
         replication: Replication = COUNTED,
     ) -> Self:
+        """The contrasts.
+
+        Args:
+            largest_of: [F] ascending, the largest lead of a family of equal settings in each of F draws, from sums,
+                residuals, counts and what is added to each contrast's sum of squares.
+        """
         values = np.asarray(values, dtype=np.float64)
         known = np.isfinite(values).all(axis=0)
         numbers = np.unique(np.asarray(pictures)[known], return_inverse=True)[1]
@@ -104,7 +111,7 @@ class _Contrasts:
         elif replication.undecided is not None:
             no_verdict = f"this {replication.undecided}"
         elif not replication.is_each_alone and (1 < len(values) <= MOST_FLIPPED_SETTINGS or reference is not None):
-            largest = cls._largest(sums, residuals, counts, reference, added_squares, replication)
+            largest = largest_of(sums, residuals, counts, added_squares)
         return cls(
             means=means,
             residuals=residuals,
@@ -186,18 +193,6 @@ class _Contrasts:
         """[P], how far each contrast is ahead of `-margin`, in units of the noise."""
         raise NotImplementedError
 
-    @staticmethod
-    def _largest(
-        sums: np.ndarray,
-        residuals: np.ndarray,
-        counts: np.ndarray,
-        reference: int | None,
-        added_squares: float,
-        replication: Replication,
-    ) -> np.ndarray:
-        """[F] ascending, the largest lead of a family of equal settings in each of F draws."""
-        raise NotImplementedError
-
     def p_value(self, one: int, other: int) -> float:
         """The adjusted p-value that `one` is not better than `other`; ValueError for a pair outside the family."""
         self._check_in_family(one, other)
@@ -247,7 +242,11 @@ class PairedContrasts(_Contrasts):
             pictures: [N], the picture of each sample.
             replication: of the settings; rounds add nothing to what samples show.
         """
-        return cls._of(log_times, pictures, reference, replication=replication)
+
+        def largest_of(sums: np.ndarray, residuals: np.ndarray, counts: np.ndarray, _: float) -> np.ndarray:
+            return largest_of_flips(sums, residuals, counts, reference, replication)
+
+        return cls._of(log_times, pictures, reference, largest_of, replication=replication)
 
     @property
     def log_ratio(self) -> np.ndarray:
@@ -273,17 +272,6 @@ class PairedContrasts(_Contrasts):
     def _leads(self, ones: np.ndarray, others: np.ndarray, ahead: np.ndarray, margin: float) -> np.ndarray:
         errors = self._errors(ones, others)
         return np.divide(ahead, errors, out=np.zeros(len(ahead)), where=errors > 0)
-
-    @staticmethod
-    def _largest(
-        sums: np.ndarray,
-        residuals: np.ndarray,
-        counts: np.ndarray,
-        reference: int | None,
-        added_squares: float,
-        replication: Replication,
-    ) -> np.ndarray:
-        return largest_of_flips(sums, residuals, counts, reference, replication)
 
 
 @dataclass(frozen=True)
@@ -329,7 +317,12 @@ class ScoreContrasts(_Contrasts):
             change: how much a score changes by an answer that changes, as a fraction of `best`; less than 1 where
                 scores are means over several settings.
         """
-        made = cls._of(scores, pictures, reference, added_squares=2 * ADDED_ANSWERS * (change * best) ** 2)
+
+        def largest_of(_: np.ndarray, residuals: np.ndarray, counts: np.ndarray, added_squares: float) -> np.ndarray:
+            return largest_of_multipliers(residuals, reference, added_squares)
+
+        added = 2 * ADDED_ANSWERS * (change * best) ** 2
+        made = cls._of(scores, pictures, reference, largest_of, added_squares=added)
         return cls(**{**vars(made), "best": best, "change": change})
 
     def difference(self, one: int, other: int) -> float:
@@ -403,17 +396,6 @@ class ScoreContrasts(_Contrasts):
     @property
     def _added_variance(self) -> float:
         return self.added_squares * scale_of(self.num_pictures, self.num_samples)
-
-    @staticmethod
-    def _largest(
-        sums: np.ndarray,
-        residuals: np.ndarray,
-        counts: np.ndarray,
-        reference: int | None,
-        added_squares: float,
-        replication: Replication,
-    ) -> np.ndarray:
-        return largest_of_multipliers(residuals, reference, added_squares)
 
 
 def word_of(p_value: float, opposite: float) -> Word:
