@@ -19,7 +19,7 @@ from experiment_core_utils.engines.likelihood import ScoringStages
 from experiment_core_utils.facts.run_facts import facts_of_run
 from experiment_core_utils.knobs.loading import loading_name, loading_of
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.knobs.vision_tokens import CropRange, vision_of
+from experiment_core_utils.knobs.vision_tokens import vision_of
 from experiment_core_utils.measuring.batches import Bench, untimed_line
 from experiment_core_utils.measuring.execution import settle_execution
 from experiment_core_utils.measuring.measurer import ShardMeasurer
@@ -239,11 +239,6 @@ def check_folder_of(requested: RequestedRun, ledger: Ledger, experiment_id: str,
     check_folder_is_shared(machine.output_dir / PARTS_FOLDER, marker, within_s, accelerator)
 
 
-def first_crops(requested: RequestedRun) -> CropRange | None:
-    """Limits of the crops of the plan's first setting; None for the model's own."""
-    return vision_of(requested.settings[0]).bounds
-
-
 def loaded_run(
     requested: RequestedRun,
     accelerator: Accelerator,
@@ -268,9 +263,8 @@ def loaded_run(
     reason = _IN_ONE_PASS if scored_by(requested.task.metric) == "text" else None
     asked = config, source, settings, on_device, crew, *at_once
     model = load_requested(*asked, shown=context.is_main, modules_reason=reason)
-    first = first_final_prompt(
-        requested.task, model, requested.sample_ids, first_crops(requested), config.measuring.sample_timeout
-    )
+    crops, timeout = vision_of(requested.settings[0]).bounds, config.measuring.sample_timeout
+    first = first_final_prompt(requested.task, model, requested.sample_ids, crops, timeout)
     meters = meters or agreed_meters(config, source, energy, accelerator)
     has_energy = meters is not None or config.measuring.energy not in ("auto", "off")
     unseen = unseen_in_server_caveats(source, has_energy, config.model)

@@ -175,7 +175,8 @@ def replaced_whole(path: Path, ending: str = ".tmp") -> Iterator[Path]:
             yield temporary
             _flush(temporary, os.O_RDONLY)
             os.replace(temporary, path)
-            flush_folder(path.parent)
+            # A rename may else come after what is done because of it.
+            _flush(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -201,11 +202,6 @@ def remove_leftovers(folder: Path) -> None:
     for kind in ("json", "csv", "parquet"):
         for path in folder.glob(f".*.{kind}.tmp"):
             remove_file(path)
-
-
-def flush_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk: a rename may else come after what is done because of it."""
-    _flush(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def _flush(path: Path, flags: int) -> None:

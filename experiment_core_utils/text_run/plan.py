@@ -206,7 +206,8 @@ def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Acceler
     left_out: dict[str, str] = {}
     titles: dict[str, str] = {}
     for number, combination in enumerate(grid, start=1):
-        title = _title(number, len(grid), combination.varied)
+        values = (f"{key.rpartition('.')[2]}={value}" for key, value in combination.varied.items())
+        title = " ".join((f"{number}/{len(grid)}", *values))
         experiment = _checked_experiment(title, combination, accelerator, prompts_of, digest_of)
         if isinstance(experiment, str):
             left_out[title] = experiment
@@ -287,9 +288,3 @@ def fingerprint_parts(
         environment_stamp(accelerator.device),
         *([sorted(chat.items())] if chat.get("chat_template") == "applied" else []),
     )
-
-
-def _title(number: int, total: int, varied: Mapping[str, Any]) -> str:
-    """`3/8 fp_precision=bfloat16 decoding_mode=greedy`."""
-    values = (f"{key.rpartition('.')[2]}={value}" for key, value in varied.items())
-    return " ".join((f"{number}/{total}", *values))

@@ -41,11 +41,6 @@ def _without_loading(setting: Setting) -> Setting:
     return setting.replaced(**{knob.name: None for knob in LOADING_KNOBS})
 
 
-def _logits_distance(logits: torch.Tensor, reference: torch.Tensor) -> float:
-    """The norm of the difference of logits [n, V] from those of the model as it is, over the norm of these."""
-    return float((logits - reference).norm() / reference.norm())
-
-
 class ModelsSideBySide:
     """Implements `StagedModel`, `Spread` among it: what is asked goes to the model of the setting in force.
 
@@ -166,7 +161,7 @@ class ModelsSideBySide:
         counted = {
             "weights_bytes": None if memory is None else memory.weights_bytes,
             "own_weights_bytes": None if reference_memory is None else reference_memory.weights_bytes,
-            "logits_distance": None if reference is None else _logits_distance(logits, reference),
+            "logits_distance": None if reference is None else float((logits - reference).norm() / reference.norm()),
             "own_execution_stages": self.describe().get("execution_stages"),
         }
         return replace(proof, counted={**proof.counted, "loading": counted})

@@ -285,22 +285,18 @@ def load_weights(source: HFSource, load_options: LoadOptions) -> PreTrainedModel
         refuse_files_not_finite(source.folder)
     # A quantised checkpoint says itself what it is multiplied in.
     keeps_own = source.quant_method is not None and load_options.quantisation.fp_precision == "auto"
+    placement: dict[str, Any] = {"device_map": load_options.device_map or {"": load_options.device}}
+    if load_options.tensor_parallel > 1:
+        placement = {"distributed_config": DistributedConfig(tp_size=load_options.tensor_parallel)}
     options = {
         "dtype": "auto" if keeps_own else load_options.dtype,
         "attn_implementation": load_options.attn_implementation,
         "quantization_config": quantised_by,
-        **_placement(load_options),
+        **placement,
     }
     given = {name: value for name, value in options.items() if value is not None}
     with as_launched():
         return source.read_model(load_options.tensor_parallel, **given).eval()
-
-
-def _placement(load_options: LoadOptions) -> dict[str, Any]:
-    """Where `from_pretrained` puts the weights."""
-    if load_options.tensor_parallel > 1:
-        return {"distributed_config": DistributedConfig(tp_size=load_options.tensor_parallel)}
-    return {"device_map": load_options.device_map or {"": load_options.device}}
 
 
 def refuse_sharing(source: HFSource, load_options: LoadOptions, random_weights: bool) -> None:

@@ -84,11 +84,6 @@ def refuse_inductor(execution: ExecutionMode) -> None:
         )
 
 
-def _of_engines(proof: KnobProof) -> dict[str, Any]:
-    """What only a proof by engines has."""
-    return {name: getattr(proof, name) for name in ("cache_layers", "engine_error", "modules_error")}
-
-
 class MolmoeStagedModel(HasEnds):
     """The staged interface of MolmoE; one request at a time.
 
@@ -431,7 +426,8 @@ class MolmoeStagedModel(HasEnds):
         except EngineRefused as error:
             raise engine_refused(str(error)) from error
         if self.num_experts is None and self._stages is not self._eager:
-            proof = replace(self._eager.prove(self._knobs, inputs), **_of_engines(proof))
+            by_modules, own = self._eager.prove(self._knobs, inputs), ("cache_layers", "engine_error", "modules_error")
+            proof = replace(by_modules, **{name: getattr(proof, name) for name in own})
         executed = self._executed
         return replace(
             proof,
