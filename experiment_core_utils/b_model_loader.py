@@ -224,4 +224,4 @@ def load_requested(
     if crew is None:
         return model
     assert isinstance(model, TransformersModel)
-    return LeadingModel(model, crew)
+    return cast(Runnable, LeadingModel(model, crew))
