@@ -155,7 +155,7 @@ def refused_energy(reason: object, named: str = "--energy ") -> EnergyRefused:
 def found_instruments(
     device: Device,
     local_rank: int,
-    given: Instruments | None = None,
+    preset: Instruments | None = None,
     *,
     is_spread: bool = False,
     source: ModelSource | None = None,
@@ -163,14 +163,15 @@ def found_instruments(
     """What reads the energy of the devices that this process, or the server of its model, computes on.
 
     Args:
-        given, is_spread, source: as in `meters_of`.
+        preset: what is returned in place of what is found.
+        is_spread, source: as in `meters_of`.
 
     Raises:
         MeterUnavailable: see `energy_gpus`.
     """
     gpus = None if source is None else energy_gpus(source)
-    if given is not None:
-        return given
+    if preset is not None:
+        return preset
     if gpus is None:
         own = choose_device(device, local_rank)
         gpus = uuids_of(visible_gpus() if is_spread and own.type == "cuda" else [own])

@@ -222,7 +222,7 @@ _FLAGS = {
 def _check_memory(source: LanguageModelSource) -> None:
     config, options = source.requested, source.load_options
     width = "float8" if options.width == "fp8" else options.width
-    sizes, loading = memory_of(source, options.dtype, options.device, width, config.device_map, beside=())
+    sizes, loading = memory_of(source, options.dtype, options.device, width, config.device_map, hosts=())
     tokens = config.max_input_tokens + config.max_output_tokens
     check_memory(sizes, replace(loading, rows=config.batch_size or 1, tokens=tokens), _FLAGS)
 

@@ -340,5 +340,5 @@ for _name in (
     setattr(ModelsSideBySide, _name, partialmethod(ModelsSideBySide._on_sent, _name))
 # Requests are the same for all, whichever of them is in force while they are prepared.
 for _name in ("name", "prepare", "prompt_family"):
-    _own = property(lambda self, name=_name: getattr(self._models[()], name))  # type: ignore[misc]
-    setattr(ModelsSideBySide, _name, _own)
+    _delegated = property(lambda self, name=_name: getattr(self._models[()], name))  # type: ignore[misc]
+    setattr(ModelsSideBySide, _name, _delegated)

@@ -105,10 +105,8 @@ class HFSource:
             options: of `from_pretrained`.
         """
         load = partial(self.auto_class.from_pretrained, **source_of(self.folder))
-        options = loading_options(self.folder) | options
-        model: PreTrainedModel = loaded_weights(
-            self.folder, load, shards=shards, trust_remote_code=self.trust_remote_code, **options
-        )
+        options = {"trust_remote_code": self.trust_remote_code, **loading_options(self.folder), **options}
+        model: PreTrainedModel = loaded_weights(self.folder, load, shards=shards, **options)
         return model
 
 
@@ -294,9 +292,9 @@ def load_weights(source: HFSource, load_options: LoadOptions) -> PreTrainedModel
         "quantization_config": quantised_by,
         **placement,
     }
-    given = {name: value for name, value in options.items() if value is not None}
+    requested = {name: value for name, value in options.items() if value is not None}
     with as_launched():
-        return source.read_model(load_options.tensor_parallel, **given).eval()
+        return source.read_model(load_options.tensor_parallel, **requested).eval()
 
 
 def refuse_sharing(source: HFSource, load_options: LoadOptions, random_weights: bool) -> None:
@@ -360,31 +358,24 @@ def memory_of(
     width: str = "none",
     device_map: object = None,
     shards: int = 1,
-    beside: Sequence[torch.device] = (torch.device("cpu"),),
+    hosts: Sequence[torch.device] = (torch.device("cpu"),),
 ) -> tuple[ModelSizes, Loading]:
     """The sizes of a model, and how it is to be loaded, for `memory_lines`.
 
     Args:
         width: see `ModelSizes.weights_bytes`.
         shards: processes that share the weights, on GPUs each with memory of its own.
-        beside: where parts of a spread model may be beside the GPUs.
+        hosts: where parts of a spread model may be beside the GPUs.
     """
     stored = None if source.quant_method is None else loaded_bytes(source.folder)
     is_on_gpu = device.type == "cuda"
-    places = (*visible_gpus(), *beside)
-    everywhere = partial(Room.of, *places)
-    loading = Loading(
-        source.name,
-        source.config,
-        dtype,
-        device,
-        Room.of(device) if device_map is None or not is_on_gpu else everywhere(),
-        width,
-        # Without a GPU there is nothing to spread a model over.
-        everywhere if is_on_gpu and len(places) > 1 and device_map is None and shards == 1 else None,
-        shards if is_on_gpu else 1,
-    )
-    return ModelSizes.of(skeleton_of(source), stored), loading
+    devices = (*visible_gpus(), *hosts)
+    everywhere = partial(Room.of, *devices)
+    room = Room.of(device) if device_map is None or not is_on_gpu else everywhere()
+    # Without a GPU there is nothing to spread a model over.
+    spread_room = everywhere if is_on_gpu and len(devices) > 1 and device_map is None and shards == 1 else None
+    at = dtype, device, room, width, spread_room, shards if is_on_gpu else 1
+    return ModelSizes.of(skeleton_of(source), stored), Loading(source.name, source.config, *at)
 
 
 def _with_experts(model: Any, load_options: LoadOptions) -> Any:
@@ -394,9 +385,8 @@ def _with_experts(model: Any, load_options: LoadOptions) -> Any:
     owners = _owners_of_experts(model)
     if not owners:
         raise ConfigurationError(
-            f"--experts_implementation {load_options.experts_implementation} was given, and "
-            f"this {model.config.model_type} has "
-            "no experts whose implementation can be chosen; drop it"
+            f"--experts_implementation {load_options.experts_implementation} was given, and this "
+            f"{model.config.model_type} has no experts whose implementation can be chosen; drop it"
         )
     with vendor_errors_named(f"the experts implementation {load_options.experts_implementation} is not available"):
         for part in owners:

@@ -426,8 +426,8 @@ class MolmoeStagedModel(HasEnds):
         except EngineRefused as error:
             raise engine_refused(str(error)) from error
         if self.num_experts is None and self._stages is not self._eager:
-            by_modules, own = self._eager.prove(self._knobs, inputs), ("cache_layers", "engine_error", "modules_error")
-            proof = replace(by_modules, **{name: getattr(proof, name) for name in own})
+            of_engines = {name: getattr(proof, name) for name in ("cache_layers", "engine_error", "modules_error")}
+            proof = replace(self._eager.prove(self._knobs, inputs), **of_engines)
         executed = self._executed
         return replace(
             proof,
