@@ -264,7 +264,8 @@ def act_figures(
     sums = (each for number, each in totals.values() if number > 1)
     # With the idle power that the same source reports of the same device.
     idle_of = {readings[0].origin: readings for readings in reversed(idle)}
-    figures = (energy_figure(each, *idle_of.get(each[0].origin, ())) for each in zip(*rounds, strict=True))
+    by_source = zip(*rounds, strict=True)
+    figures = (energy_figure(windows, *idle_of.get(windows[0].origin, ())) for windows in by_source)
     return (*figures, *sums), gpu_source_ratio(totals)
 
 

@@ -173,6 +173,6 @@ def found_instruments(
     if preset is not None:
         return preset
     if gpus is None:
-        own = choose_device(device, local_rank)
-        gpus = uuids_of(visible_gpus() if is_spread and own.type == "cuda" else [own])
+        first = choose_device(device, local_rank)
+        gpus = uuids_of(visible_gpus() if is_spread and first.type == "cuda" else [first])
     return find_instruments(gpus, HostClock())
