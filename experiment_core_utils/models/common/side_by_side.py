@@ -250,20 +250,9 @@ class ModelsInTurn(ModelsSideBySide):
     def devices(self) -> tuple[torch.device, ...]:
         return devices_of(self.in_force)
 
-    @property
-    def device(self) -> torch.device:
-        """That of all."""
-        return self._device
-
-    @property
-    def name(self) -> str:
-        """That of the model as it is."""
-        return self._name
-
-    @property
-    def prompt_family(self) -> Any:
-        """That of the model as it is."""
-        return self._prompt_family
+    # Those of the model as it is, which may be in memory no more.
+    device, name = property(attrgetter("_device")), property(attrgetter("_name"))
+    prompt_family = property(attrgetter("_prompt_family"))
 
     @property
     def prepare(self) -> Callable[..., Any]:

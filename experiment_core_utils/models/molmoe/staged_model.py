@@ -102,6 +102,8 @@ class MolmoeStagedModel(HasEnds):
         split: the stages with a paused prefill, run by the same modules or engines as the whole stages.
     """
 
+    prompt_family: PromptFamily = "molmo"
+
     def __init__(
         self,
         name: str,
@@ -143,10 +145,6 @@ class MolmoeStagedModel(HasEnds):
     @property
     def decoder_blocks(self) -> tuple[nn.Module, ...]:
         return self.model.all_blocks
-
-    @property
-    def prompt_family(self) -> PromptFamily:
-        return "molmo"
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         refuse_several_pictures(sample)
