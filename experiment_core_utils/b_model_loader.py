@@ -1,7 +1,6 @@
 """In: a configuration; out: its model on its device: staged for the profiler, or causal with a tokenizer for text.
 
-Before any weight is read, `find_model` returns the limits that a config sets to the knobs, and `validate_loadable`
-what this machine cannot do of a text experiment.
+Before any weight is read, `find_model` returns the limits that a config sets to the knobs.
 """
 
 import atexit
@@ -18,10 +17,9 @@ from transformers import PreTrainedModel
 from experiment_core_utils.a_distributed import leave_process_group
 from experiment_core_utils.config.parts import only_model_in, say_only_model
 from experiment_core_utils.config.profiling import ProfilingConfig
-from experiment_core_utils.config.text import TextConfig, validated
+from experiment_core_utils.config.text import validated
 from experiment_core_utils.knobs.loading import Loading, config_of_loading, loading_name, loadings_of, variant_of
 from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.models.common.placement import refuse_device_map
 from experiment_core_utils.models.common.quantisation import supported_types
 from experiment_core_utils.models.common.side_by_side import ModelsInTurn, ModelsSideBySide
 from experiment_core_utils.models.endpoint.source import endpoint_source
@@ -31,18 +29,8 @@ from experiment_core_utils.models.hf.source import transformers_checkpoint
 from experiment_core_utils.models.hf.tensor_parallel import LOAD, LeadingModel, follow
 from experiment_core_utils.models.interface import Runnable, Switchable
 from experiment_core_utils.models.molmoe.source import molmoe_checkpoint
-from experiment_core_utils.models.molmoe.text_source import published_molmoe
 from experiment_core_utils.models.source import Backend, CheckpointSource, ModelSource, RequestedModel
-from experiment_core_utils.models.text_model import (
-    LanguageModelSource,
-    TextBackend,
-    device_of,
-    find_language_model,
-    load_language_model,
-    load_tokenizer,
-    refuse_unloadable,
-    transformers_language_model,
-)
+from experiment_core_utils.models.text_model import load_language_model, load_tokenizer, validate_loadable
 from experiment_core_utils.primitives.device import choose_device, set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.in_step import Crew
@@ -51,8 +39,6 @@ from experiment_core_utils.records.text import QuantSupport
 
 # What serves models, in the order in which they are asked; the last one takes every folder.
 BACKENDS: list[Backend] = [endpoint_source, molmoe_checkpoint, transformers_checkpoint]
-# What reads checkpoints in text experiments, in the same order.
-TEXT_BACKENDS: tuple[TextBackend, ...] = (published_molmoe, transformers_language_model)
 
 
 def register_backend(backend: Backend) -> None:
@@ -144,20 +130,6 @@ def detect_supported_quant_types() -> QuantSupport:
     return supported_types(choose_device("auto"))
 
 
-def validate_loadable(config: TextConfig) -> LanguageModelSource:
-    """The checkpoint of a text experiment, once everything that this machine might not be able to do with it is
-    checked, before any weight is read.
-
-    Raises:
-        ConfigurationError: no such folder or hub id, or no config in it that can be used; or as `refuse_unloadable`.
-        ImpossibleCombination: the values do not go together.
-    """
-    refuse_device_map(config.device_map, device_of(config), "device_map auto")
-    source = find_language_model(config, TEXT_BACKENDS)
-    refuse_unloadable(config, source)
-    return source
-
-
 def load_model_tokenizer(configs: Any) -> tuple[PreTrainedModel, Any]:
     """The causal language model of a text experiment in evaluation mode on its device, and its tokenizer.
 
@@ -171,10 +143,9 @@ def load_model_tokenizer(configs: Any) -> tuple[PreTrainedModel, Any]:
         ConfigurationError: see `validate_loadable`; or weights are not there, or do not fit the config one to one.
         OutOfMemory: the model does not fit the device, or with `device_map` all GPUs together.
     """
-    config = validated(configs)
-    source = validate_loadable(config)
-    tokenizer = load_tokenizer(config, source)
-    model = load_language_model(config, source)
+    source = validate_loadable(validated(configs))
+    tokenizer = load_tokenizer(source)
+    model = load_language_model(source)
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     if model.generation_config.eos_token_id is None:
         model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -253,4 +224,4 @@ def load_requested(
     if crew is None:
         return model
     assert isinstance(model, TransformersModel)
-    return LeadingModel(model, crew)
+    return cast(Runnable, LeadingModel(model, crew))

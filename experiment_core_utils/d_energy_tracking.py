@@ -12,18 +12,14 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 
-from experiment_core_utils.config.parts import Device, EnergyMode, ProfiledEnergyMode
+from experiment_core_utils.config.parts import Device, ProfiledEnergyMode
 from experiment_core_utils.config.profiling import ProfilingConfig
 from experiment_core_utils.meters.codecarbon import CodecarbonLibrary, CodecarbonMeter
 from experiment_core_utils.meters.instruments import Instruments, find_instruments, uuids_of
-from experiment_core_utils.meters.power import NOT_REQUESTED
 from experiment_core_utils.meters.requested_energy import (
     ONLY_ESTIMATES,
-    energy_gpus,
-    instruments_on,
-    log_estimate,
+    found_instruments,
     refused_energy,
-    require_any_meter,
     unavailable_reason,
     with_estimate,
 )
@@ -100,34 +96,23 @@ def stop_energy_tracking(tracker: EnergyTracker, *, is_at_rest: bool = True) -> 
     return tracker.stop(is_at_rest=is_at_rest)
 
 
-def untracked_reason(
-    mode: EnergyMode, gpus: Sequence[str], country_iso_code: str | None, sources: EnergySources
-) -> str | None:
-    """Why the energy of a text run will not be tracked, found out before anything is loaded; None where it will be.
+def require_tracking(gpus: Sequence[str], country_iso_code: str | None, sources: EnergySources) -> None:
+    """Refuse, before anything is loaded, a text run whose energy is required and nothing on this machine measures.
 
-    codecarbon is started once to find out. Where it or the machine's instruments measure, the other one's absence costs
-    its own figures alone; codecarbon's estimates do where energy is optional.
+    codecarbon is started once to find out; it does where it reads counters.
 
     Args:
         gpus, country_iso_code: as `gpu_uuids` and `country_iso_code` in `start_energy_tracking`.
 
     Raises:
         ConfigurationError: codecarbon does not know the country.
-        EnergyRefused: energy is required and nothing on this machine measures it.
+        EnergyRefused: see above.
     """
-    if mode == "off":
-        return NOT_REQUESTED
     unmeasured = unavailable_reason((sources.instruments or find_instruments(gpus, HostClock())).require_any)
     codecarbon = CodecarbonMeter(country_iso_code, [], 0, sources.library)
     codecarbon.release()
-    if unmeasured is None or codecarbon.reads_counters:
-        return None
-    if mode == "required":
+    if unmeasured is not None and not codecarbon.reads_counters:
         raise refused_energy(f"{codecarbon.reason or ONLY_ESTIMATES}; {unmeasured}", "energy: ")
-    if codecarbon.reason is None:
-        log_estimate(unmeasured)
-        return None
-    return f"{codecarbon.reason}; {unmeasured}"
 
 
 def meters_of(
@@ -156,17 +141,17 @@ def meters_of(
     if mode == "off":
         return None
     try:
-        gpus = None if source is None else energy_gpus(source)
+        given_using = None if given is None else given.using
+        using = found_instruments(device, local_rank, given_using, is_spread=is_spread, source=source)
+        if mode == "required":
+            using.require_any()
     except MeterUnavailable as error:
         if mode == "required":
             raise refused_energy(error) from error
         return None
-    using = given.using if given is not None else instruments_on(device, local_rank, is_spread, gpus)
     if mode == "auto":
         counters, how = using.counters_alone(), given or StageMeasurement(using, WindowGoal(), seed=seed)
         return None if counters is None else replace(how, using=counters, idle_s=0.0)
-    if mode == "required":
-        require_any_meter(using)
     if given is not None:
         return given
     using = using.calibrated() if local_rank else with_estimate(using.calibrated())

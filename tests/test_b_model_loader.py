@@ -14,7 +14,6 @@ from experiment_core_utils.b_model_loader import (
     detect_supported_quant_types,
     find_model,
     load_model_tokenizer,
-    validate_loadable,
 )
 from experiment_core_utils.config.parts import Precision
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
@@ -23,6 +22,7 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.models.molmoe.staged_model import MolmoeStagedModel
+from experiment_core_utils.models.text_model import validate_loadable
 from experiment_core_utils.primitives.errors import ConfigurationError
 from tests.models.molmoe.golden_model import load_goldens
 from tests.same_floats import assert_same_floats

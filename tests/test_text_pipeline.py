@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from experiment_core_utils.b_model_loader import validate_loadable
 from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.config.text_grid import combinations
 from experiment_core_utils.j_results_saving import save_aggregated_results_json
@@ -23,6 +22,7 @@ from experiment_core_utils.meters.codecarbon import CodecarbonLibrary
 from experiment_core_utils.meters.instruments import Instruments
 from experiment_core_utils.meters.tracked_window import EnergySources
 from experiment_core_utils.models.costs.architecture import Architecture, architecture_of
+from experiment_core_utils.models.text_model import validate_loadable
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,

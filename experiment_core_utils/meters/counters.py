@@ -96,12 +96,6 @@ LOOK_EVERY_S = 1.0
 LOOKS_PER_WRAP = 4
 
 
-def watch_interval_s(counters: Sequence[EnergyCounter]) -> float:
-    """How long to wait between two looks at these counters."""
-    times_to_wrap = [each.wraps_at_j / each.limit_w for each in counters if each.wraps_at_j and each.limit_w]
-    return min([LOOK_EVERY_S, *(each / LOOKS_PER_WRAP for each in times_to_wrap)])
-
-
 def read_counter(counter: EnergyCounter, clock: Clock) -> CounterReading:
     """One look at one counter."""
     started_s = clock.now_s()
@@ -119,7 +113,9 @@ class CounterWatch:
         self._counters = tuple(counters)
         self._clock = clock
         self._readings: tuple[list[CounterReading], ...] = tuple([] for _ in self._counters)
-        self._repeating = clock.every(watch_interval_s(self._counters), self._look)
+        times_to_wrap = (each.wraps_at_j / each.limit_w for each in counters if each.wraps_at_j and each.limit_w)
+        interval_s = min([LOOK_EVERY_S, *(seconds / LOOKS_PER_WRAP for seconds in times_to_wrap)])
+        self._repeating = clock.every(interval_s, self._look)
 
     def stop(self) -> None:
         """Stop looking at the counters; raises what a reading raised, where that is not MeterUnavailable."""

@@ -262,13 +262,11 @@ def act_figures(
     totals = act_totals(rounds, idle)
     # The sum of one device is its own figure.
     sums = (each for number, each in totals.values() if number > 1)
-    return (*(_act_figure(windows, idle) for windows in zip(*rounds, strict=True)), *sums), gpu_source_ratio(totals)
-
-
-def _act_figure(windows: Sequence[ActEnergy], idle: Sequence[tuple[IdlePower, ...]]) -> EnergyFigure:
-    """An energy figure, with the idle power that the same source reports of the same device."""
-    own = (readings for readings in idle if readings[0].origin == windows[0].origin)
-    return energy_figure(windows, *next(own, ()))
+    # With the idle power that the same source reports of the same device.
+    idle_of = {readings[0].origin: readings for readings in reversed(idle)}
+    by_source = zip(*rounds, strict=True)
+    figures = (energy_figure(windows, *idle_of.get(windows[0].origin, ())) for windows in by_source)
+    return (*figures, *sums), gpu_source_ratio(totals)
 
 
 def act_totals(

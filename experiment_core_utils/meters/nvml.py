@@ -7,6 +7,7 @@ of host time and does not wait for the GPU; still none is taken inside a measure
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -81,10 +82,7 @@ class NvmlGpu:
         """The GPU now; what it does not report is None, and `reason` says why."""
         nvml, handle = self._nvml, self._handle
         missing: dict[str, str] = {}
-
-        def query(name: str, call: Callable[[], T]) -> T | None:
-            return self._query(name, call, missing)
-
+        query = partial(self._query, missing)
         power_mw = query("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         bits = query("throttle reasons", self._event_reasons)
         count, memory_bytes = query("processes", self._other_processes) or (None, None)
@@ -118,10 +116,7 @@ class NvmlGpu:
         """Name, driver, power limits and clocks; what the GPU does not report is None, and `reason` says why."""
         nvml, handle = self._nvml, self._handle
         missing: dict[str, str] = {}
-
-        def query(name: str, call: Callable[[], T]) -> T | None:
-            return self._query(name, call, missing)
-
+        query = partial(self._query, missing)
         limit_mw = query("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
         default_mw = query("default power limit", lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle))
         set_clock, max_clock = nvml.nvmlDeviceGetApplicationsClock, nvml.nvmlDeviceGetMaxClockInfo
@@ -138,7 +133,7 @@ class NvmlGpu:
             reason=_joined(missing),
         )
 
-    def _query(self, name: str, call: Callable[[], T], missing: dict[str, str]) -> T | None:
+    def _query(self, missing: dict[str, str], name: str, call: Callable[[], T]) -> T | None:
         try:
             return call()
         except self._nvml.NVMLError as error:

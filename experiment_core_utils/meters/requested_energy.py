@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -85,11 +85,11 @@ def check_energy(source: ModelSource, device: Device, output_dir: Path, given: S
             the model's servers, with.
     """
     try:
-        gpus = energy_gpus(source)
+        using = found_instruments(device, 0, None if given is None else given.using, source=source)
+        if not output_dir.exists():
+            using.require_any()
     except MeterUnavailable as error:
         raise refused_energy(error) from error
-    if not output_dir.exists():
-        require_any_meter(given.using if given is not None else instruments_on(device, 0, gpus=gpus))
 
 
 def energy_plan_lines(
@@ -111,11 +111,10 @@ def energy_plan_lines(
         return []
     outcome = "the run would go on without"
     try:
-        gpus = None if source is None else energy_gpus(source)
+        using = found_instruments(device, local_rank, given, source=source)
     except MeterUnavailable as error:
         reason: str | None = str(error)
     else:
-        using = given if given is not None else instruments_on(device, local_rank, gpus=gpus)
         reason = unavailable_reason(using.require_any)
         if reason is not None and mode == "optional":
             no_estimate = unavailable_reason(codecarbon_library)
@@ -144,13 +143,6 @@ def with_estimate(using: Instruments, library: CodecarbonLibrary | None = None) 
     return replace(using, estimate=estimate)
 
 
-def require_any_meter(using: Instruments) -> None:
-    try:
-        using.require_any()
-    except MeterUnavailable as error:
-        raise refused_energy(error) from error
-
-
 def refused_energy(reason: object, named: str = "--energy ") -> EnergyRefused:
     """The error of energy that is required where nothing measures it.
 
@@ -160,10 +152,27 @@ def refused_energy(reason: object, named: str = "--energy ") -> EnergyRefused:
     return EnergyRefused(f"{named}required: {reason}; use {named}optional to run without it")
 
 
-def instruments_on(
-    device: Device, local_rank: int, is_spread: bool = False, gpus: Sequence[str] | None = None
+def found_instruments(
+    device: Device,
+    local_rank: int,
+    preset: Instruments | None = None,
+    *,
+    is_spread: bool = False,
+    source: ModelSource | None = None,
 ) -> Instruments:
-    if gpus is not None:
-        return find_instruments(gpus, HostClock())
-    own = choose_device(device, local_rank)
-    return find_instruments(uuids_of(visible_gpus() if is_spread and own.type == "cuda" else [own]), HostClock())
+    """What reads the energy of the devices that this process, or the server of its model, computes on.
+
+    Args:
+        preset: what is returned in place of what is found.
+        is_spread, source: as in `meters_of`.
+
+    Raises:
+        MeterUnavailable: see `energy_gpus`.
+    """
+    gpus = None if source is None else energy_gpus(source)
+    if preset is not None:
+        return preset
+    if gpus is None:
+        first = choose_device(device, local_rank)
+        gpus = uuids_of(visible_gpus() if is_spread and first.type == "cuda" else [first])
+    return find_instruments(gpus, HostClock())

@@ -16,7 +16,7 @@ from experiment_core_utils.meters.energy_files import (
 )
 from experiment_core_utils.meters.instruments import Instruments, find_instruments
 from experiment_core_utils.meters.nvml import NvmlGpu
-from experiment_core_utils.meters.requested_energy import LOGGER
+from experiment_core_utils.meters.requested_energy import LOGGER, log_estimate
 from experiment_core_utils.meters.windows import InstrumentWindow
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.csv_tables import Cell
@@ -71,6 +71,8 @@ class EnergyTracker:
             self._instruments.release()
             self._codecarbon.release()
             raise MeterUnavailable(f"{self._codecarbon.reason}; {self._instruments.reason}")
+        if self._instruments.reason is not None and not self._codecarbon.reads_counters:
+            log_estimate(self._instruments.reason)
 
     def stop(self, *, is_at_rest: bool = True) -> Path:
         """End the window and write it; argument, path and errors are those of `stop_energy_tracking`."""

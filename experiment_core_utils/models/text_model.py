@@ -1,51 +1,50 @@
 """Finding and loading the causal language model and the tokenizer of a text experiment."""
 
-import copy
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from experiment_core_utils.config.parts import say_only_model
 from experiment_core_utils.config.text import TextConfig
 from experiment_core_utils.models.common.checkpoint_files import (
     check_files,
     download,
-    loaded_bytes,
     loaded_weights,
-    refuse_files_not_finite,
     refuse_hub_code,
     refuse_own_code,
+    refuse_without_weights,
     weights_stamp,
 )
-from experiment_core_utils.models.common.gguf_files import (
-    config_in,
-    loading_options,
-    refuse_quantised_again,
-    source_of,
-    tokenizer_in,
-)
-from experiment_core_utils.models.common.placement import OFFLOADED, refuse_offload
-from experiment_core_utils.models.common.quantisation import (
-    own_method,
-    refuse_impossible,
-    refuse_wrong_4bit_weights,
-    transformers_config,
-)
+from experiment_core_utils.models.common.gguf_files import config_in, tokenizer_in
+from experiment_core_utils.models.common.placement import OFFLOADED, refuse_device_map, refuse_offload
+from experiment_core_utils.models.common.quantisation import own_method
 from experiment_core_utils.models.common.text_generation import only_values_of
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
-from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes, Room, check_memory
+from experiment_core_utils.models.costs.memory_check import check_memory
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.generate import vision_entry
+from experiment_core_utils.models.hf.loader import (
+    HFSource,
+    LoadOptions,
+    load_weights,
+    memory_of,
+    refuse_quantisation,
+    skeleton_of,
+)
 from experiment_core_utils.models.hf.request_state import stages_unsupported_reason
 from experiment_core_utils.models.hf.requests import ChatOptions, HFRequests
-from experiment_core_utils.models.source import FoundFiles
-from experiment_core_utils.primitives.device import choose_device, choose_dtype, visible_gpus
+from experiment_core_utils.models.molmoe.checkpoint.published import published_language_tensors
+from experiment_core_utils.models.molmoe.checkpoint.published_config import (
+    PUBLISHED_MODEL_TYPE,
+    config_from_published,
+    load_published_tokenizer,
+)
+from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
+from experiment_core_utils.primitives.device import choose_device, choose_dtype
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.files import is_gguf
 from experiment_core_utils.primitives.private_apis import compatible_attentions
@@ -59,76 +58,90 @@ IGNORED_FILES = ("*/*", "consolidated*")
 HINT = "give a folder with config.json and safetensors, or a hub id such as allenai/OLMoE-1B-7B-0924"
 
 
-@dataclass(frozen=True)
-class LanguageModelSource:
-    """A checkpoint that was found, before any weight is read; transformers reads it, unless a subclass does."""
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelSource(HFSource):
+    """A checkpoint of which a text experiment runs the causal language model, whatever else is in it."""
 
-    name: str  #: the folder or hub id as given, or the only model in that folder
-    folder: Path  #: where the files are; of a GGUF file itself
     revision: str | None  #: commit on the hub, None for a local folder
-    config: PreTrainedConfig  #: the model's config, as transformers or this project has it
-    quant_method: str | None  #: how the weights are quantised already, None where they are not
+    requested: TextConfig
+
+    auto_class = AutoModelForCausalLM
+    kind = " as a causal language model"
 
     @property
-    def model_type(self) -> str:
-        """The model type in its config, such as "llama"."""
-        return str(self.config.model_type)
+    def trust_remote_code(self) -> bool:  # type: ignore[override]
+        """Whether code that comes with the checkpoint is run."""
+        return self.requested.trust_remote_code
 
     @property
     def stamp(self) -> tuple[object, ...]:
         """The identity of these weights: the commit on the hub, else the files of the folder."""
         return (self.name, self.revision) if self.revision else (str(self.folder.resolve()), weights_stamp(self.folder))
 
-    def read_tokenizer(self, trust_remote_code: bool) -> Any:
+    @property
+    def load_options(self) -> LoadOptions:
+        """How this process loads the model; raises ConfigurationError for a GPU that does not exist."""
+        config = self.requested
+        device = choose_device(config.device, int(os.environ.get("LOCAL_RANK", "0")))
+        dtype = choose_dtype(config.fp_precision, device)
+        return LoadOptions(dtype, device, config.attn_implementation, None, config, config.device_map)
+
+    def read_tokenizer(self) -> Any:
         """The checkpoint's tokenizer; raises ConfigurationError where there is none that can be used."""
         needed = "put its tokenizer.json and tokenizer_config.json there"
         with vendor_errors_named(f"{self.folder} has no usable tokenizer ({needed})"):
-            return tokenizer_in(self.folder, trust_remote_code=trust_remote_code)
+            return tokenizer_in(self.folder, trust_remote_code=self.trust_remote_code)
 
-    def read_model(self, folder: Path, config: TextConfig, **options: Any) -> PreTrainedModel:
-        """The model of the weights in `folder`; raises what `loaded_weights` does.
+    def read_model(self, shards: int, **options: Any) -> PreTrainedModel:
+        pickled = {"use_safetensors": None} if self.requested.allow_pickled_weights else {}
+        return super().read_model(shards, **pickled, **options)
 
-        Args:
-            options: of `from_pretrained`.
-        """
-        pickled = {"use_safetensors": None} if config.allow_pickled_weights else {}
-        model: PreTrainedModel = loaded_weights(
-            folder,
-            partial(AutoModelForCausalLM.from_pretrained, **source_of(folder)),
-            trust_remote_code=config.trust_remote_code,
-            **loading_options(folder) | pickled | options,
-        )
+
+class PublishedMolmoe(LanguageModelSource):
+    """A Molmo in its published layout; `config` is the native one, and none of the checkpoint's own code is run."""
+
+    def read_tokenizer(self) -> Any:
+        return load_published_tokenizer(self.folder, self.config)
+
+    def read_model(self, shards: int, **options: Any) -> PreTrainedModel:
+        """Tensors of the vision part are not read."""
+        model: PreTrainedModel = loaded_weights(self.folder, self._assembled, **options)
+        model.name_or_path = str(self.folder)
         return model
 
-
-# What reads the checkpoints of one layout, None of others; raises ConfigurationError for a config that cannot be used.
-TextBackend = Callable[[TextConfig, FoundFiles], LanguageModelSource | None]
-
-
-def transformers_language_model(config: TextConfig, files: FoundFiles) -> LanguageModelSource:
-    """The requested checkpoint as transformers reads it; raises ConfigurationError where it cannot use the config."""
-    if not config.trust_remote_code:
-        refuse_own_code(files.config, config.model_name, "which runs only with trust_remote_code: true")
-    with vendor_errors_named(f"the config in {files.folder} cannot be used"):
-        native = config_in(files.folder, config.trust_remote_code)
-    return LanguageModelSource(config.model_name, files.folder, files.revision, native, own_method(files.config))
+    def _assembled(self, dtype: torch.dtype, **options: Any) -> Any:
+        tensors = published_language_tensors(self.folder, dtype)
+        return MolmoeForCausalLM.from_pretrained(None, config=self.config, state_dict=tensors, dtype=dtype, **options)
 
 
-def device_of(config: TextConfig) -> torch.device:
-    """The device of this process; raises ConfigurationError for a GPU that does not exist."""
-    return choose_device(config.device, int(os.environ.get("LOCAL_RANK", "0")))
-
-
-def find_language_model(config: TextConfig, backends: Sequence[TextBackend]) -> LanguageModelSource:
-    """Find a checkpoint and read its config; of a hub id, fetch the small files.
-
-    Args:
-        backends: in the order in which they are asked; the last one takes every checkpoint.
+def validate_loadable(config: TextConfig) -> LanguageModelSource:
+    """The checkpoint of a text experiment, once everything that this machine might not be able to do with it is
+    checked, before any weight is read; of a hub id, the small files are fetched.
 
     Raises:
-        ConfigurationError: no such folder or hub id, or no config in it that can be used.
-        ImpossibleCombination: a revision for a folder.
+        ConfigurationError: no such folder or hub id; no config, causal language model or tokenizer in it that can be
+            used; no weights in a folder; a package or an ability of the GPU is missing.
+        ImpossibleCombination: the values do not go together, such as a revision and a folder.
     """
+    source = _found(config)
+    options = source.load_options
+    refuse_device_map(config.device_map, options.device, "device_map auto")
+    if source.revision is None:
+        _refuse_without_weights(source)
+    load_tokenizer(source)
+    attention = config.attn_implementation
+    if not config.trust_remote_code:
+        if "/" in (attention or ""):
+            raise ConfigurationError(
+                f"attn_implementation {attention} is code from the hub; it runs with trust_remote_code: true"
+            )
+        refuse_hub_code(attention, "attn_implementation", compatible_attentions(AutoModelForCausalLM, source.config))
+    skeleton_of(source, attention)
+    refuse_quantisation(source, options)
+    return source
+
+
+def _found(config: TextConfig) -> LanguageModelSource:
     folder, revision = Path(config.model_name), None
     if not folder.is_dir() and not is_gguf(folder):
         patterns = SMALL_FILES + (CODE if config.trust_remote_code else ())
@@ -138,75 +151,32 @@ def find_language_model(config: TextConfig, backends: Sequence[TextBackend]) -> 
         raise ImpossibleCombination(
             f"revision {config.revision} is for models of the hub, and {config.model_name} is a file or folder; drop it"
         )
-    files = FoundFiles(folder, revision, check_files(folder, allow_hub_code=config.trust_remote_code))
-    source = next(found for backend in backends if (found := backend(config, files)) is not None)
+    raw, kind = check_files(folder, allow_hub_code=config.trust_remote_code), LanguageModelSource
+    if raw.get("model_type") == PUBLISHED_MODEL_TYPE:
+        kind, native = PublishedMolmoe, config_from_published(raw, folder)
+    else:
+        if not config.trust_remote_code:
+            refuse_own_code(raw, config.model_name, "which runs only with trust_remote_code: true")
+        with vendor_errors_named(f"the config in {folder} cannot be used"):
+            native = config_in(folder, config.trust_remote_code)
     say_only_model(config.model_name)
-    return source
+    return kind(config.model_name, folder, native, own_method(raw), revision=revision, requested=config)
 
 
-def refuse_unloadable(config: TextConfig, source: LanguageModelSource) -> None:
-    """Refuse what this machine cannot do with a checkpoint, before any weight is read.
-
-    Raises:
-        ConfigurationError: no causal language model or tokenizer in it, no weights in a folder, a package or an
-            ability of the GPU is missing.
-        ImpossibleCombination: the values do not go together.
-    """
-    device = device_of(config)
-    refuse_quantised_again(source.folder, config.quantization_config.quantization or config.fp_precision == "float8")
-    refuse_impossible(config, source.quant_method, device)
-    if source.revision is None:
-        _validate_weight_files(config, source)
-    load_tokenizer(config, source)
-    _validate_architecture(config, source, device)
+def _refuse_without_weights(source: LanguageModelSource) -> None:
+    has_pickled, is_allowed = any(source.folder.glob("pytorch_model*.bin")), source.requested.allow_pickled_weights
+    if not (has_pickled and is_allowed):
+        way_out = "allow_pickled_weights: true loads its pytorch_model*.bin" if has_pickled else HINT
+        refuse_without_weights(source.folder, source.name, way_out)
 
 
-def _validate_weight_files(config: TextConfig, source: LanguageModelSource) -> None:
-    if is_gguf(source.folder) or any(source.folder.glob("*.safetensors")):
-        return
-    has_pickled = any(source.folder.glob("pytorch_model*.bin"))
-    if has_pickled and config.allow_pickled_weights:
-        return
-    way_out = "allow_pickled_weights: true loads its pytorch_model*.bin" if has_pickled else HINT
-    raise ConfigurationError(f"{source.name} has a config.json but no *.safetensors; {way_out}")
-
-
-def _validate_architecture(config: TextConfig, source: LanguageModelSource, device: torch.device) -> None:
-    """Build the model without storage; raises ConfigurationError for what its code refuses."""
-    if "/" in (config.attn_implementation or "") and not config.trust_remote_code:
-        raise ConfigurationError(
-            f"attn_implementation {config.attn_implementation} is code from the hub; it runs with "
-            "trust_remote_code: true"
-        )
-    if not config.trust_remote_code:
-        compatible = compatible_attentions(AutoModelForCausalLM, source.config)
-        refuse_hub_code(config.attn_implementation, "attn_implementation", compatible)
-    skeleton = _skeleton(config, source, choose_dtype(config.fp_precision, device))
-    refuse_wrong_4bit_weights(config, source.config, device, lambda: skeleton)
-
-
-def _skeleton(config: TextConfig, source: LanguageModelSource, dtype: torch.dtype) -> PreTrainedModel:
-    """The model without storage; raises ConfigurationError where its code refuses."""
-    what = f"{source.name} ({source.model_type}) cannot be built as a causal language model"
-    if config.attn_implementation is not None:
-        what += f" with attn_implementation {config.attn_implementation}"
-    with vendor_errors_named(what), torch.device("meta"):
-        skeleton: PreTrainedModel = AutoModelForCausalLM.from_config(
-            copy.deepcopy(source.config),
-            dtype=dtype,
-            attn_implementation=config.attn_implementation,
-            trust_remote_code=config.trust_remote_code,
-        )
-    return skeleton
-
-
-def load_tokenizer(config: TextConfig, source: LanguageModelSource) -> Any:
+def load_tokenizer(source: LanguageModelSource) -> Any:
     """The checkpoint's tokenizer, padding on the left with its end-of-sequence token.
 
     Raises:
         ConfigurationError: there is none that can be used, or it has no end-of-sequence token.
     """
-    tokenizer = source.read_tokenizer(config.trust_remote_code)
+    tokenizer = source.read_tokenizer()
     if tokenizer.eos_token is None:
         raise ConfigurationError(
             f"the tokenizer in {source.folder} has no end-of-sequence token, which generation ends at and pads with; "
@@ -216,35 +186,27 @@ def load_tokenizer(config: TextConfig, source: LanguageModelSource) -> Any:
     return tokenizer
 
 
-def load_language_model(config: TextConfig, source: LanguageModelSource) -> PreTrainedModel:
+def load_language_model(source: LanguageModelSource) -> PreTrainedModel:
     """The model in evaluation mode, in the requested precision, on this process's device or sharded over the GPUs.
 
     Raises:
         ConfigurationError: weights cannot be read, or do not fit the config one to one.
         OutOfMemory: it does not fit the device, or all GPUs together.
     """
-    device = device_of(config)
-    dtype = choose_dtype(config.fp_precision, device)
-    # A quantised checkpoint says itself what it is multiplied in.
-    keeps_own = source.quant_method is not None and config.fp_precision == "auto"
-    options = {
-        "dtype": "auto" if keeps_own else dtype,
-        "attn_implementation": config.attn_implementation,
-        "quantization_config": transformers_config(config, dtype),
-        "device_map": config.device_map or {"": device},
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    if source.quant_method is None:
-        _check_memory(config, source, None)
-    folder = _with_weights(config, source)
-    if source.quant_method is not None:
-        _check_memory(config, source, loaded_bytes(folder))
-    if options["quantization_config"] is not None:
-        refuse_files_not_finite(folder)
-    model = source.read_model(folder, config, **given)
+    is_quantised = source.quant_method is not None
+    if not is_quantised:
+        _check_memory(source)
+    if source.revision is not None:
+        patterns = WEIGHTS + (PICKLED_WEIGHTS if source.requested.allow_pickled_weights else ())
+        download(source.name, patterns, HINT, revision=source.revision, ignored=IGNORED_FILES)
+        _refuse_without_weights(source)
+    if is_quantised:
+        # What it takes is known by its files.
+        _check_memory(source)
+    model = load_weights(source, source.load_options)
     # Times of parts on the host or the disk would not be the GPUs'.
     refuse_offload(model, OFFLOADED, "on the GPUs")
-    return model.eval()
+    return model
 
 
 # What to give where a model does not fit.
@@ -257,32 +219,12 @@ _FLAGS = {
 }
 
 
-def _check_memory(config: TextConfig, source: LanguageModelSource, stored_bytes: int | None) -> None:
-    device, requested = device_of(config), config.quantization_config
-    dtype = choose_dtype(config.fp_precision, device)
-    width = "4bit" if requested.load_in_4bit else "8bit" if requested.load_in_8bit else "none"
-    gpus = visible_gpus() if device.type == "cuda" else []
-    loading = Loading(
-        source.name,
-        source.config,
-        dtype,
-        device,
-        Room.of(device) if config.device_map is None else Room.of(*gpus),
-        "float8" if config.fp_precision == "float8" else width,
-        spread_room=partial(Room.of, *gpus) if len(gpus) > 1 and config.device_map is None else None,
-        rows=config.batch_size or 1,
-        tokens=config.max_input_tokens + config.max_output_tokens,
-    )
-    check_memory(ModelSizes.of(_skeleton(config, source, dtype), stored_bytes), loading, _FLAGS)
-
-
-def _with_weights(config: TextConfig, source: LanguageModelSource) -> Path:
-    if source.revision is None:
-        return source.folder
-    patterns = WEIGHTS + (PICKLED_WEIGHTS if config.allow_pickled_weights else ())
-    folder = download(source.name, patterns, HINT, revision=source.revision, ignored=IGNORED_FILES)
-    _validate_weight_files(config, source)
-    return folder
+def _check_memory(source: LanguageModelSource) -> None:
+    config, options = source.requested, source.load_options
+    width = "float8" if options.width == "fp8" else options.width
+    sizes, loading = memory_of(source, options.dtype, options.device, width, config.device_map, hosts=())
+    tokens = config.max_input_tokens + config.max_output_tokens
+    check_memory(sizes, replace(loading, rows=config.batch_size or 1, tokens=tokens), _FLAGS)
 
 
 def staged_language_model(

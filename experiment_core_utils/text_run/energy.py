@@ -10,10 +10,10 @@ from typing import TypeVar
 from accelerate import Accelerator
 
 from experiment_core_utils.config.text import TextConfig
-from experiment_core_utils.d_energy_tracking import untracked_reason
+from experiment_core_utils.d_energy_tracking import require_tracking
 from experiment_core_utils.meters.instruments import Instruments, uuids_of
 from experiment_core_utils.meters.power import NOT_REQUESTED
-from experiment_core_utils.meters.requested_energy import ONLY_ESTIMATES, instruments_on
+from experiment_core_utils.meters.requested_energy import ONLY_ESTIMATES, found_instruments
 from experiment_core_utils.meters.tracked_window import EnergySources, EnergyTracker
 from experiment_core_utils.meters.windows import why_no_power
 from experiment_core_utils.primitives.clock import Clock, HostClock
@@ -32,7 +32,7 @@ class TextEnergy:
     GPUs that it computes on itself.
 
     Raises:
-        ConfigurationError: codecarbon does not know the country; in all processes.
+        ConfigurationError: energy is required and codecarbon does not know the country; in all processes.
         EnergyRefused: energy is required and nothing on this machine measures it; in all processes.
     """
 
@@ -43,20 +43,19 @@ class TextEnergy:
         own_gpus = uuids_of(visible_gpus()) if sources.gpus is None else sources.gpus
         # A process may see none but its own GPU (`srun --gpus-per-task=1`).
         self._gpus = tuple(dict.fromkeys(itertools.chain(*local_gather(own_gpus, accelerator))))
-        mode = config.energy_mode
-        at = self._gpus, config.country_iso_code, sources
-        tracks = accelerator.is_local_main_process or mode == "off"
-        self.reason = all_or_raise(lambda: untracked_reason(mode, *at) if tracks else None, accelerator)
+        self.reason = NOT_REQUESTED if config.energy_mode == "off" else None
+        if config.energy_mode == "required":
+            at = self._gpus, config.country_iso_code, sources
+            tracks = accelerator.is_local_main_process
+            all_or_raise(lambda: require_tracking(*at) if tracks else None, accelerator)
 
     @cached_property
     def _power(self) -> Instruments | None:
         """What reads the power of the devices that this process computes on; None where energy is not requested."""
         if self._config.energy_mode == "off":
             return None
-        if self._sources.instruments is not None:
-            return self._sources.instruments
-        is_spread = self._config.device_map == "auto"
-        return instruments_on(self._config.device, self._accelerator.local_process_index, is_spread)
+        at, is_spread = self._accelerator.local_process_index, self._config.device_map == "auto"
+        return found_instruments(self._config.device, at, self._sources.instruments, is_spread=is_spread)
 
     @property
     def clock(self) -> Clock:

@@ -1,6 +1,6 @@
-"""The combinations of a text run's grid, measured one after another, and what became of them."""
+"""What the experiments of a text run share: the folder, the model in memory, and what is said of each."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +10,6 @@ from accelerate import Accelerator
 
 from experiment_core_utils.b_model_loader import load_model_tokenizer
 from experiment_core_utils.config.text import TextConfig
-from experiment_core_utils.j_results_saving import add_to_results, load_aggregated_results
-from experiment_core_utils.l_results_csv_cleaning import write_experiments_table
-from experiment_core_utils.meters.tracked_window import EnergySources
 from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import (
     ConfigurationError,
@@ -29,7 +26,7 @@ from experiment_core_utils.records.journal import only_run_in
 from experiment_core_utils.records.ledger import PARTS_FOLDER
 from experiment_core_utils.records.result_files import saved_traceback
 from experiment_core_utils.saved_results.result_caveats import ANSWER_CAVEATS
-from experiment_core_utils.text_run.experiment import RAW, measure_experiment
+from experiment_core_utils.text_run.experiment import RAW
 from experiment_core_utils.text_run.plan import TextPlan
 
 
@@ -102,63 +99,7 @@ class LastModel:
         release_cached_memory(self.accelerator.device)
 
 
-def measure_plan(
-    plan: TextPlan,
-    task_type: str,
-    accelerator: Accelerator,
-    results_dir: Path,
-    say: Callable[[str], None],
-    sources: EnergySources | None,
-    stop: StopRequest,
-) -> TextReport:
-    """Measure what is due of a grid, each experiment saved as soon as it is measured; every process takes part.
-
-    Args:
-        say: takes one line for each combination, in the main process only.
-        sources: what energy is read with; None finds it on the machine.
-
-    Returns:
-        What became of the grid; the main process has the saved results, and writes their table.
-
-    Raises:
-        ConfigurationError: nothing of it can be measured.
-    """
-    is_main, memory = accelerator.is_main_process, LastModel(accelerator)
-    measured: list[str] = []
-    failed: dict[str, str] = {}
-    refused: list[ConfigurationError] = []
-    for line in plan.lines() if is_main else ():
-        say(line)
-    for due in plan.due:
-        try:
-            name, result = measure_experiment(due, memory.get, accelerator, results_dir, sources, stop)
-        except (SettingError, ConfigurationError) as error:
-            failed[due.title] = f"{type(error).__name__}: {error}{_trace_of(error, results_dir) if is_main else ''}"
-            refused += [error] if isinstance(error, ConfigurationError) else []
-            memory.drop()
-        else:
-            measured.append(name)
-            if is_main:
-                add_to_results({name: result}, task_type, results_dir=results_dir)
-        if len(refused) == len(plan.due) and not plan.saved:
-            raise refused[0]
-        if is_main:
-            failure = failed.get(due.title)
-            for line in [f"{due.title}: failed: {failure}"] if failure else _lines(due.title, name, result):
-                say(line)
-    everything = load_aggregated_results(task_type, results_dir=results_dir) if is_main else {}
-    return TextReport(
-        is_main_process=is_main,
-        plan=plan,
-        results={name: everything[name] for name in (*plan.saved.values(), *measured) if name in everything},
-        num_measured=len(measured),
-        failed=failed,
-        # Also where nothing was due: a run that was killed may have left it short.
-        csv_path=write_experiments_table(task_type, results_dir) if is_main else None,
-    )
-
-
-def _trace_of(error: SettingError | ConfigurationError, results_dir: Path) -> str:
+def trace_of(error: SettingError | ConfigurationError, results_dir: Path) -> str:
     """Where the traceback of the library's error behind this one is saved, as the end of a message; "" for none."""
     cause = error.__cause__
     if not isinstance(error, GenerationFailed | UnforeseenError) or cause is None:
@@ -166,7 +107,7 @@ def _trace_of(error: SettingError | ConfigurationError, results_dir: Path) -> st
     return saved_traceback(traceback_of(cause), type(cause).__name__, results_dir)
 
 
-def _lines(title: str, name: str, result: Mapping[str, Any]) -> list[str]:
+def result_lines(title: str, name: str, result: Mapping[str, Any]) -> list[str]:
     """`1/2 decoding_mode=greedy: experiment_0001: 240 prompts, 512.3 output tokens/s (eager)`, and caveats of the
     answers.
     """

@@ -13,7 +13,6 @@ from accelerate import Accelerator
 from transformers import PreTrainedConfig
 
 from experiment_core_utils.a_distributed import setup_distributed
-from experiment_core_utils.b_model_loader import validate_loadable
 from experiment_core_utils.c_prompt_processing import (
     chat_layout_of,
     filter_prompts_by_length,
@@ -27,7 +26,7 @@ from experiment_core_utils.meters.host_facts import environment_stamp
 from experiment_core_utils.models.common.checkpoint_files import model_digest
 from experiment_core_utils.models.common.preferences import preferences_in
 from experiment_core_utils.models.common.text_generation import check_context
-from experiment_core_utils.models.text_model import LanguageModelSource, load_tokenizer
+from experiment_core_utils.models.text_model import LanguageModelSource, load_tokenizer, validate_loadable
 from experiment_core_utils.primitives.collectives import broadcast_from_main, processes_on_this_machine
 from experiment_core_utils.primitives.device import set_cpu_threads
 from experiment_core_utils.primitives.errors import ConfigurationError, ResultsRefused
@@ -154,7 +153,7 @@ class TextPlan:
         models = {each.source.folder: each for each in self.due}
         for folder, each in models.items():
             name = each.source.name
-            yield from preferences_in(folder, load_tokenizer(each.config, each.source), name).lines(name)
+            yield from preferences_in(folder, load_tokenizer(each.source), name).lines(name)
 
 
 def any_config(grid: Sequence[Combination]) -> TextConfig:
@@ -207,7 +206,8 @@ def plan_of(grid: Sequence[Combination], results_dir: Path, accelerator: Acceler
     left_out: dict[str, str] = {}
     titles: dict[str, str] = {}
     for number, combination in enumerate(grid, start=1):
-        title = _title(number, len(grid), combination.varied)
+        values = (f"{key.rpartition('.')[2]}={value}" for key, value in combination.varied.items())
+        title = " ".join((f"{number}/{len(grid)}", *values))
         experiment = _checked_experiment(title, combination, accelerator, prompts_of, digest_of)
         if isinstance(experiment, str):
             left_out[title] = experiment
@@ -251,7 +251,7 @@ def _checked_experiment(
         source = validate_loadable(config)
         prompts = prompts_of(config.prompts)
         metrics = find_custom_metrics(config.custom_metrics)
-        chosen = choose_prompts(config, prompts.texts, load_tokenizer(config, source), source.config)
+        chosen = choose_prompts(config, prompts.texts, load_tokenizer(source), source.config)
     except ConfigurationError as error:
         return str(error)
     # Known by its content wherever it lies.
@@ -288,9 +288,3 @@ def fingerprint_parts(
         environment_stamp(accelerator.device),
         *([sorted(chat.items())] if chat.get("chat_template") == "applied" else []),
     )
-
-
-def _title(number: int, total: int, varied: Mapping[str, Any]) -> str:
-    """`3/8 fp_precision=bfloat16 decoding_mode=greedy`."""
-    values = (f"{key.rpartition('.')[2]}={value}" for key, value in varied.items())
-    return " ".join((f"{number}/{total}", *values))

@@ -16,13 +16,16 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import KERNELS_MIN_VERSION
 
-from experiment_core_utils.b_model_loader import TEXT_BACKENDS, validate_loadable
+from experiment_core_utils.b_model_loader import load_model_tokenizer
 from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.models.common.quantisation import fp8_unsupported_reason
 from experiment_core_utils.models.molmoe.language_model import MolmoeForCausalLM
-from experiment_core_utils.models.text_model import find_language_model, load_language_model, load_tokenizer
+from experiment_core_utils.models.text_model import load_language_model, load_tokenizer, validate_loadable
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from experiment_core_utils.primitives.files import EMBEDDED_MODEL, REPOSITORY
+from tests.models.molmoe.golden_model import golden_model
+from tests.models.molmoe.published_folder import write_published_folder
+from tests.same_floats import assert_same_floats
 from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
 
 CPU = torch.device("cpu")
@@ -45,7 +48,7 @@ def requested(folder: Path | str, **values: Any) -> TextConfig:
 
 
 def loaded(config: TextConfig) -> PreTrainedModel:
-    return load_language_model(config, validate_loadable(config))
+    return load_language_model(validate_loadable(config))
 
 
 def change_json(file: Path, **values: Any) -> None:
@@ -63,7 +66,7 @@ def test_a_folder_is_found_without_reading_weights(copied: Path) -> None:
     (copied / "model.safetensors").write_bytes(b"not read")
     source = validate_loadable(requested(copied))
     assert (source.name, source.folder, source.revision) == (str(copied), copied, None)
-    assert (source.model_type, source.quant_method) == ("llama", None)
+    assert (source.config.model_type, source.quant_method) == ("llama", None)
 
 
 @pytest.mark.parametrize(("build", "name"), [(tiny_llama, "LlamaForCausalLM"), (tiny_olmoe, "OlmoeForCausalLM")])
@@ -92,6 +95,15 @@ def test_the_embedded_model_loads_as_a_language_model() -> None:
     )
 
 
+def test_the_published_layout_loads_without_running_code_of_the_hub(tmp_path: Path) -> None:
+    published = write_published_folder(tmp_path)
+    model, tokenizer = load_model_tokenizer({"model_name": str(published), "device": "cpu", "fp_precision": "float32"})
+    assert (tokenizer.eos_token_id, tokenizer.padding_side) == (50279, "left")
+    ids = torch.tensor([[5, 9, 30]])
+    with torch.inference_mode():
+        assert_same_floats(model(ids).logits, golden_model()(ids).logits)
+
+
 def test_the_requested_attention_is_in_force(llama: Path) -> None:
     for name in ("eager", "sdpa"):
         assert loaded(requested(llama, attn_implementation=name)).config._attn_implementation == name
@@ -117,7 +129,7 @@ def test_a_hub_id_is_loaded_and_its_commit_known(hub: Path, revision: str | None
     config = requested("someone/tiny", revision=revision)
     source = validate_loadable(config)
     assert source.revision == COMMIT
-    assert load_language_model(config, source).name_or_path.endswith(COMMIT)
+    assert load_language_model(source).name_or_path.endswith(COMMIT)
 
 
 def test_what_the_hub_does_not_give(hub: Path) -> None:
@@ -234,7 +246,7 @@ def test_no_kernel_is_fetched_for_an_attention(llama: Path, tmp_path: Path) -> N
     program = (
         "from transformers import AutoModelForCausalLM, GptOssConfig\n"
         "from experiment_core_utils.config.text import validated\n"
-        "from experiment_core_utils.b_model_loader import validate_loadable\n"
+        "from experiment_core_utils.models.text_model import validate_loadable\n"
         "from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code\n"
         "from experiment_core_utils.primitives.private_apis import compatible_attentions\n"
         "from experiment_core_utils.primitives.errors import ConfigurationError\n"
@@ -303,8 +315,7 @@ def test_a_tied_head_is_not_missing(tmp_path: Path) -> None:
 
 
 def test_the_tokenizer_pads_left_with_the_end_of_sequence(llama: Path) -> None:
-    config = requested(llama)
-    tokenizer = load_tokenizer(config, find_language_model(config, TEXT_BACKENDS))
+    tokenizer = load_tokenizer(validate_loadable(requested(llama)))
     padded = tokenizer(["a", "a longer prompt"], padding=True, return_tensors="pt")
     assert tokenizer.pad_token == tokenizer.eos_token
     assert padded["input_ids"][0, 0] == tokenizer.eos_token_id

@@ -13,9 +13,10 @@ from experiment_core_utils.engines.cuda_graphs import Reruns
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.measuring.staged_runs import run_staged
+from experiment_core_utils.models.common.quantisation import RequestedQuantisation
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import LoadOptions, load_hf_model
-from experiment_core_utils.models.hf.source import RequestedQuantisation, TransformersCheckpoint
+from experiment_core_utils.models.hf.source import TransformersCheckpoint
 from experiment_core_utils.models.hf.tensor_parallel import END, LeadingModel, follow
 from experiment_core_utils.models.interface import Concurrent, Inspectable, Served, Shared, Stepwise
 from experiment_core_utils.primitives.errors import EngineRefused

@@ -333,15 +333,14 @@ def refuse_misfit(found: Mapping[str, Any], folder: Path, shards: int = 1) -> No
             )
 
 
-def refuse_without_weights(folder: Path, name: str) -> None:
+def refuse_without_weights(
+    folder: Path,
+    name: str,
+    way_out: str = "give a folder with weights, or --random_weights to profile the architecture alone",
+) -> None:
     """Raises ConfigurationError for a folder without safetensors."""
-    if is_gguf(folder):
-        return
-    if not any(folder.glob("*.safetensors")):
-        raise ConfigurationError(
-            f"{name} has a config.json but no *.safetensors; give a folder with weights, or --random_weights to "
-            "profile the architecture alone"
-        )
+    if not is_gguf(folder) and not any(folder.glob("*.safetensors")):
+        raise ConfigurationError(f"{name} has a config.json but no *.safetensors; {way_out}")
 
 
 def loaded_weights(folder: Path, load: Callable[..., Any], *, shards: int = 1, **options: Any) -> Any:

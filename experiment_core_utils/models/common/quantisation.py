@@ -7,9 +7,10 @@ no linear layers in transformers 5; fp8 quantises them.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,7 +22,8 @@ from transformers.utils import (
     is_optimum_available,
 )
 
-from experiment_core_utils.config.text import Quantisation
+from experiment_core_utils.config.parts import ModelConfig
+from experiment_core_utils.config.text import Quantisation, TextConfig
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination, first_line
 from experiment_core_utils.records.text import QuantSupport
 
@@ -32,20 +34,25 @@ DEFAULT_4BIT_TYPE = "nf4"
 MOST_4BIT_ERROR = 0.18
 
 
-class QuantisationOptions(Protocol):
-    """The requested quantisation; a text experiment's configuration has these fields."""
+@dataclass(frozen=True)
+class RequestedQuantisation:
+    """The requested quantisation, by the names that a text experiment has for it."""
 
-    @property
-    def model_name(self) -> str:
-        """Name of the model, for messages."""
+    model_name: str  #: for messages
+    fp_precision: str  #: of which `float8` quantises
+    quantization_config: Quantisation
 
-    @property
-    def fp_precision(self) -> str:
-        """The requested precision, of which `float8` quantises."""
+    @classmethod
+    def of(cls, config: ModelConfig) -> "RequestedQuantisation":
+        """4 and 8 bits are by bitsandbytes' defaults, fp8 by transformers'."""
+        width = config.quantization
+        requested = Quantisation(
+            quantization=width in ("4bit", "8bit"), load_in_4bit=width == "4bit", load_in_8bit=width == "8bit"
+        )
+        return cls(config.model_path, "float8" if width == "fp8" else config.precision, requested)
 
-    @property
-    def quantization_config(self) -> Quantisation:
-        """The requested 4 and 8 bits."""
+
+QuantisationOptions = RequestedQuantisation | TextConfig
 
 
 def supported_types(device: torch.device) -> QuantSupport:

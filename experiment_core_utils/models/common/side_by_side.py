@@ -1,9 +1,11 @@
 """Several loaded models as one, whose loading knobs say which of them answers: all in memory, or one at a time."""
 
 import gc
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partialmethod
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,15 +14,12 @@ from experiment_core_utils.knobs.loading import LOADING_KNOBS, Loading, loading_
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.models.interface import StagedModel, devices_of
-from experiment_core_utils.primitives.device import Marks, release_cached_memory
+from experiment_core_utils.primitives.device import release_cached_memory
 from experiment_core_utils.primitives.errors import EngineRefused, KnobDidNotAct
 from experiment_core_utils.records.requests import (
-    FollowedAnswer,
     KnobProof,
     RequestShape,
     StageFlops,
-    TimedBatch,
-    TimedTokens,
 )
 
 
@@ -39,11 +38,6 @@ class SentRequest(dict[str, Any]):
 def _without_loading(setting: Setting) -> Setting:
     """The setting as the model of its loading has it."""
     return setting.replaced(**{knob.name: None for knob in LOADING_KNOBS})
-
-
-def _logits_distance(logits: torch.Tensor, reference: torch.Tensor) -> float:
-    """The norm of the difference of logits [n, V] from those of the model as it is, over the norm of these."""
-    return float((logits - reference).norm() / reference.norm())
 
 
 class ModelsSideBySide:
@@ -85,37 +79,14 @@ class ModelsSideBySide:
             inputs.by_loading[self._loading] = self.in_force.to_device(dict(inputs))
         return inputs.by_loading[self._loading]
 
-    def generate_timed(self, inputs: Mapping[str, Any], max_new_tokens: int, marks: Marks) -> TimedTokens:
-        return self.in_force.generate_timed(self.sent(inputs), max_new_tokens, marks)
-
-    def batch_kind(self, inputs: Mapping[str, Any]) -> Hashable:
-        return self.in_force.batch_kind(inputs)
+    def _on_sent(self, call: str, inputs: Any, *arguments: Any) -> Any:
+        """A call of the model in force, with the tensors of a request or of several."""
+        sent = self.sent(inputs) if isinstance(inputs, Mapping) else [self.sent(each) for each in inputs]
+        return getattr(self.in_force, call)(sent, *arguments)
 
     def warm_up_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> None:
         with self._failing_alone():
             self.in_force.warm_up_batch([self.sent(each) for each in inputs_list], max_new_tokens)
-
-    def generate_batch_timed(
-        self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int, marks: Marks
-    ) -> TimedBatch:
-        return self.in_force.generate_batch_timed([self.sent(each) for each in inputs_list], max_new_tokens, marks)
-
-    def answer_batch(self, inputs_list: Sequence[Mapping[str, Any]], max_new_tokens: int) -> list[tuple[int, ...]]:
-        return self.in_force.answer_batch([self.sent(each) for each in inputs_list], max_new_tokens)
-
-    def follow_batch(
-        self, inputs_list: Sequence[Mapping[str, Any]], answers: Sequence[tuple[int, ...]]
-    ) -> list[FollowedAnswer]:
-        return self.in_force.follow_batch([self.sent(each) for each in inputs_list], answers)
-
-    def follow_exactly(self, inputs: Mapping[str, Any], answer: tuple[int, ...]) -> FollowedAnswer:
-        return self.in_force.follow_exactly(self.sent(inputs), answer)
-
-    def encode_image(self, inputs: Mapping[str, Any]) -> Any:
-        return self.in_force.encode_image(self.sent(inputs))
-
-    def prefill(self, inputs: Mapping[str, Any], features: Any) -> tuple[torch.Tensor, Any]:
-        return self.in_force.prefill(self.sent(inputs), features)
 
     def apply(self, setting: Setting) -> AbstractContextManager[object]:
         loading, before = loading_of(setting), self._loading
@@ -166,7 +137,7 @@ class ModelsSideBySide:
         counted = {
             "weights_bytes": None if memory is None else memory.weights_bytes,
             "own_weights_bytes": None if reference_memory is None else reference_memory.weights_bytes,
-            "logits_distance": None if reference is None else _logits_distance(logits, reference),
+            "logits_distance": None if reference is None else float((logits - reference).norm() / reference.norm()),
             "own_execution_stages": self.describe().get("execution_stages"),
         }
         return replace(proof, counted={**proof.counted, "loading": counted})
@@ -279,20 +250,9 @@ class ModelsInTurn(ModelsSideBySide):
     def devices(self) -> tuple[torch.device, ...]:
         return devices_of(self.in_force)
 
-    @property
-    def device(self) -> torch.device:
-        """That of all."""
-        return self._device
-
-    @property
-    def name(self) -> str:
-        """That of the model as it is."""
-        return self._name
-
-    @property
-    def prompt_family(self) -> Any:
-        """That of the model as it is."""
-        return self._prompt_family
+    # Those of the model as it is, which may be in memory no more.
+    device, name = property(attrgetter("_device")), property(attrgetter("_name"))
+    prompt_family = property(attrgetter("_prompt_family"))
 
     @property
     def prepare(self) -> Callable[..., Any]:
@@ -356,20 +316,18 @@ class ModelsInTurn(ModelsSideBySide):
         self._ends = stop, ignore_eos
 
 
-def _of_model_in_force(name: str) -> property:
-    return property(lambda self: getattr(self.in_force, name))
-
-
-def _of_own_model(name: str) -> property:
-    return property(lambda self: getattr(self._models[()], name))
-
-
 # What the model in force does by itself; `isinstance` of the interface finds members of the class alone.
 for _name in (
-    "components", "decode_step", "decode_text", "decoder_blocks", "decoding", "default_top_k", "device", "ends",
-    "follow_tokens", "num_experts", "num_total_blocks", "rewind",
+    "batch_kind", "components", "decode_step", "decode_text", "decoder_blocks", "decoding", "default_top_k", "device",
+    "ends", "follow_tokens", "num_experts", "num_total_blocks", "rewind",
 ):  # fmt: skip
-    setattr(ModelsSideBySide, _name, _of_model_in_force(_name))
+    setattr(ModelsSideBySide, _name, property(attrgetter(f"in_force.{_name}")))
+for _name in (
+    "answer_batch", "encode_image", "follow_batch", "follow_exactly", "generate_batch_timed", "generate_timed",
+    "prefill",
+):  # fmt: skip
+    setattr(ModelsSideBySide, _name, partialmethod(ModelsSideBySide._on_sent, _name))
 # Requests are the same for all, whichever of them is in force while they are prepared.
 for _name in ("name", "prepare", "prompt_family"):
-    setattr(ModelsSideBySide, _name, _of_own_model(_name))
+    _delegated = property(lambda self, name=_name: getattr(self._models[()], name))  # type: ignore[misc]
+    setattr(ModelsSideBySide, _name, _delegated)

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -21,7 +20,7 @@ from experiment_core_utils.models.source import ModelSource, RequestedModel
 from experiment_core_utils.primitives.device import visible_gpus
 from experiment_core_utils.primitives.errors import ConfigurationError, SampleError, library_faults_named
 from experiment_core_utils.primitives.texts import short_digest
-from experiment_core_utils.tasks.interface import PromptFamily, Task
+from experiment_core_utils.tasks.interface import Task
 from experiment_core_utils.tasks.prompt_forms import prompt_for
 
 _INSIDE = "a request cannot carry it: it is set where the server loads the model"
@@ -47,18 +46,9 @@ class EndpointSource(ModelSource):
     may_lack_vision = True
     has_chat_template = True
     chat_template_use = "applied"
-
-    @property
-    def score_folder(self) -> Path | None:
-        return None
-
-    @property
-    def weight_files(self) -> Sequence[tuple[str, int, int]]:
-        return ()
-
-    @property
-    def prompt_family(self) -> PromptFamily:
-        return "chat"
+    prompt_family = "chat"
+    score_folder = None
+    weight_files = ()
 
     @property
     def place(self) -> str:

@@ -47,7 +47,9 @@ class _Rows:
             raise ConfigurationError(f"its cache has layers of another kind ({type(layer).__name__})")
         self.layer = layer
         layer.lazy_initialization(filled.keys, filled.values)
-        self.rows = tuple(_longer(rows, max_seq_len) for rows in (filled.keys, filled.values))
+        self.rows = tuple(
+            rows.new_zeros(*rows.shape[:2], max_seq_len, rows.shape[-1]) for rows in (filled.keys, filled.values)
+        )
         self._tokens = 0
         layer.update = self._update
 
@@ -259,10 +261,6 @@ class LengthDecode:
             self._carried.setdefault(length + 1, following)
             for state, source in zip(self._states, _states(following), strict=True):
                 state.copy_(source)
-
-
-def _longer(rows: torch.Tensor, max_seq_len: int) -> torch.Tensor:
-    return rows.new_zeros(*rows.shape[:2], max_seq_len, rows.shape[-1])
 
 
 def _is_state(leaf: Any) -> bool:

@@ -4,7 +4,7 @@ What the knobs allow is found on a model without storage, before any weight is r
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -76,6 +76,9 @@ class HFSource:
     quant_method: str | None  #: how the weights are quantised already, None where they are not
     chat: ChatOptions = DEFAULT_CHAT  #: what was requested of its chat template
 
+    trust_remote_code = False
+    kind = ""  #: as which it is built, for messages
+
     @property
     def takes_pictures(self) -> bool:
         """Whether the model has a vision part."""
@@ -94,6 +97,17 @@ class HFSource:
         processor = load_hf_processor(self.folder)
         with vendor_errors_named(f"the processor, the tokenizer and the config of {self.name} do not go together"):
             return HFRequests(processor, self.config, self.name, self.chat)
+
+    def read_model(self, shards: int, **options: Any) -> PreTrainedModel:
+        """The model of the weights; raises what `loaded_weights` does.
+
+        Args:
+            options: of `from_pretrained`.
+        """
+        load = partial(self.auto_class.from_pretrained, **source_of(self.folder))
+        options = {"trust_remote_code": self.trust_remote_code, **loading_options(self.folder), **options}
+        model: PreTrainedModel = loaded_weights(self.folder, load, shards=shards, **options)
+        return model
 
 
 @dataclass(frozen=True)
@@ -142,10 +156,19 @@ def find_hf_model(name: str, folder: Path, raw: Mapping[str, Any], chat: ChatOpt
     return HFSource(name, folder, config, own_method(raw), chat)
 
 
-def skeleton_of(source: HFSource) -> PreTrainedModel:
-    """The model without storage; a prompt runs in it, whatever its dtype and widths."""
-    with vendor_errors_named(f"{source.name} ({source.config.model_type}) cannot be built"), torch.device("meta"):
-        skeleton = source.auto_class.from_config(copy.deepcopy(source.config), trust_remote_code=False)
+def skeleton_of(source: HFSource, attn_implementation: str | None = None) -> PreTrainedModel:
+    """The model without storage; a prompt runs in it, whatever its dtype and widths. Raises ConfigurationError where
+    its code refuses.
+    """
+    what = f"{source.name} ({source.config.model_type}) cannot be built{source.kind}"
+    if attn_implementation is not None:
+        what += f" with attn_implementation {attn_implementation}"
+    with vendor_errors_named(what), torch.device("meta"):
+        skeleton: PreTrainedModel = source.auto_class.from_config(
+            copy.deepcopy(source.config),
+            attn_implementation=attn_implementation,
+            trust_remote_code=source.trust_remote_code,
+        )
     for part in _owners_of_experts(skeleton):
         # Without storage, grouped GEMMs take bfloat16 of widths divisible by 8 only.
         part.set_experts_implementation("batched_mm")
@@ -206,7 +229,7 @@ def refuse_load(source: HFSource, load_options: LoadOptions, random_weights: boo
     if load_options.device_map == "auto":
         refuse_device_map("auto", load_options.device, "--device_map auto")
     if load_options.attn_implementation is not None:
-        refuse_attention(source, load_options.attn_implementation)
+        skeleton_of(source, load_options.attn_implementation)
     if random_weights:
         if load_options.width != "none":
             raise ConfigurationError(
@@ -214,19 +237,20 @@ def refuse_load(source: HFSource, load_options: LoadOptions, random_weights: boo
             )
         return
     refuse_without_weights(source.folder, source.name)
+    refuse_quantisation(source, load_options)
+
+
+def refuse_quantisation(source: HFSource, load_options: LoadOptions) -> None:
+    """Refuse weights whose quantisation, requested or their own, cannot be had here.
+
+    Raises:
+        ConfigurationError: a package or an ability of the GPU is missing, or products are wrong.
+        ImpossibleCombination: they are quantised already.
+    """
+    requested, device = load_options.quantisation, load_options.device
     refuse_quantised_again(source.folder, load_options.width != "none")
-    refuse_impossible(load_options.quantisation, source.quant_method, load_options.device)
-    refuse_wrong_4bit_weights(
-        load_options.quantisation, source.config, load_options.device, partial(skeleton_of, source)
-    )
-
-
-def refuse_attention(source: HFSource, implementation: str) -> None:
-    """Raises ConfigurationError for an attention that transformers does not have, or not for this model here."""
-    what = f"--attn_implementation {implementation} is not available for {source.name}"
-    with vendor_errors_named(what), torch.device("meta"):
-        config = copy.deepcopy(source.config)
-        source.auto_class.from_config(config, trust_remote_code=False, attn_implementation=implementation)
+    refuse_impossible(requested, source.quant_method, device)
+    refuse_wrong_4bit_weights(requested, source.config, device, partial(skeleton_of, source))
 
 
 def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: bool) -> PreTrainedModel:
@@ -239,39 +263,38 @@ def load_hf_model(source: HFSource, load_options: LoadOptions, random_weights: b
     """
     if random_weights:
         return _random(source, load_options)
-    quantised_by = transformers_config(load_options.quantisation, load_options.dtype)
-    if quantised_by is not None:
-        refuse_files_not_finite(source.folder)
-    options = loading_options(source.folder) | ({} if quantised_by is None else {"quantization_config": quantised_by})
-    if load_options.attn_implementation is not None:
-        options["attn_implementation"] = load_options.attn_implementation
-    # A quantised checkpoint says itself what it is multiplied in.
-    keeps_own = source.quant_method is not None and load_options.quantisation.fp_precision == "auto"
     how = load_options.width, load_options.device_map, load_options.tensor_parallel
     check_memory(*memory_of(source, load_options.dtype, load_options.device, *how), FLAGS)
-    with as_launched():
-        model = loaded_weights(
-            source.folder,
-            partial(source.auto_class.from_pretrained, **source_of(source.folder)),
-            shards=load_options.tensor_parallel,
-            dtype="auto" if keeps_own else load_options.dtype,
-            **_placement(load_options),
-            trust_remote_code=False,
-            **options,
-        )
+    model = load_weights(source, load_options)
     refuse_offload(model, ("disk",), "on the GPUs and the host together")
-    if is_offloaded(model) and quantised_by is None:
+    if is_offloaded(model) and load_options.width == "none":
         # Of weights that are not on their device, the check of a loaded model sees nothing.
         refuse_files_not_finite(source.folder)
     forget_longer_requests(model)
-    return _with_experts(model, load_options).eval()
+    return _with_experts(model, load_options)
 
 
-def _placement(load_options: LoadOptions) -> dict[str, Any]:
-    """Where `from_pretrained` puts the weights."""
+def load_weights(source: HFSource, load_options: LoadOptions) -> PreTrainedModel:
+    """The model of the weights in evaluation mode, in the requested precision, where it was requested; raises what
+    `HFSource.read_model` does.
+    """
+    quantised_by = transformers_config(load_options.quantisation, load_options.dtype)
+    if quantised_by is not None:
+        refuse_files_not_finite(source.folder)
+    # A quantised checkpoint says itself what it is multiplied in.
+    keeps_own = source.quant_method is not None and load_options.quantisation.fp_precision == "auto"
+    placement: dict[str, Any] = {"device_map": load_options.device_map or {"": load_options.device}}
     if load_options.tensor_parallel > 1:
-        return {"distributed_config": DistributedConfig(tp_size=load_options.tensor_parallel)}
-    return {"device_map": load_options.device_map or {"": load_options.device}}
+        placement = {"distributed_config": DistributedConfig(tp_size=load_options.tensor_parallel)}
+    options = {
+        "dtype": "auto" if keeps_own else load_options.dtype,
+        "attn_implementation": load_options.attn_implementation,
+        "quantization_config": quantised_by,
+        **placement,
+    }
+    requested = {name: value for name, value in options.items() if value is not None}
+    with as_launched():
+        return source.read_model(load_options.tensor_parallel, **requested).eval()
 
 
 def refuse_sharing(source: HFSource, load_options: LoadOptions, random_weights: bool) -> None:
@@ -335,28 +358,24 @@ def memory_of(
     width: str = "none",
     device_map: object = None,
     shards: int = 1,
+    hosts: Sequence[torch.device] = (torch.device("cpu"),),
 ) -> tuple[ModelSizes, Loading]:
     """The sizes of a model, and how it is to be loaded, for `memory_lines`.
 
     Args:
-        width: `--quantization`.
+        width: see `ModelSizes.weights_bytes`.
         shards: processes that share the weights, on GPUs each with memory of its own.
+        hosts: where parts of a spread model may be beside the GPUs.
     """
     stored = None if source.quant_method is None else loaded_bytes(source.folder)
     is_on_gpu = device.type == "cuda"
-    everywhere = partial(Room.of, *visible_gpus(), torch.device("cpu"))
-    loading = Loading(
-        source.name,
-        source.config,
-        dtype,
-        device,
-        Room.of(device) if device_map is None or not is_on_gpu else everywhere(),
-        width,
-        # Without a GPU there is nothing to spread a model over.
-        everywhere if is_on_gpu and device_map is None and shards == 1 else None,
-        shards if is_on_gpu else 1,
-    )
-    return ModelSizes.of(skeleton_of(source), stored), loading
+    devices = (*visible_gpus(), *hosts)
+    everywhere = partial(Room.of, *devices)
+    room = Room.of(device) if device_map is None or not is_on_gpu else everywhere()
+    # Without a GPU there is nothing to spread a model over.
+    spread_room = everywhere if is_on_gpu and len(devices) > 1 and device_map is None and shards == 1 else None
+    at = dtype, device, room, width, spread_room, shards if is_on_gpu else 1
+    return ModelSizes.of(skeleton_of(source), stored), Loading(source.name, source.config, *at)
 
 
 def _with_experts(model: Any, load_options: LoadOptions) -> Any:
@@ -366,9 +385,8 @@ def _with_experts(model: Any, load_options: LoadOptions) -> Any:
     owners = _owners_of_experts(model)
     if not owners:
         raise ConfigurationError(
-            f"--experts_implementation {load_options.experts_implementation} was given, and "
-            f"this {model.config.model_type} has "
-            "no experts whose implementation can be chosen; drop it"
+            f"--experts_implementation {load_options.experts_implementation} was given, and this "
+            f"{model.config.model_type} has no experts whose implementation can be chosen; drop it"
         )
     with vendor_errors_named(f"the experts implementation {load_options.experts_implementation} is not available"):
         for part in owners:

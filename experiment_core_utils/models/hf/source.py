@@ -1,15 +1,15 @@
 """Checkpoints of transformers as a backend."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
 
 import torch
 
 from experiment_core_utils.config.parts import ModelConfig
-from experiment_core_utils.config.text import Quantisation
 from experiment_core_utils.models.common.checkpoint_files import refuse_hub_code
 from experiment_core_utils.models.common.preferences import Preferences, preferences_in
+from experiment_core_utils.models.common.quantisation import RequestedQuantisation
 from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes
 from experiment_core_utils.models.hf.adapter import TransformersModel, no_inductor
 from experiment_core_utils.models.hf.loader import (
@@ -29,25 +29,7 @@ from experiment_core_utils.models.source import CheckpointSource, RequestedModel
 from experiment_core_utils.primitives.device import choose_dtype
 from experiment_core_utils.primitives.errors import ConfigurationError
 from experiment_core_utils.primitives.private_apis import compatible_attentions
-from experiment_core_utils.tasks.interface import PromptFamily, Task
-
-
-@dataclass(frozen=True)
-class RequestedQuantisation:
-    """The flags of a profiling run as a `QuantisationOptions`."""
-
-    model_name: str
-    fp_precision: str
-    quantization_config: Quantisation
-
-    @classmethod
-    def of(cls, config: ModelConfig) -> "RequestedQuantisation":
-        """4 and 8 bits are by bitsandbytes' defaults, fp8 by transformers'."""
-        width = config.quantization
-        requested = Quantisation(
-            quantization=width in ("4bit", "8bit"), load_in_4bit=width == "4bit", load_in_8bit=width == "8bit"
-        )
-        return cls(config.model_path, "float8" if width == "fp8" else config.precision, requested)
+from experiment_core_utils.tasks.interface import Task
 
 
 @dataclass(frozen=True)
@@ -56,25 +38,15 @@ class TransformersCheckpoint(CheckpointSource):
 
     hf: HFSource
 
-    @property
-    def takes_pictures(self) -> bool:
-        return self.hf.takes_pictures
+    takes_pictures = property(attrgetter("hf.takes_pictures"))
+    prompt_family = property(attrgetter("hf.requests.prompt_family"))
+    chat_template_use = property(attrgetter("hf.requests.chat_template_use"))
+    prompt_date = property(attrgetter("hf.requests.prompt_date"))
+    prepare_request = property(attrgetter("hf.requests.make"))
 
     @property
     def has_chat_template(self) -> bool:
         return self.hf.requests.chat_template is not None
-
-    @property
-    def prompt_family(self) -> PromptFamily:
-        return self.hf.requests.prompt_family
-
-    @property
-    def chat_template_use(self) -> str:
-        return self.hf.requests.chat_template_use
-
-    @property
-    def prompt_date(self) -> str | None:
-        return self.hf.requests.prompt_date
 
     @property
     def vocabulary(self) -> Mapping[str, int]:
@@ -90,10 +62,6 @@ class TransformersCheckpoint(CheckpointSource):
     def memory_of(self, config: ModelConfig, device: torch.device) -> tuple[ModelSizes, Loading]:
         dtype = choose_dtype(config.precision, device)
         return memory_of(self.hf, dtype, device, config.quantization, config.device_map, config.tensor_parallel or 1)
-
-    @property
-    def prepare_request(self) -> Callable[..., Any]:
-        return self.hf.requests.make
 
     def _load_options(self, config: ModelConfig, device: torch.device) -> LoadOptions:
         return LoadOptions(

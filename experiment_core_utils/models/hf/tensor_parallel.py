@@ -4,32 +4,18 @@ The first process has the run and a `LeadingModel`; the others `follow` it with 
 the knobs that are in force. A timed call begins when all are ready for it.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partialmethod
+from operator import attrgetter
 from typing import Any
 
-import torch
-from torch import nn
-
-from experiment_core_utils.engines.answer_ends import AnswerEnds
 from experiment_core_utils.engines.likelihood import ScoredRequest
-from experiment_core_utils.knobs.setting import Setting
-from experiment_core_utils.knobs.vision_tokens import CropRange
-from experiment_core_utils.models.costs.memory import ModelBytes
 from experiment_core_utils.models.hf.adapter import TransformersModel
-from experiment_core_utils.primitives.device import Marks, NoMarks
+from experiment_core_utils.primitives.device import NoMarks
 from experiment_core_utils.primitives.errors import EngineRefused, ProfilerError
 from experiment_core_utils.primitives.in_step import Crew
-from experiment_core_utils.records.requests import (
-    FollowedAnswer,
-    KnobProof,
-    PreparedRequest,
-    RequestShape,
-    StageFlops,
-    TimedBatch,
-    TimedTokens,
-)
-from experiment_core_utils.tasks.interface import PromptFamily, Sample
+from experiment_core_utils.records.requests import FollowedAnswer
 
 Inputs = Mapping[str, Any]
 # Messages beside calls.
@@ -45,96 +31,51 @@ class LeadingModel:
     def __init__(self, model: TransformersModel, crew: Crew) -> None:
         self._model, self._crew = model, crew
         self.num_sharing = crew.size
-        self.name, self.device = model.name, model.device
-        self.num_total_blocks, self.num_experts = model.num_total_blocks, model.num_experts
-        self.default_top_k = model.default_top_k
-        self.decoder_blocks: Sequence[nn.Module] = model.decoder_blocks
 
-    def _in_step(self, call: str, *arguments: Any) -> None:
-        """Have the others make a call as soon as all are ready."""
-        self._crew.tell((call, self._model.turned_knobs.in_force, arguments))
+    def _in_step(self, call: str, *arguments: Any) -> Any:
+        """Make a call with the others as soon as all are ready; marks are set here alone."""
+        told = [*map(_told, arguments[:-1] if call in _TIMED else arguments)]
+        self._crew.tell((call, self._model.turned_knobs.in_force, told))
         self._crew.meet()
-
-    @property
-    def ends(self) -> AnswerEnds:
-        return self._model.ends
+        return getattr(self._model, call)(*arguments)
 
     @property
     def server_pids(self) -> Sequence[int]:
         """They are the other processes."""
         return self._crew.pids
 
-    @property
-    def prompt_family(self) -> PromptFamily:
-        return self._model.prompt_family
-
-    def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
-        return self._model.prepare(sample, prompt, crops)
-
-    def to_device(self, inputs: Inputs) -> Inputs:
-        """The other processes get a request with the call that needs it."""
-        return self._model.to_device(inputs)
-
-    def apply(self, setting: Setting) -> AbstractContextManager[object]:
-        return self._model.apply(setting)
-
     def warm_up(self, inputs: Inputs, max_new_tokens: int) -> None:
         """The modules prepare nothing."""
-
-    def generate_timed(self, inputs: Inputs, max_new_tokens: int, marks: Marks) -> TimedTokens:
-        self._in_step("generate_timed", _on_host(inputs), max_new_tokens)
-        return self._model.generate_timed(inputs, max_new_tokens, marks)
-
-    def batch_kind(self, inputs: Inputs) -> Hashable:
-        return self._model.batch_kind(inputs)
 
     def warm_up_batch(self, inputs_list: Sequence[Inputs], max_new_tokens: int) -> None:
         """The modules prepare nothing."""
 
-    def generate_batch_timed(self, inputs_list: Sequence[Inputs], max_new_tokens: int, marks: Marks) -> TimedBatch:
-        self._in_step("generate_batch_timed", [*map(_on_host, inputs_list)], max_new_tokens)
-        return self._model.generate_batch_timed(inputs_list, max_new_tokens, marks)
-
-    def answer_batch(self, inputs_list: Sequence[Inputs], max_new_tokens: int) -> list[tuple[int, ...]]:
-        self._in_step("answer_batch", [*map(_on_host, inputs_list)], max_new_tokens)
-        return self._model.answer_batch(inputs_list, max_new_tokens)
-
-    def follow_batch(self, inputs_list: Sequence[Inputs], answers: Sequence[tuple[int, ...]]) -> list[FollowedAnswer]:
-        self._in_step("follow_batch", [*map(_on_host, inputs_list)], answers)
-        return self._model.follow_batch(inputs_list, answers)
-
     def follow_exactly(self, inputs: Inputs, answer: tuple[int, ...]) -> FollowedAnswer:
         raise EngineRefused("whether it is right cannot be judged: weights that processes share stay as they are")
-
-    def decode_text(self, token_ids: tuple[int, ...]) -> str:
-        return self._model.decode_text(token_ids)
-
-    def prove(self, setting: Setting, inputs: Inputs) -> KnobProof:
-        self._in_step("prove", setting, _on_host(inputs))
-        return self._model.prove(setting, inputs)
-
-    def end_answers_at(self, stop: Sequence[str], ignore_eos: bool) -> None:
-        self._in_step("end_answers_at", stop, ignore_eos)
-        self._model.end_answers_at(stop, ignore_eos)
-
-    def expected_experts(self, setting: Setting) -> tuple[int | None, ...]:
-        return self._model.expected_experts(setting)
-
-    def count_flops(self, setting: Setting, shape: RequestShape, output_tokens: int) -> StageFlops | None:
-        """The figure is of all processes together."""
-        return self._model.count_flops(setting, shape, output_tokens)
-
-    def count_bytes(self, setting: Setting) -> ModelBytes | None:
-        """The figure is of all processes together."""
-        return self._model.count_bytes(setting)
 
     def describe(self) -> Mapping[str, Any]:
         return {**self._model.describe(), "tensor_parallel": self._crew.size}
 
 
-def _on_host(inputs: Inputs) -> dict[str, torch.Tensor]:
-    given = inputs.host if isinstance(inputs, ScoredRequest) else {}
-    return {name: tensor.cpu() for name, tensor in inputs.items()} | given
+# What the first process does by itself; requests go to the others with the call that needs them, and FLOPs and bytes
+# are of all processes together. `isinstance` of the interface finds members of the class alone.
+for _name in (
+    "apply", "batch_kind", "count_bytes", "count_flops", "decode_text", "decoder_blocks", "default_top_k", "device",
+    "ends", "expected_experts", "name", "num_experts", "num_total_blocks", "prepare", "prompt_family", "to_device",
+):  # fmt: skip
+    setattr(LeadingModel, _name, property(attrgetter(f"_model.{_name}")))
+_TIMED = ("generate_timed", "generate_batch_timed")
+for _name in (*_TIMED, "answer_batch", "end_answers_at", "follow_batch", "prove"):
+    setattr(LeadingModel, _name, partialmethod(LeadingModel._in_step, _name))
+
+
+def _told(argument: Any) -> Any:
+    """An argument with its requests, one or several of them, on the host."""
+    if isinstance(argument, Mapping):
+        continuations = argument.host if isinstance(argument, ScoredRequest) else {}
+        return {name: tensor.cpu() for name, tensor in argument.items()} | continuations
+    is_batch = isinstance(argument, Sequence) and bool(argument) and isinstance(argument[0], Mapping)
+    return [*map(_told, argument)] if is_batch else argument
 
 
 def follow(model: TransformersModel, crew: Crew) -> None:
@@ -145,7 +86,7 @@ def follow(model: TransformersModel, crew: Crew) -> None:
         model.turned_knobs.put(in_force)
         crew.meet()
         with suppress(ProfilerError):
-            getattr(model, call)(*sent, *([NoMarks()] if call in ("generate_timed", "generate_batch_timed") else []))
+            getattr(model, call)(*sent, *([NoMarks()] if call in _TIMED else []))
 
 
 def _sent(model: TransformersModel, argument: Any) -> Any:

@@ -47,7 +47,7 @@ def elements_of_each(skeleton: PreTrainedModel, size: int) -> int:
     """
     whole = divided = 0
     for name, parameter in skeleton.named_parameters():
-        if _is_divided(_style_of(skeleton, name) or _style_of(skeleton, name.rpartition(".")[0])):
+        if "wise" in (_style_of(skeleton, name) or _style_of(skeleton, name.rpartition(".")[0]) or ""):
             divided += parameter.numel()
         else:
             whole += parameter.numel()
@@ -70,7 +70,3 @@ def _style_of(skeleton: PreTrainedModel, name: str) -> str | None:
     """What the plan says of a module or parameter; None where it says nothing."""
     style: str | None = skeleton.tp_plan.get(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name))
     return style
-
-
-def _is_divided(style: str | None) -> bool:
-    return style is not None and "wise" in style

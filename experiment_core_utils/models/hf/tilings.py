@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from transformers.image_processing_utils import select_best_resolution
 
@@ -25,11 +25,13 @@ class VisionOptions(ABC):
     """The options that set the number of vision tokens of one processor; pictures are width x height pixels."""
 
     drops_padding: ClassVar[bool] = False  #: whether features of padding are dropped and row ends added
+    overview: ClassVar[Literal["always", "beside several", "never"]] = "always"  #: as of `TokenUnit`
+    features_per_crop: int | None  #: as of `TokenUnit`
 
     @property
-    @abstractmethod
     def unit(self) -> TokenUnit:
         """What a number of vision tokens is made of."""
+        return TokenUnit(self.features_per_crop, self.overview)
 
     @abstractmethod
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
@@ -60,10 +62,6 @@ class PinpointTiles(VisionOptions):
     features_per_crop: int  #: before the rows and columns of padding are dropped and row ends added
     own_canvases: tuple[Tiling, ...] = ()  #: (height, width) in pixels of those that the checkpoint chooses from
 
-    @property
-    def unit(self) -> TokenUnit:
-        return TokenUnit(self.features_per_crop)
-
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
         return self.config_for(crops)
 
@@ -83,11 +81,8 @@ class PinpointTiles(VisionOptions):
 class SplitTiles(VisionOptions):
     """The rule of Aria: crops of 490 pixels and no crop of the whole picture."""
 
+    overview = "never"
     features_per_crop: int
-
-    @property
-    def unit(self) -> TokenUnit:
-        return TokenUnit(self.features_per_crop, "never")
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
         return {
@@ -107,13 +102,10 @@ class AspectTiles(VisionOptions):
     beside it.
     """
 
+    overview = "beside several"
     tile: tuple[int, int]  #: (height, width) of a tile in pixels
     features_per_crop: int
     own_crops: CropRange | None = None  #: what the checkpoint chooses from; None where it does not cut pictures
-
-    @property
-    def unit(self) -> TokenUnit:
-        return TokenUnit(self.features_per_crop, "beside several")
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
         return {"crop_to_patches": True, "min_patches": crops.min_crops, "max_patches": crops.max_crops}
@@ -145,13 +137,10 @@ class LongestEdgeTiles(VisionOptions):
     cut.
     """
 
+    overview = "beside several"
     tile: int
     features_per_crop: int
     own_edge: int | None = None  #: longer side in pixels that the checkpoint scales to; None where it does not cut
-
-    @property
-    def unit(self) -> TokenUnit:
-        return TokenUnit(self.features_per_crop, "beside several")
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
         return {

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from experiment_core_utils.knobs.token_units import TokenUnit, tokens_of_crops
+from experiment_core_utils.knobs.token_units import tokens_of_crops
 from experiment_core_utils.knobs.vision_tokens import TIERS, CropRange
 from experiment_core_utils.models.hf.tilings import (
     ARIA_SMALL_CROP,
@@ -32,15 +32,12 @@ class PixelBudget(VisionOptions):
     bounds.
     """
 
+    features_per_crop = None
     patch: int  #: side of a patch in pixels
     merge: int  #: patches on the side of a merged token
     frames: int  #: how often the processor counts a pixel of a still picture against the bounds
     widens_first: bool  #: whether a side shorter than a token is scaled to one before everything else
     own_bounds: tuple[int, int] | None = None  #: fewest and most pixels of the checkpoint, as its processor counts them
-
-    @property
-    def unit(self) -> TokenUnit:
-        return TokenUnit(None)
 
     def options_for(self, crops: CropRange, width: int, height: int) -> Mapping[str, Any]:
         least, most = self._bounds(crops, width, height)

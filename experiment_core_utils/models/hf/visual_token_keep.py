@@ -238,7 +238,9 @@ class Shortened:
         ids = arguments["input_ids"]
         encoded = _with_rows(encoded, total, self._choose(features.to(ids.device)))
         shorter: dict[str, Any] = {
-            name: self.along(value) for name, value in arguments.items() if _is_along(value, ids)
+            name: self.along(value)
+            for name, value in arguments.items()
+            if isinstance(value, torch.Tensor) and value.shape == ids.shape and not value.is_floating_point()
         }
         shorter["attention_mask"] = self.masked(arguments.get("attention_mask"))
         if arguments.get("position_ids") is not None:
@@ -329,8 +331,3 @@ class Shortened:
         if "position_ids" in found:
             found["position_ids"] = self.positions(found["position_ids"])
         return self.along(ids), found
-
-
-def _is_along(value: Any, ids: torch.Tensor) -> bool:
-    """Whether an argument says something of each token of ids [B, T]."""
-    return isinstance(value, torch.Tensor) and value.shape == ids.shape and not value.is_floating_point()

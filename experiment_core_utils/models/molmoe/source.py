@@ -25,7 +25,7 @@ from experiment_core_utils.models.request_work import PlannedRequests
 from experiment_core_utils.models.source import CheckpointSource, RequestedModel, eager_reason
 from experiment_core_utils.primitives.device import choose_dtype
 from experiment_core_utils.primitives.errors import ConfigurationError
-from experiment_core_utils.tasks.interface import PromptFamily, Task
+from experiment_core_utils.tasks.interface import Task
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class MolmoeCheckpoint(CheckpointSource):
     takes_pictures = True
     has_chat_template = False
     chat_template_use = "none"
+    prompt_family = "molmo"
 
     @property
     def can_pause(self) -> bool:  # type: ignore[override]
@@ -47,10 +48,6 @@ class MolmoeCheckpoint(CheckpointSource):
     @property
     def model_type(self) -> str:
         return str(self.config.model_type) if self.can_pause else PUBLISHED_MODEL_TYPE
-
-    @property
-    def prompt_family(self) -> PromptFamily:
-        return "molmo"
 
     @property
     def vocabulary(self) -> Mapping[str, int]:

@@ -84,11 +84,6 @@ def refuse_inductor(execution: ExecutionMode) -> None:
         )
 
 
-def _of_engines(proof: KnobProof) -> dict[str, Any]:
-    """What only a proof by engines has."""
-    return {name: getattr(proof, name) for name in ("cache_layers", "engine_error", "modules_error")}
-
-
 class MolmoeStagedModel(HasEnds):
     """The staged interface of MolmoE; one request at a time.
 
@@ -106,6 +101,8 @@ class MolmoeStagedModel(HasEnds):
     Attributes:
         split: the stages with a paused prefill, run by the same modules or engines as the whole stages.
     """
+
+    prompt_family: PromptFamily = "molmo"
 
     def __init__(
         self,
@@ -148,10 +145,6 @@ class MolmoeStagedModel(HasEnds):
     @property
     def decoder_blocks(self) -> tuple[nn.Module, ...]:
         return self.model.all_blocks
-
-    @property
-    def prompt_family(self) -> PromptFamily:
-        return "molmo"
 
     def prepare(self, sample: Sample, prompt: str, crops: CropRange | None) -> PreparedRequest:
         refuse_several_pictures(sample)
@@ -431,7 +424,8 @@ class MolmoeStagedModel(HasEnds):
         except EngineRefused as error:
             raise engine_refused(str(error)) from error
         if self.num_experts is None and self._stages is not self._eager:
-            proof = replace(self._eager.prove(self._knobs, inputs), **_of_engines(proof))
+            of_engines = {name: getattr(proof, name) for name in ("cache_layers", "engine_error", "modules_error")}
+            proof = replace(self._eager.prove(self._knobs, inputs), **of_engines)
         executed = self._executed
         return replace(
             proof,

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from experiment_core_utils.b_model_loader import validate_loadable
 from experiment_core_utils.config.text import validated
 from experiment_core_utils.models.common.describe import (
     architecture_sizes,
@@ -21,7 +20,7 @@ from experiment_core_utils.models.common.describe import (
     quantisation_in_force,
     stored_bytes,
 )
-from experiment_core_utils.models.text_model import load_language_model
+from experiment_core_utils.models.text_model import load_language_model, validate_loadable
 from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama, tiny_olmoe
 
 # Embedding and head of 512 rows, one norm. A layer: q and o 64 x 64, k and v 32 x 64, three of 128 x 64, two norms.
@@ -35,7 +34,7 @@ NEEDS_BITSANDBYTES = pytest.mark.skipif(find_spec("bitsandbytes") is None, reaso
 def quantised(folder: Path, bits: int, kind: str | None = None) -> PreTrainedModel:
     wanted = {"quantization": True, "load_in_4bit": bits == 4, "load_in_8bit": bits == 8, "bnb_4bit_quant_type": kind}
     config = validated({"model_name": str(folder), "device": "cpu", "quantization_config": wanted})
-    return load_language_model(config, validate_loadable(config))
+    return load_language_model(validate_loadable(config))
 
 
 def test_parameters_and_bytes_by_hand() -> None:

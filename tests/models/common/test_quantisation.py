@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils.quantization_config import QuantizationMethod
 
-from experiment_core_utils.b_model_loader import validate_loadable
 from experiment_core_utils.config.text import TextConfig, validated
 from experiment_core_utils.models.common.quantisation import (
     MOST_4BIT_ERROR,
@@ -24,7 +23,7 @@ from experiment_core_utils.models.common.quantisation import (
     supported_types,
     transformers_config,
 )
-from experiment_core_utils.models.text_model import load_language_model
+from experiment_core_utils.models.text_model import load_language_model, validate_loadable
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
 from tests.same_floats import assert_same_floats
 from tests.tiny_models.tiny_language_models import save_checkpoint, tiny_llama
@@ -46,7 +45,7 @@ def requested(folder: Path, bits: int | None = None, kind: str | None = None, **
 
 
 def loaded(config: TextConfig) -> PreTrainedModel:
-    return load_language_model(config, validate_loadable(config))
+    return load_language_model(validate_loadable(config))
 
 
 @NEEDS_BITSANDBYTES

@@ -14,9 +14,10 @@ from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.knobs.vision_tokens import tier_target
 from experiment_core_utils.measuring.staged_runs import run_staged
+from experiment_core_utils.models.common.quantisation import RequestedQuantisation
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import LoadOptions, load_hf_model
-from experiment_core_utils.models.hf.source import RequestedQuantisation, TransformersCheckpoint
+from experiment_core_utils.models.hf.source import TransformersCheckpoint
 from experiment_core_utils.models.interface import devices_of
 from experiment_core_utils.planning.plan import requested_run
 from experiment_core_utils.primitives.errors import EngineRefused, OutOfMemory

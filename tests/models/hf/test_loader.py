@@ -19,10 +19,9 @@ from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
 from experiment_core_utils.knobs.interface import KnobLimits
 from experiment_core_utils.knobs.token_units import TokenUnit
 from experiment_core_utils.models.common.describe import stored_bytes
-from experiment_core_utils.models.common.quantisation import transformers_config
+from experiment_core_utils.models.common.quantisation import RequestedQuantisation, transformers_config
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.loader import HFSource, find_hf_model, skeleton_of
-from experiment_core_utils.models.hf.source import RequestedQuantisation
 from experiment_core_utils.pipeline import run_profiling
 from experiment_core_utils.planning.dry_run import describe_plan, untried_sentences
 from experiment_core_utils.primitives.errors import ConfigurationError, ImpossibleCombination
