@@ -228,6 +228,20 @@ def test_by_default_pictures_take_fractions_of_their_own_tokens(folder_of: Writt
     assert sorted(samples["vision_fraction"].dropna().unique()) == [0.25, 0.5]
 
 
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
+def test_pictures_that_are_encoded_inside_the_prefill_have_a_stage_of_their_own(tmp_path: Path) -> None:
+    folder = write_checkpoint("phi4_multimodal", tmp_path / "model")
+    flags = ["--vision_fraction_list", "0.25", "--num_active_blocks_list", "2"]
+    (result,) = by_key(run_profiling(config_for(folder, tmp_path / "results", *flags))).values()
+    assert_whole(result, [None, None])
+    model = result["provenance"]["model"]
+    assert model["execution_reason"].endswith("its pictures are encoded inside the prefill")
+    assert model["vision_options"]["fewer"] == "dynamic_hd" and model["flops_reason"] is None
+    for sample in result["per_sample_results"]:
+        # 16 x 16 tokens of the whole, each row with one more, and one between it and the crops.
+        assert sample["actual_vision_tokens"] > 16 * 17 + 1 and sample["vision_flops"] > sample["prefill_flops"] > 0
+
+
 def test_answers_in_batches_are_those_of_measured_samples(folder_of: Written, tmp_path: Path) -> None:
     flags = ["--tier_list", "low", "--num_active_blocks_list", "2", "--ids", "1", "2", "3"]
     alone, some = (
