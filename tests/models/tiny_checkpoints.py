@@ -304,17 +304,27 @@ def _gemma3(ids: _Ids) -> PreTrainedConfig:
     return config
 
 
-def _gemma4(ids: _Ids) -> PreTrainedConfig:
+def _gemma4(ids: _Ids, **chosen: Any) -> PreTrainedConfig:
     tower = {**_tower(0, PATCH), "num_key_value_heads": 2, "head_dim": 8, "pooling_kernel_size": 2}
     text = {**ids.text, "head_dim": 8, "hidden_size_per_layer_input": 0, "sliding_window": 16}
     rotary = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")}
     ends = {"boi_token_id": ids["<start_of_image>"], "eoi_token_id": ids["<end_of_image>"]}
     del tower["image_size"]
     config: PreTrainedConfig = config_class("Gemma4Config")(
-        text_config={**text, "rope_parameters": rotary}, vision_config=tower, image_token_id=ids["<image_soft_token>"],
+        text_config={**text, "rope_parameters": rotary, **chosen},
+        vision_config=tower,
+        image_token_id=ids["<image_soft_token>"],
         **ends,
-    )  # fmt: skip
+    )
     return config
+
+
+def _gemma4_e2b(ids: _Ids) -> PreTrainedConfig:
+    """Embeddings for each block, and the last half of the blocks with wider MLPs and the keys of others."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    shared = {"num_hidden_layers": 6, "layer_types": kinds, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+    embedded = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": len(ids.tokenizer)}
+    return _gemma4(ids, global_head_dim=16, **shared, **embedded)
 
 
 def _phi4_multimodal(ids: _Ids) -> PreTrainedConfig:
@@ -403,8 +413,11 @@ _TRIED: dict[str, _Family] = {
     ),
 }
 TRIED_FAMILIES = tuple(_TRIED)
-# The dense twin of another family.
-_DENSE = {"glm4v": replace(_FAMILIES["glm4v_moe"], config=_glm4v)}
+# Other sizes and parts of families above.
+_VARIANTS = {
+    "glm4v": replace(_FAMILIES["glm4v_moe"], config=_glm4v),
+    "gemma4_e2b": replace(_TRIED["gemma4"], config=_gemma4_e2b),
+}
 # Families whose image processor needs torchvision.
 _OF_TORCHVISION: dict[str, _Family] = {
     "phi4_multimodal": _Family(
@@ -465,7 +478,7 @@ def write_checkpoint(family: str | _Family, folder: Path, **tower: int) -> Path:
     """A whole checkpoint of a family, of `TEXT_FAMILIES`, `VISION_FAMILIES` or an unusual one, with random weights and
     other sizes of the vision tower; gives the folder.
     """
-    every = _FAMILIES | _TRIED | _DENSE | _OF_TORCHVISION | UNBATCHABLE_FAMILIES
+    every = _FAMILIES | _TRIED | _VARIANTS | _OF_TORCHVISION | UNBATCHABLE_FAMILIES
     made = every[family] if isinstance(family, str) else family
     tokenizer = _tokenizer(made.specials)
     config: Any = made.config(_Ids(tokenizer))
