@@ -69,12 +69,16 @@ class CountedCosts:
 
     @property
     def reason(self) -> str | None:
-        """Why something cannot be counted, as far as it was tried; None where all can."""
+        """Why something cannot be counted, as far as it was tried, which a short text is; None where all can."""
+        return self._reason or self._text_reason
+
+    @cached_property
+    def _text_reason(self) -> str | None:
         try:
-            _ = self._twin
+            CountedDecoder(self._twin).request(RequestSize(2, 2))
         except MeterUnavailable as error:
             return str(error)
-        return self._reason
+        return None
 
     def note(self, inputs: Mapping[str, Any], picture_tokens: int) -> None:
         """Remember the sizes of a request's pictures.

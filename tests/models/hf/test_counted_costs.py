@@ -20,7 +20,7 @@ from experiment_core_utils.models.hf.loader import find_hf_model
 from experiment_core_utils.models.interface import own_setting
 from experiment_core_utils.records.requests import PreparedRequest, RequestShape, VisionGeometry
 from experiment_core_utils.tasks.interface import Sample
-from tests.models.knob_families import PHI4_MULTIMODAL
+from tests.models.knob_families import PHI4_MULTIMODAL, UNTRIED_FAMILIES
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.models.tiny_families import build
 
@@ -95,6 +95,12 @@ def test_a_tower_that_is_not_found_has_no_figure(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(counted_costs, "vision_entry", lambda _: None)
     reason = "pictures are encoded inside the prefill, and no module of it is known to do so"
     assert inside_the_prefill((3,)) == [(None, reason)]
+
+
+def test_a_decoder_that_needs_values_has_a_reason_before_anything_is_counted() -> None:
+    """What a run says of its model is written before its first request."""
+    reason = CountedCosts(UNTRIED_FAMILIES["inkling_text"].built(), nullcontext).reason
+    assert reason is not None and reason.startswith("'inkling_text' cannot be counted without weights: RuntimeError: ")
 
 
 TEXT = RequestShape(None, None, 0, 0, 11, 0.0)
