@@ -418,6 +418,7 @@ _VARIANTS = {
     "glm4v": replace(_FAMILIES["glm4v_moe"], config=_glm4v),
     "gemma4_e2b": replace(_TRIED["gemma4"], config=_gemma4_e2b),
 }
+VARIANTS = tuple(_VARIANTS)
 # Families whose image processor needs torchvision.
 _OF_TORCHVISION: dict[str, _Family] = {
     "phi4_multimodal": _Family(
@@ -428,7 +429,6 @@ _OF_TORCHVISION: dict[str, _Family] = {
         _TEXT_CHAT,
     ),
 }
-TORCHVISION_FAMILIES = tuple(_OF_TORCHVISION)
 TEXT_FAMILIES = ("olmoe", "llama")
 VISION_FAMILIES = tuple(name for name, family in _FAMILIES.items() if family.image_processor is not None)
 

@@ -91,12 +91,11 @@ def vision_entry(model: PreTrainedModel) -> nn.Module | str | None:
         return encoder
     if getattr(model.config, "vision_config", None) is None:
         return None
-    return next((module for module in model.modules() if _needs_pictures(type(module))), None)
+    return next((module for module in model.modules() if _needs_pictures(module)), None)
 
 
-@functools.cache
-def _needs_pictures(kind: type[nn.Module]) -> bool:
-    taken = inspect.signature(kind.forward).parameters.items()
+def _needs_pictures(module: nn.Module) -> bool:
+    taken = inspect.signature(module.forward).parameters.items()
     return any(has_pixels(name) and each.default is inspect.Parameter.empty for name, each in taken)
 
 
