@@ -25,7 +25,7 @@ from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
 from tests.models.causal_families import image_text_types, model_types, tiny_config
 from tests.models.family_table import made_with, rows_of, table_parser, told
-from tests.models.tiny_checkpoints import TRIED_FAMILIES, VISION_FAMILIES, write_checkpoint
+from tests.models.tiny_checkpoints import TRIED_FAMILIES, VARIANTS, VISION_FAMILIES, write_checkpoint
 
 # Of a model with values; not all sizes of towers for pictures and sounds are known to be tiny.
 MOST_PARAMETERS = 3e8
@@ -56,7 +56,7 @@ def knobs_of_causal(family: str, device: torch.device) -> FamilyKnobs:
 
 
 def knobs_of_image_text(family: str, device: torch.device) -> FamilyKnobs:
-    if family in (*VISION_FAMILIES, *TRIED_FAMILIES):
+    if family in (*VISION_FAMILIES, *TRIED_FAMILIES, *VARIANTS):
         return _of_checkpoint(family, device)
     return _tried(family, device, AutoModelForImageTextToText, _NO_PROCESSOR)
 

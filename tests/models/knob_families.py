@@ -320,6 +320,11 @@ def _glm4v_moe(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
     return picture_config("glm4v_moe", text, {**_PATCH_TOWER, "image_size": 24})
 
 
+def _glm4v(kept: Sequence[int], _top_k: int) -> PreTrainedConfig:
+    text = _sub(kept, **mrope(1, 1, 2, partial_rotary_factor=1.0))
+    return picture_config("glm4v", text, {**_PATCH_TOWER, "image_size": 24})
+
+
 def _aria(kept: Sequence[int], top_k: int) -> PreTrainedConfig:
     text = _sub(kept, moe_num_experts=6, moe_topk=top_k, moe_num_shared_experts=1)
     return picture_config("aria", text, _vision(), projector_patch_to_query_dict={9: 4})
@@ -353,6 +358,7 @@ def _smolvlm(kept: Sequence[int], _top_k: int) -> PreTrainedConfig:
 VISION_FAMILIES: dict[str, KnobFamily] = {
     "qwen3_vl_moe": KnobFamily(_qwen3_vl_moe, picture=lambda: _patches(3 * 2 * 4 * 4)),
     "glm4v_moe": KnobFamily(_glm4v_moe, routed=(1, 2, 3), picture=lambda: _patches(3 * 2 * 4 * 4)),
+    "glm4v": KnobFamily(_glm4v, None, (), picture=lambda: _patches(3 * 2 * 4 * 4)),
     "aria": KnobFamily(_aria, picture=lambda: _square(4)),
     "llava, olmoe": KnobFamily(_llava, picture=lambda: _square(9)),
     "qwen2_5_vl": KnobFamily(_qwen2_5_vl, None, (), picture=lambda: _patches(3 * 2 * 4 * 4)),
@@ -360,6 +366,26 @@ VISION_FAMILIES: dict[str, KnobFamily] = {
     "llava_next": KnobFamily(_llava_next, None, (), picture=_llava_next_picture),
     "smolvlm": KnobFamily(_smolvlm, None, (), picture=lambda: _several(1)),
 }
+
+
+def _phi4_multimodal(kept: Sequence[int], _top_k: int) -> PreTrainedConfig:
+    tower = _vision(image_size=32, crop_size=32, image_token_id=IMAGE_TOKEN)
+    sound = {"hidden_size": 16, "intermediate_size": 20, "num_blocks": 1, "num_attention_heads": 2, "input_size": 8}
+    sound |= {"ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 16}
+    return _text("Phi4MultimodalConfig", kept, vision_config=tower, audio_config={**sound, "audio_token_id": 6})
+
+
+def _phi4_picture() -> dict[str, torch.Tensor]:
+    """The whole picture and one crop of 16 patches each, four joined: 2 rows of 2, each with one more, and one between
+    both.
+    """
+    inputs = {**_square(13), "image_sizes": torch.tensor([[32, 32]]), "image_attention_mask": torch.ones(1, 2, 4, 4)}
+    del inputs["pixel_values"]
+    return {**inputs, "image_pixel_values": torch.rand(1, 2, 3, 32, 32)}
+
+
+# It encodes pictures inside the prefill.
+PHI4_MULTIMODAL = KnobFamily(_phi4_multimodal, None, (), picture=_phi4_picture)
 
 # --- families of which a knob is refused --------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AriaImageProcessorPil,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
@@ -143,6 +144,11 @@ def _glm4v_moe(ids: _Ids) -> PreTrainedConfig:
     text = {**ids.text, **experts, **dense, **mrope(1, 1, 2, partial_rotary_factor=1.0)}
     tower = {**_PATCH_TOWER, "image_size": 32}
     return picture_config("glm4v_moe", text, tower, [*map(ids.__getitem__, _GLM_IDS)])
+
+
+def _glm4v(ids: _Ids) -> PreTrainedConfig:
+    text = {**ids.text, **mrope(1, 1, 2, partial_rotary_factor=1.0)}
+    return picture_config("glm4v", text, {**_PATCH_TOWER, "image_size": 32}, [*map(ids.__getitem__, _GLM_IDS)])
 
 
 def _internvl(ids: _Ids) -> PreTrainedConfig:
@@ -298,17 +304,36 @@ def _gemma3(ids: _Ids) -> PreTrainedConfig:
     return config
 
 
-def _gemma4(ids: _Ids) -> PreTrainedConfig:
+def _gemma4(ids: _Ids, **chosen: Any) -> PreTrainedConfig:
     tower = {**_tower(0, PATCH), "num_key_value_heads": 2, "head_dim": 8, "pooling_kernel_size": 2}
     text = {**ids.text, "head_dim": 8, "hidden_size_per_layer_input": 0, "sliding_window": 16}
     rotary = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")}
     ends = {"boi_token_id": ids["<start_of_image>"], "eoi_token_id": ids["<end_of_image>"]}
     del tower["image_size"]
     config: PreTrainedConfig = config_class("Gemma4Config")(
-        text_config={**text, "rope_parameters": rotary}, vision_config=tower, image_token_id=ids["<image_soft_token>"],
+        text_config={**text, "rope_parameters": rotary, **chosen},
+        vision_config=tower,
+        image_token_id=ids["<image_soft_token>"],
         **ends,
-    )  # fmt: skip
+    )
     return config
+
+
+def _gemma4_e2b(ids: _Ids) -> PreTrainedConfig:
+    """Embeddings for each block, and the last half of the blocks with wider MLPs and the keys of others."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+    shared = {"num_hidden_layers": 6, "layer_types": kinds, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+    embedded = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": len(ids.tokenizer)}
+    return _gemma4(ids, global_head_dim=16, **shared, **embedded)
+
+
+def _phi4_multimodal(ids: _Ids) -> PreTrainedConfig:
+    # Its processor counts the tokens of crops of 448 pixels in patches of 14.
+    tower = {**_tower(448, 14), "image_token_id": ids["<|image|>"]}
+    sound = {"hidden_size": 16, "intermediate_size": 24, "num_blocks": 1, "num_attention_heads": 2, "input_size": 8}
+    convolved = {"ext_pw_out_channel": 16, "depthwise_separable_out_channel": 16, "nemo_conv_channels": 16}
+    marks = {"audio_token_id": ids["<|audio|>"]}
+    return _of("Phi4MultimodalConfig", ids, vision_config=tower, audio_config={**sound, **convolved, **marks})
 
 
 def _onevision(ids: _Ids) -> PreTrainedConfig:
@@ -388,6 +413,22 @@ _TRIED: dict[str, _Family] = {
     ),
 }
 TRIED_FAMILIES = tuple(_TRIED)
+# Other sizes and parts of families above.
+_VARIANTS = {
+    "glm4v": replace(_FAMILIES["glm4v_moe"], config=_glm4v),
+    "gemma4_e2b": replace(_TRIED["gemma4"], config=_gemma4_e2b),
+}
+VARIANTS = tuple(_VARIANTS)
+# Families whose image processor needs torchvision.
+_OF_TORCHVISION: dict[str, _Family] = {
+    "phi4_multimodal": _Family(
+        _phi4_multimodal,
+        {"image_token": "<|image|>", "audio_token": "<|audio|>"},
+        lambda: transformers.Phi4MultimodalImageProcessor(),
+        {"processor_class": "Phi4MultimodalProcessor"},
+        _TEXT_CHAT,
+    ),
+}
 TEXT_FAMILIES = ("olmoe", "llama")
 VISION_FAMILIES = tuple(name for name, family in _FAMILIES.items() if family.image_processor is not None)
 
@@ -437,12 +478,14 @@ def write_checkpoint(family: str | _Family, folder: Path, **tower: int) -> Path:
     """A whole checkpoint of a family, of `TEXT_FAMILIES`, `VISION_FAMILIES` or an unusual one, with random weights and
     other sizes of the vision tower; gives the folder.
     """
-    made = (_FAMILIES | _TRIED | UNBATCHABLE_FAMILIES)[family] if isinstance(family, str) else family
+    every = _FAMILIES | _TRIED | _VARIANTS | _OF_TORCHVISION | UNBATCHABLE_FAMILIES
+    made = every[family] if isinstance(family, str) else family
     tokenizer = _tokenizer(made.specials)
     config: Any = made.config(_Ids(tokenizer))
     for name, value in tower.items():
         setattr(config.vision_config, name, value)
-    maker = AutoModelForCausalLM if made.image_processor is None else AutoModelForImageTextToText
+    is_image_text = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    maker = AutoModelForImageTextToText if is_image_text else AutoModelForCausalLM
     torch.manual_seed(5)
     model = maker.from_config(config)
     marks = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}

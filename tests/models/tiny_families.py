@@ -8,6 +8,7 @@ import torch
 import transformers
 from torch import nn
 from transformers import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     CLIPVisionConfig,
@@ -79,6 +80,7 @@ _PICTURE_CONFIGS: dict[str, tuple[str, tuple[str, ...]]] = {
     "qwen2_5_vl": ("Qwen2_5_VLConfig", _QWEN_IDS),
     "qwen3_vl": ("Qwen3VLConfig", _QWEN_IDS),
     "qwen3_vl_moe": ("Qwen3VLMoeConfig", _QWEN_IDS),
+    "glm4v": ("Glm4vConfig", _GLM_IDS),
     "glm4v_moe": ("Glm4vMoeConfig", _GLM_IDS),
 }
 _TEXT_TYPES = {"aria": "aria_text", "internvl": "qwen2", "smolvlm": "llama", "idefics3": "llama"}
@@ -202,6 +204,11 @@ def _qwen3_vl(name: str, **experts: Any) -> Any:
     return picture_config(name, {**_SIZES, **_WIDE_HEADS, **experts, **mrope(2, 2, 2)}, _DEEP_TOWER)
 
 
+def _glm4v() -> Any:
+    text = {**_SIZES, **mrope(1, 2, 2, partial_rotary_factor=1.0)}
+    return picture_config("glm4v", text, {**_PATCH_TOWER, "image_size": 24})
+
+
 def _glm4v_moe() -> Any:
     experts = {"n_routed_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 2}
     rope = mrope(2, 2, 2, partial_rotary_factor=1.0)
@@ -214,6 +221,7 @@ PATCH_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3_vl": lambda: _qwen3_vl("qwen3_vl"),
     "qwen3_vl_moe": lambda: _qwen3_vl("qwen3_vl_moe", **_QWEN_EXPERTS),
     "qwen2_5_vl": _qwen2_5_vl,
+    "glm4v": _glm4v,
     "glm4v_moe": _glm4v_moe,
 }
 
@@ -221,8 +229,8 @@ PATCH_FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
 def build(config: PreTrainedConfig) -> nn.Module:
     """A random model of the config, in evaluation mode."""
     torch.manual_seed(0)
-    has_vision = hasattr(config, "vision_config")
-    maker = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
+    is_image_text = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    maker = AutoModelForImageTextToText if is_image_text else AutoModelForCausalLM
     model: nn.Module = maker.from_config(config).eval()
     return model
 

@@ -30,6 +30,7 @@ from tests.scripted.simulated_energy import device_in_real_time, instruments_of
 
 Results = Mapping[str, Mapping[str, Any]]
 Written = Callable[[str], Path]
+SHARED = "its last 3 blocks use the keys and values of other blocks"
 NO_EXTRAS = ["--num_warmup_runs", "0", "--max_repeats", "0", "--no_reference",
 "--num_threads", "1",
              "--max_new_tokens", "4"]  # fmt: skip
@@ -226,6 +227,32 @@ def test_by_default_pictures_take_fractions_of_their_own_tokens(folder_of: Writt
     settings, samples = (pd.read_csv(tmp_path / f"reference-vqa_{name}.csv") for name in ("settings", "samples"))
     assert sorted(settings["vision_fraction"].dropna()) == [0.25, 0.5]
     assert sorted(samples["vision_fraction"].dropna().unique()) == [0.25, 0.5]
+
+
+def test_blocks_that_share_keys_are_refused_and_the_other_knobs_act(folder_of: Written, tmp_path: Path) -> None:
+    flags = ["--vision_fraction_list", "0.25", "--visual_token_keep_list", "0.5", "--num_active_blocks_list", "3", "6"]
+    report = run_profiling(config_for(folder_of("gemma4_e2b"), tmp_path, *flags, "--ids", "1"))
+    (result,) = by_key(report).values()
+    assert result["provenance"]["model"]["knobs_refused"]["active_blocks"] == SHARED
+    assert result["realised"]["blocks_run"] == list(range(6))
+    (sample,) = result["per_sample_results"]
+    # 70 soft tokens at most, the least that its processor takes; a half of what comes of it is kept.
+    assert sample["pooled_image_features"] <= 70 and min(sample["vision_flops"], sample["prefill_flops"]) > 0
+    assert sample["actual_vision_tokens"] == round(sample["pooled_image_features"] / 2)
+
+
+@pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
+def test_pictures_that_are_encoded_inside_the_prefill_have_a_stage_of_their_own(tmp_path: Path) -> None:
+    folder = write_checkpoint("phi4_multimodal", tmp_path / "model")
+    flags = ["--vision_fraction_list", "0.25", "--num_active_blocks_list", "2"]
+    (result,) = by_key(run_profiling(config_for(folder, tmp_path / "results", *flags))).values()
+    assert_whole(result, [None, None])
+    model = result["provenance"]["model"]
+    assert model["execution_reason"].endswith("its pictures are encoded inside the prefill")
+    assert model["vision_options"]["fewer"] == "dynamic_hd" and model["flops_reason"] is None
+    for sample in result["per_sample_results"]:
+        # 16 x 16 tokens of the whole, each row with one more, and one between it and the crops.
+        assert sample["actual_vision_tokens"] > 16 * 17 + 1 and sample["vision_flops"] > sample["prefill_flops"] > 0
 
 
 def test_answers_in_batches_are_those_of_measured_samples(folder_of: Written, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from experiment_core_utils.models.costs.vision_table import (
     PatchVision,
     Vision,
     aria_vision,
-    glm4v_moe_vision,
+    glm4v_vision,
     idefics3_vision,
     internvl_vision,
     llava_vision,
@@ -41,7 +41,8 @@ _VISION_MODELS: dict[str, Callable[[Any], Vision]] = {
     "qwen2_5_vl": qwen2_5_vl_vision,
     "qwen3_vl": qwen3_vl_vision,
     "qwen3_vl_moe": qwen3_vl_vision,
-    "glm4v_moe": glm4v_moe_vision,
+    "glm4v": glm4v_vision,
+    "glm4v_moe": glm4v_vision,
     "molmoe": molmoe_vision,
 }
 

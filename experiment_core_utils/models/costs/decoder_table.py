@@ -122,6 +122,7 @@ DECODERS: dict[str, Callable[[Any], _Mlps]] = {
     "qwen3_moe": _qwen_moe,
     "qwen3_vl_moe_text": _qwen_moe,
     "deepseek_v3": _deepseek,
+    "glm4v_text": _gated,
     "glm4v_moe_text": _deepseek,
 }
 

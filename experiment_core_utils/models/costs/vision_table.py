@@ -315,9 +315,9 @@ def qwen2_5_vl_vision(config: Any) -> PatchVision:
     return PatchVision(_patch_shape(tower, tower.intermediate_size, _merger(tower), is_gated=True, windows=windows))
 
 
-def glm4v_moe_vision(config: Any) -> PatchVision:
-    """Vision stage of GLM-4.5V: gated MLPs of the width of the features, one product that merges, one layer and a gated
-    MLP.
+def glm4v_vision(config: Any) -> PatchVision:
+    """Vision stage of GLM-4.1V and GLM-4.5V: gated MLPs of the width of the features, one product that merges, one
+    layer and a gated MLP.
     """
     tower = config.vision_config
     merged, wide = tower.spatial_merge_size**2, tower.out_hidden_size

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from experiment_core_utils.knobs.active_blocks import blocks_of
@@ -21,7 +22,10 @@ from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.counted import CountedDecoder
 from experiment_core_utils.models.costs.counters import count_flops, has_packed_weights, meta_twin
 from experiment_core_utils.models.costs.memory import ModelBytes
+from experiment_core_utils.models.hf.generate import vision_entry
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
+from experiment_core_utils.models.hf.knobs.patches import replaced_method
+from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT, has_pixels
 from experiment_core_utils.models.hf.visual_token_keep import PictureEncoder
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, first_line
 from experiment_core_utils.records.requests import RequestShape, RequestSize, StageFlops
@@ -56,7 +60,7 @@ class CountedCosts:
 
     def __init__(self, model: PreTrainedModel, at_rest: Callable[[], AbstractContextManager[None]]) -> None:
         self._model, self._at_rest = model, at_rest
-        self._arguments = PictureEncoder(model).arguments or ()
+        self._arguments = PictureEncoder(model).arguments
         #: pictures of requests, by what differs between them
         self._pictures: dict[_Tokens, dict[Hashable, Mapping[str, torch.Tensor]]] = {}
         self._vision: dict[Hashable, int] = {}
@@ -65,12 +69,16 @@ class CountedCosts:
 
     @property
     def reason(self) -> str | None:
-        """Why something cannot be counted, as far as it was tried; None where all can."""
+        """Why something cannot be counted, as far as it was tried, which a short text is; None where all can."""
+        return self._reason or self._text_reason
+
+    @cached_property
+    def _text_reason(self) -> str | None:
         try:
-            _ = self._twin
+            CountedDecoder(self._twin).request(RequestSize(2, 2))
         except MeterUnavailable as error:
             return str(error)
-        return self._reason
+        return None
 
     def note(self, inputs: Mapping[str, Any], picture_tokens: int) -> None:
         """Remember the sizes of a request's pictures.
@@ -81,10 +89,12 @@ class CountedCosts:
         """
         if not picture_tokens:
             return
-        given = {name: inputs[name] for name in self._arguments if inputs.get(name) is not None}
-        form = tuple((name, *_size_of(each)) for name, each in given.items())
+        names = inputs if self._arguments is None else self._arguments
+        given = {name: inputs[name] for name in names if inputs.get(name) is not None}
+        of_text = "input_ids", *ALONG_THE_PROMPT
+        form = tuple((name, *_size_of(name, each)) for name, each in given.items() if name not in of_text)
         tokens = inputs["input_ids"].shape[1] - picture_tokens, picture_tokens
-        sized = {name: each.to("meta") if each.is_floating_point() else each for name, each in given.items()}
+        sized = {name: each.to("meta") if has_pixels(name) else each for name, each in given.items()}
         self._pictures.setdefault(tokens, {}).setdefault(form, sized)
 
     def prepare(self, setting: Setting, prompt_tokens: int) -> None:
@@ -161,7 +171,7 @@ class CountedCosts:
     def _encoded(self, form: Hashable, sized: Mapping[str, torch.Tensor]) -> int:
         if form not in self._vision:
             try:
-                self._vision[form] = count_flops(lambda: PictureEncoder(self._twin).encode(sized))
+                self._vision[form] = _encoder_flops(self._twin, sized)
             except HF_CODE_ERRORS:  # not lost: it needs values, which the loaded model has
                 self._vision[form] = self._encoded_by_model(sized)
         return self._vision[form]
@@ -173,18 +183,41 @@ class CountedCosts:
         device = device_of(self._model.get_input_embeddings())
         # Of pictures that are all 0 some families take them for padding.
         filled = {
-            key: torch.ones(each.shape, dtype=self._model.dtype, device=device) if each.is_meta else each.to(device)
+            key: torch.ones(each.shape, dtype=self._model.dtype, device=device)
+            if each.is_meta
+            else each.to(device, self._model.dtype if each.is_floating_point() else None)
             for key, each in sized.items()
         }
         try:
-            return count_flops(lambda: PictureEncoder(self._model).encode(filled))
+            return _encoder_flops(self._model, filled)
         except HF_CODE_ERRORS as error:
             raise MeterUnavailable(
                 f"the encoder of {name} cannot be counted: {type(error).__name__}: {first_line(error)}"
             ) from error
 
 
-def _size_of(tensor: torch.Tensor) -> tuple[Hashable, ...]:
-    """What operations may depend on: the shape, and of sizes and positions the values."""
-    values = None if tensor.is_floating_point() else tensor.numpy().tobytes()
+def _encoder_flops(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> int:
+    """FLOPs of the encoder of pictures, by itself or inside a prefill; raises MeterUnavailable."""
+    encoder, entry = PictureEncoder(model), vision_entry(model)
+    if encoder.arguments is not None:
+        return count_flops(lambda: encoder.encode(inputs))
+    if not isinstance(entry, nn.Module):
+        raise MeterUnavailable("pictures are encoded inside the prefill, and no module of it is known to do so")
+    plain, counts = entry.forward, list[int]()
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        outputs: list[Any] = []
+        counts.append(count_flops(lambda: outputs.append(plain(*args, **kwargs))))
+        return outputs[0]
+
+    with replaced_method(entry, "forward", counted), torch.inference_mode():
+        model(**inputs)
+    if not counts:
+        raise MeterUnavailable(f"pictures do not run through the {type(entry).__name__} of the model")
+    return sum(counts)
+
+
+def _size_of(name: str, tensor: torch.Tensor) -> tuple[Hashable, ...]:
+    """What operations may depend on: the shape, and of masks, sizes and positions the values."""
+    values = None if has_pixels(name) else tuple(tensor.flatten().tolist())
     return tuple(tensor.shape), values

@@ -18,6 +18,7 @@ from experiment_core_utils.engines.likelihood import follow_by_steps
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed, replaced_method
+from experiment_core_utils.models.hf.requests import has_pixels
 from experiment_core_utils.models.hf.thinking import closed_thinking
 from experiment_core_utils.models.hf.visual_token_keep import ENCODER, PictureEncoder, VisualTokens
 from experiment_core_utils.primitives.device import Marks
@@ -80,13 +81,22 @@ def processors_for(
 
 
 def vision_entry(model: PreTrainedModel) -> nn.Module | str | None:
-    """The place where pictures are encoded: the name of the base model's method, else the encoder; None in a text
-    model.
+    """The place where pictures are encoded: the name of the base model's method, else the encoder, or the outermost
+    module that runs with pictures only; None in a text model.
     """
     if hasattr(model.base_model, ENCODER):
         return ENCODER
     encoder = model.get_encoder(modality="image")
-    return None if encoder is model or encoder is model.base_model else encoder
+    if encoder is not model and encoder is not model.base_model:
+        return encoder
+    if getattr(model.config, "vision_config", None) is None:
+        return None
+    return next((module for module in model.modules() if _needs_pictures(module)), None)
+
+
+def _needs_pictures(module: nn.Module) -> bool:
+    taken = inspect.signature(module.forward).parameters.items()
+    return any(has_pixels(name) and each.default is inspect.Parameter.empty for name, each in taken)
 
 
 @contextmanager

@@ -50,7 +50,7 @@ from experiment_core_utils.models.common.vendor_errors import vendor_errors_name
 from experiment_core_utils.models.costs.memory_check import Loading, ModelSizes, Room, check_memory
 from experiment_core_utils.models.hf.knobs.adapters import adapters_of
 from experiment_core_utils.models.hf.knobs.controller import DecoderKnobs
-from experiment_core_utils.models.hf.processor import load_hf_processor
+from experiment_core_utils.models.hf.processor import load_hf_processor, takes_pictures
 from experiment_core_utils.models.hf.request_state import (
     forget_longer_requests,
     stages_unsupported_reason,
@@ -82,12 +82,13 @@ class HFSource:
     @property
     def takes_pictures(self) -> bool:
         """Whether the model has a vision part."""
-        return type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        return takes_pictures(self.config)
 
     @property
     def auto_class(self) -> Any:
         """The class by which transformers builds and loads the model, with its vision part where it has one."""
-        return AutoModelForImageTextToText if self.takes_pictures else AutoModelForCausalLM
+        has_class = type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        return AutoModelForImageTextToText if has_class else AutoModelForCausalLM
 
     @cached_property
     def requests(self) -> HFRequests:

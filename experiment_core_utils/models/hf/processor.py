@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     PROCESSOR_MAPPING,
     AutoProcessor,
@@ -24,7 +25,7 @@ _UNUSED = (_VIDEO, "feature_extractor")
 
 
 def load_hf_processor(folder: Path) -> ProcessorMixin | PreTrainedTokenizerBase:
-    """The processor of an image-text-to-text model, the tokenizer of any other; from local files only.
+    """The processor of a model that takes pictures, the tokenizer of any other; from local files only.
 
     Without torchvision, pictures are processed by PIL and numpy, and a processor of pictures and videos is read without
     its parts for videos and sounds.
@@ -35,9 +36,14 @@ def load_hf_processor(folder: Path) -> ProcessorMixin | PreTrainedTokenizerBase:
     needed = "; give a folder with config.json, the tokenizer's files and, with vision, preprocessor_config.json"
     with vendor_errors_named(f"the processor or tokenizer in {folder} cannot be read", needed):
         config = config_in(folder)
-        if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-            return _tokenizer(folder)
-        return _processor(folder, config)
+        return _processor(folder, config) if takes_pictures(config) else _tokenizer(folder)
+
+
+def takes_pictures(config: PreTrainedConfig) -> bool:
+    """Whether transformers has an image-text model for the config, or a causal one with a vision part."""
+    kind = type(config)
+    is_causal = kind in MODEL_FOR_CAUSAL_LM_MAPPING
+    return kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING or (is_causal and "vision_config" in kind.sub_configs)
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:

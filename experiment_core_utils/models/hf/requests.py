@@ -86,6 +86,11 @@ UNUSABLE = (
 )
 
 
+def has_pixels(name: str) -> bool:
+    """Whether what a model takes under this name are pictures."""
+    return "pixel_values" in name or name == "image_patches"
+
+
 @contextmanager
 def unusable_named(sample_id: int, what: str) -> Iterator[None]:
     """A context in which whatever is raised for one sample becomes a SampleError that names it, and says `what`."""
@@ -698,7 +703,7 @@ class HFRequests:
                 own = features if num_pictures == 1 else patches // merged
                 found.append(VisionGeometry(0, None, size, own, patches=patches, patch_grid=grid))
             return replace(joined(found), pooled_features=features)
-        pixels = inputs.get("pixel_values")
+        pixels = next((each for name, each in inputs.items() if has_pixels(name)), None)
         if pixels is None or pixels.dim() not in (4, 5):
             return VisionGeometry(0, None, None, features)
         crops, height, width = math.prod(pixels.shape[:-3]), pixels.shape[-2], pixels.shape[-1]

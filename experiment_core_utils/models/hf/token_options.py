@@ -1,10 +1,10 @@
 """The option of an image processor that moves the number of image tokens, found by trial.
 
 Candidates are the whole numbers among a processor's own options that are called a most (`max_patches`,
-`max_soft_tokens`, `pan_and_scan_max_num_crops`), the most pixels or longest side of its `size`, and at last the size of
-the picture itself, which is scaled before the processor gets it. An option is taken where the image tokens of trial
-pictures never grow while it falls, and fall; of several, the first that acts on every trial picture. Options that add
-tokens are tried on one picture, until they do.
+`max_soft_tokens`, `pan_and_scan_max_num_crops`, `dynamic_hd`), the most pixels or longest side of its `size`, and at
+last the size of the picture itself, which is scaled before the processor gets it. An option is taken where the image
+tokens of trial pictures never grow while it falls, and fall; of several, the first that acts on every trial picture.
+Options that add tokens are tried on one picture, until they do.
 """
 
 import math
@@ -25,6 +25,8 @@ Count = Callable[["TokenOption", int, Sizes], int | None]
 # Scale of a picture's sides at which it is left as it is.
 WHOLE = 1000
 _SWITCHES = re.compile("crop|split|scan|tile")
+# Words in the names of options that are a most; "hd" are crops for high definition.
+_MOST = {"max", "hd"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def _candidates(processor: Any) -> Iterator[TokenOption]:
     size = {name: value for name, value in dict(getattr(images, "size", None) or {}).items() if value is not None}
     for is_in_size, options in ((False, values), (True, {"max": 0, **size})):
         for name, value in options.items():
-            is_most = name == "longest_edge" if is_in_size else "max" in name.split("_")
+            is_most = name == "longest_edge" if is_in_size else not _MOST.isdisjoint(name.split("_"))
             if not is_most or type(value) is not int or value < 2:
                 continue
             partner = "shortest_edge" if is_in_size else name.replace("max", "min")

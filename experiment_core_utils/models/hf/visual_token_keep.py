@@ -24,7 +24,7 @@ from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP, Kep
 from experiment_core_utils.models.common.placement import device_of
 from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.hf.knobs.patches import replaced_method
-from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT, HFRequests
+from experiment_core_utils.models.hf.requests import ALONG_THE_PROMPT, HFRequests, has_pixels
 from experiment_core_utils.primitives.errors import KnobDidNotAct, SampleError, first_line
 from experiment_core_utils.tasks.interface import Sample
 
@@ -32,7 +32,6 @@ from experiment_core_utils.tasks.interface import Sample
 ENCODER = "get_image_features"
 # What `generate()` gives of pictures that it has encoded before.
 _ENCODED = "mm_encoder_outputs"
-_PIXELS = ("pixel_values", "pixel_values_images", "image_patches")
 # The picture by which it is tried whether the knob can be turned.
 _TRIED = Image.new("RGB", (96, 64), (90, 120, 60))
 
@@ -56,7 +55,7 @@ class PictureEncoder:
 
     def given(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
         """What the encoder is given of a request; None without pictures, or where they are encoded in the prefill."""
-        if self.arguments is None or all(inputs.get(name) is None for name in _PIXELS):
+        if self.arguments is None or not any(has_pixels(name) for name, each in inputs.items() if each is not None):
             return None
         return {**{name: inputs[name] for name in self.arguments if inputs.get(name) is not None}, "return_dict": True}
 

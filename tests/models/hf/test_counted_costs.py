@@ -6,18 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 from transformers import Gemma3TextConfig
 
 from experiment_core_utils.knobs.active_blocks import RunningBlocks
 from experiment_core_utils.knobs.setting import Setting
 from experiment_core_utils.models.costs.architecture import UnknownArchitecture
+from experiment_core_utils.models.hf import counted_costs
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.models.hf.counted_costs import CountedCosts
 from experiment_core_utils.models.hf.loader import find_hf_model
 from experiment_core_utils.models.interface import own_setting
-from experiment_core_utils.records.requests import PreparedRequest, RequestShape
+from experiment_core_utils.records.requests import PreparedRequest, RequestShape, VisionGeometry
 from experiment_core_utils.tasks.interface import Sample
+from tests.models.knob_families import PHI4_MULTIMODAL, UNTRIED_FAMILIES
 from tests.models.tiny_checkpoints import write_checkpoint
 from tests.models.tiny_families import build
 
@@ -62,6 +65,42 @@ def test_a_tower_by_hand(tmp_path: Path) -> None:
     assert found is not None
     assert found.vision_flops == embedding + 2 * block + pooling + 2 * 4 * 16 * 32
     assert model.describe()["flops_reason"] is None
+
+
+def inside_the_prefill(text_tokens: tuple[int, ...]) -> list[tuple[int | None, str | None]]:
+    """FLOPs of one picture in a model that encodes it inside the prefill, behind prompts of so many tokens, and why
+    there are none.
+    """
+    model, inputs = PHI4_MULTIMODAL.built(), PHI4_MULTIMODAL.picture()  # type: ignore[misc]
+    counted, seen, found = CountedCosts(model, nullcontext), VisionGeometry(0, None, None, 13), []
+    setting = Setting.of(top_k=None, num_active_blocks=RunningBlocks.of((0, 1, 2, 3)))
+    for text in text_tokens:
+        ids = torch.cat([inputs["input_ids"][:, :14], torch.full((1, text - 1), 9)], dim=1)
+        counted.note({**inputs, "input_ids": ids}, 13)
+        stages = counted.stages(setting, RequestShape(seen, seen, 13, 0, text, 0.0), 1)
+        found.append((None if stages is None else stages.vision_flops, counted.reason))
+    return found
+
+
+def test_a_tower_inside_the_prefill_by_hand() -> None:
+    """Two crops of 32 x 32 pixels in 16 patches of 8, whose states become 13 tokens; the same of another prompt."""
+    embedding = 2 * 16 * (3 * 8 * 8) * 16
+    block = 2 * 16 * (4 * 16 * 16 + 2 * 16 * 20) + 4 * 16 * 16 * 16
+    pooling = 2 * (1 + 16 + 16 + 1) * 16 * 16 + 4 * 16 * 16 + 2 * 2 * 16 * 20
+    flops = 2 * (embedding + 2 * block + pooling) + 2 * 13 * (16 * 32 + 32 * 32)
+    assert inside_the_prefill((3, 5)) == [(flops, None)] * 2
+
+
+def test_a_tower_that_is_not_found_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counted_costs, "vision_entry", lambda _: None)
+    reason = "pictures are encoded inside the prefill, and no module of it is known to do so"
+    assert inside_the_prefill((3,)) == [(None, reason)]
+
+
+def test_a_decoder_that_needs_values_has_a_reason_before_anything_is_counted() -> None:
+    """What a run says of its model is written before its first request."""
+    reason = CountedCosts(UNTRIED_FAMILIES["inkling_text"].built(), nullcontext).reason
+    assert reason is not None and reason.startswith("'inkling_text' cannot be counted without weights: RuntimeError: ")
 
 
 TEXT = RequestShape(None, None, 0, 0, 11, 0.0)

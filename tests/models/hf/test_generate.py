@@ -10,7 +10,7 @@ from experiment_core_utils.engines.greedy import generate_greedily
 from experiment_core_utils.models.hf.batch import generate_batch
 from experiment_core_utils.models.hf.generate import GenerateStages, greedy_config
 from experiment_core_utils.primitives.device import HostMarks, NoMarks
-from tests.models.knob_families import TEXT_FAMILIES, VISION_FAMILIES
+from tests.models.knob_families import PHI4_MULTIMODAL, TEXT_FAMILIES, VISION_FAMILIES
 from tests.models.tiny_families import VOCABULARY
 from tests.same_floats import assert_same_floats
 
@@ -72,6 +72,22 @@ def test_picture_stages_and_marks_give_the_tokens_of_generate(name: str) -> None
         darker = stages.encode_image({**inputs, "pixel_values": inputs["pixel_values"] * 0.5})
         with_others, _ = stages.prefill(inputs, darker)
     assert not torch.allclose(with_features, with_others)
+
+
+def test_pictures_that_are_encoded_inside_the_prefill_are_told_apart() -> None:
+    """The marks are around the module that needs them, in no step behind the prompt."""
+    model, inputs = ready(PHI4_MULTIMODAL), PHI4_MULTIMODAL.picture()  # type: ignore[misc]
+    stages = AloneStages(model)
+    assert not stages.can_encode_alone and stages.encode_image(inputs) is None
+    marked = generate_batch(model, [inputs], NO_ENDS, NEW_TOKENS, NoMarks()).first
+    staged = generate_greedily(stages, inputs, NEW_TOKENS, NoMarks())
+    assert staged.token_ids == marked.token_ids == plain(model, inputs)
+    assert marked.spans == ("prefill", "vision", "prefill") + ("decode",) * (NEW_TOKENS - 1)
+    darker = {**inputs, "image_pixel_values": inputs["image_pixel_values"] * 0.5}
+    with torch.inference_mode():
+        assert not torch.allclose(stages.prefill(inputs, None)[0], stages.prefill(darker, None)[0])
+    text = generate_batch(model, [prompt_of()], NO_ENDS, 2, NoMarks()).first
+    assert text.spans == ("prefill", "decode")
 
 
 def test_nothing_is_left_behind_by_the_marks() -> None:

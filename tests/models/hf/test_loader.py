@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import FineGrainedFP8Config, MllamaConfig
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config, LlamaConfig, MllamaConfig, Phi4MultimodalConfig
 
 from experiment_core_utils.b_model_loader import find_model, find_requested_checkpoint
 from experiment_core_utils.config.profiling import ProfilingConfig, parse_config
@@ -115,6 +115,13 @@ def test_another_kind_of_model_is_refused_at_the_door(content: dict[str, Any], m
     with pytest.raises(ConfigurationError, match=message) as caught:
         find_model(str(tmp_path))
     assert "\n" not in str(caught.value)
+
+
+def test_a_causal_model_with_a_vision_part_takes_pictures(tmp_path: Path) -> None:
+    """transformers has it among its causal models, and not among those of pictures and text."""
+    source = HFSource("phi", tmp_path, Phi4MultimodalConfig(), None)
+    assert source.takes_pictures and source.auto_class is AutoModelForCausalLM
+    assert not HFSource("llama", tmp_path, LlamaConfig(), None).takes_pictures
 
 
 def test_limits_that_need_values_are_left_to_the_loaded_model(folder_of: Written, tmp_path: Path) -> None:
