@@ -113,9 +113,10 @@ OWN: dict[str, dict[str, Any]] = {
     "xlstm": {"hidden_size": 128},
     "xmod": {"default_language": "en_XX"},
     # Their own defaults are sections of wider heads.
-    **dict.fromkeys(
-        ("glm4v_text", "glm_ocr_text", "paddleocr_vl_text", "qwen2_5_omni_text"), {"rope_parameters": _SECTIONS}
-    ),
+    **{
+        f"{name}_text": {"rope_parameters": dict(_SECTIONS)}
+        for name in ("glm4v", "glm_ocr", "paddleocr_vl", "qwen2_5_omni")
+    },
     "cohere_compass_text": {"rope_parameters": {"full_attention": _SECTIONS}},
     "gemma4_assistant": {"text_config": _SHARING},
     "gemma4_unified_assistant": {"text_config": _SHARING | {"model_type": "gemma4_unified_text"}},
