@@ -26,7 +26,7 @@ from experiment_core_utils.models.common.text_generation import only_values_of
 from experiment_core_utils.models.common.vendor_errors import vendor_errors_named
 from experiment_core_utils.models.costs.memory_check import check_memory
 from experiment_core_utils.models.hf.adapter import TransformersModel
-from experiment_core_utils.models.hf.generate import vision_entry
+from experiment_core_utils.models.hf.generate import encoder_of
 from experiment_core_utils.models.hf.loader import (
     HFSource,
     LoadOptions,
@@ -81,10 +81,7 @@ class LanguageModelSource(HFSource):
     @property
     def load_options(self) -> LoadOptions:
         """How this process loads the model; raises ConfigurationError for a GPU that does not exist."""
-        config = self.requested
-        device = choose_device(config.device, int(os.environ.get("LOCAL_RANK", "0")))
-        dtype = choose_dtype(config.fp_precision, device)
-        return LoadOptions(dtype, device, config.attn_implementation, None, config, config.device_map)
+        return load_options_of(self.requested)
 
     def read_tokenizer(self) -> Any:
         """The checkpoint's tokenizer; raises ConfigurationError where there is none that can be used."""
@@ -114,6 +111,13 @@ class PublishedMolmoe(LanguageModelSource):
         return MolmoeForCausalLM.from_pretrained(None, config=self.config, state_dict=tensors, dtype=dtype, **options)
 
 
+def load_options_of(config: TextConfig) -> LoadOptions:
+    """How this process loads a model; raises ConfigurationError for a GPU that does not exist."""
+    device = choose_device(config.device, int(os.environ.get("LOCAL_RANK", "0")))
+    dtype = choose_dtype(config.fp_precision, device)
+    return LoadOptions(dtype, device, config.attn_implementation, None, config, config.device_map)
+
+
 def validate_loadable(config: TextConfig) -> LanguageModelSource:
     """The checkpoint of a text experiment, once everything that this machine might not be able to do with it is
     checked, before any weight is read; of a hub id, the small files are fetched.
@@ -123,9 +127,10 @@ def validate_loadable(config: TextConfig) -> LanguageModelSource:
             used; no weights in a folder; a package or an ability of the GPU is missing.
         ImpossibleCombination: the values do not go together, such as a revision and a folder.
     """
-    source = _found(config)
-    options = source.load_options
+    options = load_options_of(config)
     refuse_device_map(config.device_map, options.device, "device_map auto")
+    source = _found(config)
+    refuse_quantisation(source, options)
     if source.revision is None:
         _refuse_without_weights(source)
     load_tokenizer(source)
@@ -137,7 +142,6 @@ def validate_loadable(config: TextConfig) -> LanguageModelSource:
             )
         refuse_hub_code(attention, "attn_implementation", compatible_attentions(AutoModelForCausalLM, source.config))
     skeleton_of(source, attention)
-    refuse_quantisation(source, options)
     return source
 
 
@@ -262,4 +266,4 @@ def _generate_reason(config: TextConfig, model: Any) -> str | None:
     reason = next((reason for reason, is_so in reasons if is_so), None)
     if reason is not None:
         return reason
-    return "the model has a vision part" if vision_entry(model) is not None else stages_unsupported_reason(model)
+    return "the model has a vision part" if encoder_of(model) is not None else stages_unsupported_reason(model)

@@ -11,7 +11,6 @@ import inspect
 import logging
 import math
 import multiprocessing
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
@@ -25,9 +24,6 @@ from experiment_core_utils.models.common.vendor_errors import HF_CODE_ERRORS
 from experiment_core_utils.models.costs.counters import count_flops, countable, without_padding_warning
 from experiment_core_utils.primitives.errors import MeterUnavailable, first_line
 from experiment_core_utils.records.requests import FlopsFigure, RequestFlops, RequestSize, StageFlops
-
-#: Of a prompt length: FLOPs of the prefill and of the step behind it, numbers in the cache between them.
-Counts = tuple[int, int, int]
 
 
 def counted_flops(config: Any, sizes: Sequence[RequestSize], timeout_s: float) -> list[FlopsFigure]:
@@ -115,22 +111,25 @@ class CountedDecoder:
         self._config = model.config
         with _named_by(self._config):
             run = _LastOnly(model)
-        self._at_length = CountedCurve(lambda tokens: _counts_of(run, tokens))
+        lengths = _CountedLengths(run)
+        self._prefill = CountedCurve(lambda tokens: lengths.prefill(tokens)[0])
+        self._step, self._cache = CountedCurve(lengths.step), CountedCurve(lengths.cache_elements)
 
     def request(self, size: RequestSize) -> RequestFlops:
         """FLOPs of all requests of a size, without their pictures' encoder; raises MeterUnavailable."""
+        lengths = range(size.prompt_tokens, size.prompt_tokens + size.output_tokens - 1)
         with _named_by(self._config):
-            prefill, _, _ = self._at_length(size.prompt_tokens)
-            lengths = range(size.prompt_tokens, size.prompt_tokens + size.output_tokens - 1)
-            steps = [self._at_length(tokens)[1] for tokens in lengths]
+            prefill, steps = self._prefill(size.prompt_tokens), [self._step(each) for each in lengths]
         decode = size.requests * sum(steps)
         stages = StageFlops(None, size.requests * prefill, decode / len(steps) if steps else None)
         return RequestFlops(stages, decode)
 
     def cache_elements(self, tokens: int) -> int:
-        """Numbers that a cache of one row of `tokens` positions has; raises MeterUnavailable."""
+        """Numbers that a cache of one row of `tokens` positions has, states of recurrent layers among them; raises
+        MeterUnavailable.
+        """
         with _named_by(self._config):
-            return self._at_length(tokens)[2]
+            return self._cache(tokens)
 
 
 class _LastOnly:
@@ -146,51 +145,79 @@ class _LastOnly:
         return self._model(input_ids=ids, past_key_values=cache, use_cache=True, **self._options)
 
 
-def _counts_of(run: _LastOnly, tokens: int) -> Counts:
-    """Counts of a prompt and of the step behind it, which attends to its own key too."""
-    found: list[Any] = []
-    prefill = count_flops(lambda: found.append(run(tokens, None).past_key_values))
-    (cache,) = found
-    if cache is None:
-        raise TypeError("it keeps no cache of keys")
-    tensors = [each for layer in cache.layers for each in vars(layer).values() if isinstance(each, torch.Tensor)]
-    elements = sum(each.numel() for each in tensors if each.is_floating_point())
-    return prefill, count_flops(lambda: run(1, cache)), elements
+class _CountedLengths:
+    """Counts at each length of a prompt, of which one run serves all."""
+
+    def __init__(self, run: _LastOnly) -> None:
+        self._run = run
+        self._prefilled: dict[int, tuple[int, Any]] = {}
+        self._elements: dict[int, int] = {}
+
+    def prefill(self, tokens: int) -> tuple[int, Any]:
+        """FLOPs, and the cache that it leaves; None where it leaves none."""
+        if tokens not in self._prefilled:
+            outputs: list[Any] = []
+            flops = count_flops(lambda: outputs.append(self._run(tokens, None)))
+            self._prefilled[tokens] = flops, getattr(outputs[0], "past_key_values", None)
+        return self._prefilled[tokens]
+
+    def cache_elements(self, tokens: int) -> int:
+        """Numbers in the cache after the prompt."""
+        if tokens not in self._elements:
+            _, cache = self.prefill(tokens)
+            if cache is None:
+                raise TypeError("it keeps no cache of keys")
+            tensors = (each for layer in cache.layers for each in tensors_of(layer))
+            self._elements[tokens] = sum(each.numel() for each in tensors if each.is_floating_point())
+        return self._elements[tokens]
+
+    def step(self, tokens: int) -> int:
+        """FLOPs of the token behind the prompt, which attends to its own key too."""
+        self.cache_elements(tokens)  # before the step makes the cache longer
+        _, cache = self.prefill(tokens)
+        return count_flops(lambda: self._run(1, cache))
+
+
+def tensors_of(layer: Any) -> Iterator[torch.Tensor]:
+    """What a layer of a cache contains; a recurrent one has numbered states in place of keys."""
+    for value in vars(layer).values():
+        found = value.values() if isinstance(value, dict) else [value]
+        yield from (each for each in found if isinstance(each, torch.Tensor))
 
 
 class CountedCurve:
-    """Counts at any length from 1 on, of few lengths: between two powers of 2 each is a polynomial of degree 2 where
-    that agrees with one count more than it is made of; else each half by itself, as where a window ends.
+    """A count at any length from 1 on, of few counts: between two powers of 2 it is a polynomial of degree 2 where that
+    agrees with one count more than it is made of; else each half by itself, as where a window ends.
     """
 
-    def __init__(self, count: Callable[[int], Counts]) -> None:
+    def __init__(self, count: Callable[[int], int]) -> None:
         self._count = functools.cache(count)
         self._checked: dict[tuple[int, int], list[int] | None] = {}
 
-    def __call__(self, place: int) -> Counts:
+    def __call__(self, place: int) -> int:
         low = 1 << (place.bit_length() - 1)
         first, last = low, 2 * low - 1
         while last - first > 3:
             nodes = self._nodes_of(first, last)
             if nodes is not None:
-                prefill, step, elements = map(int, self._interpolated(place, nodes))
-                return prefill, step, elements
+                return int(_interpolated(place, nodes, self._count))
             middle = (first + last) // 2
             first, last = (first, middle) if place <= middle else (middle + 1, last)
         return self._count(place)
 
     def _nodes_of(self, first: int, last: int) -> list[int] | None:
-        """What the polynomials of these lengths are made of; None where one of them is none."""
+        """What the polynomial of these lengths is made of; None where it is none."""
         if (first, last) not in self._checked:
             start, checked, *others = [first + number * (last - first) // 3 for number in range(4)]
-            agrees = self._interpolated(checked, [start, *others]) == self._count(checked)
+            agrees = _interpolated(checked, [start, *others], self._count) == self._count(checked)
             self._checked[first, last] = [start, *others] if agrees else None
         return self._checked[first, last]
 
-    def _interpolated(self, place: int, nodes: Sequence[int]) -> tuple[Fraction, ...]:
-        """Lagrange's polynomials through the nodes, exactly."""
-        weights = [
-            math.prod(Fraction(place - other, node - other) for other in nodes if other != node) for node in nodes
-        ]
-        counts = zip(*map(self._count, nodes), strict=True)
-        return tuple(sum(map(operator.mul, weights, each), Fraction(0)) for each in counts)
+
+def _interpolated(place: int, nodes: Sequence[int], count: Callable[[int], int]) -> Fraction:
+    """Lagrange's polynomial through the nodes, exactly."""
+    total = Fraction(0)
+    for node in nodes:
+        others = (Fraction(place - other, node - other) for other in nodes if other != node)
+        total += count(node) * math.prod(others, start=Fraction(1))
+    return total

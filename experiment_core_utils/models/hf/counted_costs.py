@@ -203,21 +203,28 @@ def _encoder_flops(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -
         return count_flops(lambda: encoder.encode(inputs))
     if not isinstance(entry, nn.Module):
         raise MeterUnavailable("pictures are encoded inside the prefill, and no module of it is known to do so")
-    plain, counts = entry.forward, list[int]()
+    plain = entry.forward
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        outputs: list[Any] = []
-        counts.append(count_flops(lambda: outputs.append(plain(*args, **kwargs))))
-        return outputs[0]
+        raise _EncoderCounted(count_flops(lambda: plain(*args, **kwargs)))
 
     with replaced_method(entry, "forward", counted), torch.inference_mode():
-        model(**inputs)
-    if not counts:
-        raise MeterUnavailable(f"pictures do not run through the {type(entry).__name__} of the model")
-    return sum(counts)
+        try:
+            model(**inputs)
+        except _EncoderCounted as found:
+            return found.flops
+    raise MeterUnavailable(f"pictures do not run through the {type(entry).__name__} of the model")
+
+
+class _EncoderCounted(Exception):
+    """Ends a prefill when its encoder is counted, so that blocks, which several processes may share, do not run."""
+
+    def __init__(self, flops: int) -> None:
+        super().__init__()
+        self.flops = flops
 
 
 def _size_of(name: str, tensor: torch.Tensor) -> tuple[Hashable, ...]:
     """What operations may depend on: the shape, and of masks, sizes and positions the values."""
-    values = None if has_pixels(name) else tuple(tensor.flatten().tolist())
+    values = None if has_pixels(name) else tensor.flatten().view(torch.uint8).numpy().tobytes()
     return tuple(tensor.shape), values

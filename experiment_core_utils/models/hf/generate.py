@@ -17,6 +17,7 @@ from experiment_core_utils.engines.answer_ends import NO_ENDS, AnswerEnds, EosSo
 from experiment_core_utils.engines.likelihood import follow_by_steps
 from experiment_core_utils.models.common.decode_kernels import DecodeKernels
 from experiment_core_utils.models.common.preferences import NO_PREFERENCES, Preferences
+from experiment_core_utils.models.costs.counted import tensors_of
 from experiment_core_utils.models.hf.knobs.patches import hooks_removed, replaced_method
 from experiment_core_utils.models.hf.requests import has_pixels
 from experiment_core_utils.models.hf.thinking import closed_thinking
@@ -80,17 +81,21 @@ def processors_for(
     return LogitsProcessorList([*processors, *closed_thinking(ends, ids.shape[1])])
 
 
-def vision_entry(model: PreTrainedModel) -> nn.Module | str | None:
-    """The place where pictures are encoded: the name of the base model's method, else the encoder, or the outermost
-    module that runs with pictures only; None in a text model.
-    """
+def encoder_of(model: PreTrainedModel) -> nn.Module | str | None:
+    """The name of the base model's method that encodes pictures, else the encoder; None where there is neither."""
     if hasattr(model.base_model, ENCODER):
         return ENCODER
     encoder = model.get_encoder(modality="image")
-    if encoder is not model and encoder is not model.base_model:
-        return encoder
-    if getattr(model.config, "vision_config", None) is None:
-        return None
+    return None if encoder is model or encoder is model.base_model else encoder
+
+
+def vision_entry(model: PreTrainedModel) -> nn.Module | str | None:
+    """The place where pictures are encoded: as `encoder_of`, else the outermost module that runs with pictures only;
+    None in a text model.
+    """
+    found = encoder_of(model)
+    if found is not None or getattr(model.config, "vision_config", None) is None:
+        return found
     return next((module for module in model.modules() if _needs_pictures(module)), None)
 
 
@@ -322,8 +327,5 @@ def _processed(ids: torch.Tensor, logits: torch.Tensor, state: GenerationState) 
 
 
 def is_filled(layer: Any) -> bool:
-    """Whether a layer of a cache contains anything; a recurrent one has numbered states in place of keys."""
-    values = [
-        each for value in vars(layer).values() for each in (value.values() if isinstance(value, dict) else [value])
-    ]
-    return bool(getattr(layer, "is_initialized", False)) or any(isinstance(each, torch.Tensor) for each in values)
+    """Whether a layer of a cache contains anything."""
+    return bool(getattr(layer, "is_initialized", False)) or any(True for _ in tensors_of(layer))

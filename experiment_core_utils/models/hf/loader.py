@@ -161,14 +161,13 @@ def skeleton_of(source: HFSource, attn_implementation: str | None = None) -> Pre
     """The model without storage; a prompt runs in it, whatever its dtype and widths. Raises ConfigurationError where
     its code refuses.
     """
-    what = f"{source.name} ({source.config.model_type}) cannot be built{source.kind}"
-    if attn_implementation is not None:
+    what, options = f"{source.name} ({source.config.model_type}) cannot be built{source.kind}", {}
+    if attn_implementation is not None:  # a None would take the place of what the config names
         what += f" with attn_implementation {attn_implementation}"
+        options = {"attn_implementation": attn_implementation}
     with vendor_errors_named(what), torch.device("meta"):
         skeleton: PreTrainedModel = source.auto_class.from_config(
-            copy.deepcopy(source.config),
-            attn_implementation=attn_implementation,
-            trust_remote_code=source.trust_remote_code,
+            copy.deepcopy(source.config), trust_remote_code=source.trust_remote_code, **options
         )
     for part in _owners_of_experts(skeleton):
         # Without storage, grouped GEMMs take bfloat16 of widths divisible by 8 only.

@@ -34,7 +34,7 @@ class LeadingModel:
 
     def _in_step(self, call: str, *arguments: Any) -> Any:
         """Make a call with the others as soon as all are ready; marks are set here alone."""
-        told = [*map(_told, arguments[:-1] if call in _TIMED else arguments)]
+        told = [*map(_on_host, arguments[:-1] if call in _TIMED else arguments)]
         self._crew.tell((call, self._model.turned_knobs.in_force, told))
         self._crew.meet()
         return getattr(self._model, call)(*arguments)
@@ -69,13 +69,13 @@ for _name in (*_TIMED, "answer_batch", "end_answers_at", "follow_batch", "prove"
     setattr(LeadingModel, _name, partialmethod(LeadingModel._in_step, _name))
 
 
-def _told(argument: Any) -> Any:
+def _on_host(argument: Any) -> Any:
     """An argument with its requests, one or several of them, on the host."""
     if isinstance(argument, Mapping):
         continuations = argument.host if isinstance(argument, ScoredRequest) else {}
         return {name: tensor.cpu() for name, tensor in argument.items()} | continuations
     is_batch = isinstance(argument, Sequence) and bool(argument) and isinstance(argument[0], Mapping)
-    return [*map(_told, argument)] if is_batch else argument
+    return [*map(_on_host, argument)] if is_batch else argument
 
 
 def follow(model: TransformersModel, crew: Crew) -> None:

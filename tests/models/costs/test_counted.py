@@ -4,10 +4,19 @@ import sys
 from typing import Any
 
 import pytest
-from transformers import BertConfig, GPT2Config, LlamaConfig, MambaConfig, Qwen3NextConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    OpenAIGPTConfig,
+    Qwen3NextConfig,
+)
 
 from experiment_core_utils.models.costs.architecture import Architecture, UnknownArchitecture, architecture_of
-from experiment_core_utils.models.costs.counted import count_requests, counted_flops
+from experiment_core_utils.models.costs.counted import CountedDecoder, count_requests, counted_flops
+from experiment_core_utils.models.costs.counters import countable
 from experiment_core_utils.primitives.errors import MeterUnavailable
 from experiment_core_utils.records.requests import RequestFlops, RequestSize, StageFlops
 from tests.models.tiny_families import TEXT_FAMILIES
@@ -32,6 +41,29 @@ def test_an_unknown_architecture_by_hand(output_tokens: int) -> None:
     mean = 2 * sum(steps) / len(steps) if steps else None
     expected = RequestFlops(StageFlops(None, 2 * gpt2_pass(11, 11), mean), 2 * sum(steps))
     assert count_requests(gpt2(), [RequestSize(11, output_tokens, requests=2)]) == [expected]
+
+
+def test_without_a_cache_a_prefill_alone_is_counted() -> None:
+    """OpenAI GPT has the products of GPT-2 and gives no cache back, which only a second token needs."""
+    config = OpenAIGPTConfig(vocab_size=90, n_embd=16, n_layer=3, n_head=2, n_positions=64)
+    expected = RequestFlops(StageFlops(None, gpt2_pass(11, 11), None), 0)
+    assert count_requests(config, [RequestSize(11, 1)]) == [expected]
+    with pytest.raises(MeterUnavailable, match="it keeps no cache of keys"):
+        count_requests(config, [RequestSize(11, 2)])
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 12])
+def test_states_of_recurrent_blocks_are_in_the_cache(tokens: int) -> None:
+    """Two key heads of width 8 a token; a state of 4 heads 4 x 6, and 3 columns of 2 x 2 x 4 + 4 x 6 channels."""
+    config = Qwen3NextConfig(
+        vocab_size=90, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        layer_types=["linear_attention", "full_attention"], num_key_value_heads=2, head_dim=8,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=4, linear_value_head_dim=6,
+        linear_conv_kernel_dim=3, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=8,
+        shared_expert_intermediate_size=8,
+    )  # fmt: skip
+    model = countable(lambda: AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+    assert CountedDecoder(model).cache_elements(tokens) == 2 * 2 * 8 * tokens + 4 * 4 * 6 + 3 * (2 * 2 * 4 + 4 * 6)
 
 
 def test_many_requests_cost_few_counts_and_are_as_each_by_itself() -> None:
@@ -87,7 +119,7 @@ def test_the_config_stays_as_it_was() -> None:
             BertConfig(num_hidden_layers=1, hidden_size=24, num_attention_heads=5),
             "'bert' cannot be counted .*ValueError",
         ),
-        (MambaConfig(hidden_size=8, num_hidden_layers=1), "'mamba' cannot be counted .*AttributeError"),
+        (MambaConfig(hidden_size=8, num_hidden_layers=1), "'mamba' cannot be counted .* it keeps no cache of keys"),
     ],
 )
 def test_what_cannot_be_counted_is_named(config: Any, named: str) -> None:

@@ -69,7 +69,7 @@ def test_it_takes_a_template_and_nothing_else() -> None:
     assert task.prompt(task[0]).startswith("What is the capital of France?\nA: ")
     with pytest.raises(ConfigurationError, match="leaves out {options}"):
         load_task("reference_questions_choice", prompt_template="{question}")
-    with pytest.raises(ConfigurationError, match="takes no folder or revision: drop it"):
+    with pytest.raises(ConfigurationError, match="takes no folder or revision: leave them out"):
         load_task("reference_questions", data_dir="here")
     with pytest.raises(ConfigurationError, match="has no split 'test': give validation"):
         load_task("reference_questions", "test")
