@@ -44,7 +44,7 @@ def test_a_profile_by_own_kernels(checkpoint: Path, tmp_path: Path, dtype: str) 
     chosen = profiled(checkpoint, tmp_path / "auto", "--precision", dtype)
     assert own.keys() == chosen.keys() and own
     for result in (*own.values(), *chosen.values()):
-        stages = {"vision": "modules", "prefill": "kernel graph", "decode": "kernel graph"}
+        stages = {"vision": "cuda graph", "prefill": "kernel graph", "decode": "kernel graph"}
         assert result["realised"]["execution_stages"] == stages, json.dumps(result["provenance"]["model"])
         assert result["realised"]["execution_reason"] is None
         assert result["realised"]["engine_error"] is not None

@@ -115,8 +115,11 @@ OWN: dict[str, dict[str, Any]] = {
     # Their own defaults are sections of wider heads.
     **{
         f"{name}_text": {"rope_parameters": dict(_SECTIONS)}
-        for name in ("glm4v", "glm_ocr", "paddleocr_vl", "qwen2_5_omni")
+        for name in ("glm4v", "glm_ocr", "paddleocr_vl", "qwen2_5_omni", "qwen2_vl", "qwen2_5_vl")
     },
+    "glm4v_moe_text": {"rope_parameters": _SECTIONS | {"partial_rotary_factor": 1.0}},
+    # Published configs have it, and the classes do not declare it.
+    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), {"vision_start_token_id": 3}),
     "cohere_compass_text": {"rope_parameters": {"full_attention": _SECTIONS}},
     "gemma4_assistant": {"text_config": _SHARING},
     "gemma4_unified_assistant": {"text_config": _SHARING | {"model_type": "gemma4_unified_text"}},
