@@ -119,7 +119,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "glm4v_moe_text": {"rope_parameters": _SECTIONS | {"partial_rotary_factor": 1.0}},
     # Published configs have it, and the classes do not declare it.
-    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), {"vision_start_token_id": 3}),
+    **{name: {"vision_start_token_id": 3} for name in ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")},
     "cohere_compass_text": {"rope_parameters": {"full_attention": _SECTIONS}},
     "gemma4_assistant": {"text_config": _SHARING},
     "gemma4_unified_assistant": {"text_config": _SHARING | {"model_type": "gemma4_unified_text"}},

@@ -621,11 +621,14 @@ class TransformersModel(HasEnds):
         """
         if not self._stages.takes_cache:
             return None
-        layers = getattr(self.model.config.get_text_config(decoder=True), "num_hidden_layers", None)
-        each, rest = divmod(layers or self.num_total_blocks, self.num_total_blocks)
-        if each < 2 or rest or state.filled_layers % each:
-            return state.filled_layers
-        return state.filled_layers // each
+        config = self.model.config.get_text_config(decoder=True)
+        layers, filled = getattr(config, "num_hidden_layers", None) or self.num_total_blocks, state.filled_layers
+        shared = getattr(config, "num_kv_shared_layers", None) or 0
+        # Blocks that use the keys of others have a layer in some versions of transformers.
+        if shared and filled == layers - shared:
+            filled = layers
+        each, rest = divmod(layers, self.num_total_blocks)
+        return filled if each < 2 or rest or filled % each else filled // each
 
     def _prove_blocks_inputs(self, setting: Setting, inputs: Mapping[str, Any], features: Any) -> None:
         """Check that each active block gets the same inputs as in the full model, except for its hidden states."""

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,8 @@ import torch
 from PIL import Image
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import ModelOutput
 
 from experiment_core_utils.engines.kept_tokens import kept_places
 from experiment_core_utils.knobs.visual_token_keep import VISUAL_TOKEN_KEEP, KeptTokens
@@ -51,13 +53,24 @@ class PictureEncoder:
     def encode(self, inputs: Mapping[str, Any]) -> Any:
         """The features of the pictures of a request; None without one, or where they are encoded in the prefill."""
         given = self.given(inputs)
-        return None if given is None else getattr(self._base, ENCODER)(**given)
+        return None if given is None else with_pooled_field(getattr(self._base, ENCODER)(**given))
 
     def given(self, inputs: Mapping[str, Any]) -> dict[str, Any] | None:
         """What the encoder is given of a request; None without pictures, or where they are encoded in the prefill."""
         if self.arguments is None or not any(has_pixels(name) for name, each in inputs.items() if each is not None):
             return None
         return {**{name: inputs[name] for name in self.arguments if inputs.get(name) is not None}, "return_dict": True}
+
+
+def with_pooled_field(encoded: Any) -> Any:
+    """What an encoder gave, with a field for its pooled output, which some vendors' code sets beside the fields of an
+    output that has none for it; copies of an output have its fields alone.
+    """
+    pooled = getattr(encoded, "pooler_output", None)
+    if pooled is None or not isinstance(encoded, ModelOutput) or "pooler_output" in encoded:
+        return encoded
+    named = {each.name: encoded.get(each.name) for each in fields(BaseModelOutputWithPooling)}
+    return BaseModelOutputWithPooling(**{**named, "pooler_output": pooled})
 
 
 @dataclass(frozen=True)
@@ -146,7 +159,7 @@ class VisualTokens:
             if shortened.is_chosen:
                 return plain(**shortened.behind(arguments))
             before = arguments.get(_ENCODED) or {}
-            encoded = before["image"] if "image" in before else self.encoder.encode(arguments)
+            encoded = with_pooled_field(before["image"]) if "image" in before else self.encoder.encode(arguments)
             encoded, arguments = shortened.prompts(arguments, encoded)
             if "image" in before:
                 return plain(**{**arguments, _ENCODED: {**before, "image": encoded}})
@@ -169,8 +182,8 @@ def _num_rows(value: Any) -> int:
 
 def _features_in(encoded: Any, total: int) -> torch.Tensor | None:
     """Features [N, H] of what an encoder gave, N being `total`: its pooled output, else the first of so many rows."""
-    fields = encoded.values() if isinstance(encoded, Mapping) else [encoded]
-    candidates = [getattr(encoded, "pooler_output", None), *fields]
+    parts = encoded.values() if isinstance(encoded, Mapping) else [encoded]
+    candidates = [getattr(encoded, "pooler_output", None), *parts]
     rows = next((_tensors(each) for each in candidates if _num_rows(each) == total), None)
     return None if rows is None else torch.cat([each.flatten(0, -2) for each in rows])
 

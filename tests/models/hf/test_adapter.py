@@ -407,6 +407,16 @@ def test_a_knob_that_changes_no_logit_is_said() -> None:
     assert list(seen.values()) == [{}, same, {}]
 
 
+def test_blocks_that_use_the_keys_of_others_need_no_layer_of_the_cache(model_of: Loaded) -> None:
+    """Of 6 blocks the last 3 do; transformers 5.17 makes no layers for these, and 5.23 does."""
+    model = model_of("gemma4_e2b")
+    inputs = inputs_of(model, Setting.of(vision=LOW, top_k=None, num_active_blocks=RunningBlocks.of(range(6))))
+    _, state = model.prefill(inputs, model.encode_image(inputs))
+    for layers, blocks in ((6, 6), (3, 6), (2, 2)):
+        del state.cache.layers[layers:]
+        assert model._cached_blocks(state) == blocks
+
+
 def test_a_reference_that_is_not_the_model_is_refused() -> None:
     """A fault is planted: at the model's own setting a block is left out."""
     model, inputs = windowed(), {"input_ids": torch.arange(10, 20).unsqueeze(0)}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.modeling_outputs import BaseModelOutput
 
 from experiment_core_utils.b_model_loader import find_model
 from experiment_core_utils.engines.cuda_graphs import Reruns
@@ -20,6 +21,7 @@ from experiment_core_utils.measuring.sample_runs import check_proof
 from experiment_core_utils.measuring.staged_runs import run_staged
 from experiment_core_utils.models.hf.adapter import TransformersModel
 from experiment_core_utils.primitives.errors import KnobDidNotAct
+from experiment_core_utils.primitives.private_apis import flattened, unflattened
 from tests.models.hf.test_batch import SAMPLES, sample
 from tests.models.hf.test_graphed_stages import endless, read
 from tests.models.tiny_checkpoints import write_checkpoint
@@ -186,6 +188,31 @@ def test_all_tokens_are_the_plain_run_to_the_bit(model_of: Loaded, family: str) 
     assert torch.equal(logits, answered.logits[0])
     found = run_staged(model, inputs, STEPS).token_ids
     assert found == tuple(answered.sequences[0, inputs["input_ids"].shape[1] :].tolist())
+
+
+@torch.inference_mode()
+def test_pooled_features_beside_the_fields_of_an_output_are_shortened(
+    model_of: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers 5.17 has them in SmolVLM, Idefics3 and Gemma 4."""
+    model = model_of("llava")
+    inputs = request(model, 2)
+    model.apply(at(model, KeptTokens(0.5), fewer=False))
+    expected = logits_by_stages(model, inputs)
+    plain = model.model.base_model.get_image_features
+
+    def beside(**given: Any) -> BaseModelOutput:
+        found = plain(**given)
+        output: Any = BaseModelOutput(last_hidden_state=found.last_hidden_state)
+        output.pooler_output = found.pooler_output
+        return output
+
+    monkeypatch.setattr(model.model.base_model, "get_image_features", beside)
+    assert torch.equal(logits_by_stages(model, inputs), expected)
+    # A copy by its leaves, as batches of engines make it, has them too.
+    copied = unflattened(*flattened(model.encode_image(inputs)))
+    pooled = plain(inputs["pixel_values"]).pooler_output
+    assert torch.equal(torch.cat(list(copied.pooler_output)), torch.cat(list(pooled)))
 
 
 def test_a_prefill_of_another_length_is_no_proof(model_of: Loaded) -> None:
