@@ -15,6 +15,7 @@ files_of() {
         devices) echo tests/primitives/test_device.py tests/meters/test_main.py tests/meters/test_host_facts.py \
             tests/models/test_text_model.py tests/test_f_experiment_info.py \
             tests/experiments/performance_prediction/test_run_profile.py \
+            tests/experiments/performance_prediction/profiling/test_layer_timer.py \
             tests/experiments/performance_prediction/algorithms/test_engines.py ;;
         runs) echo tests/gpu ;;
         *) return 1 ;;

@@ -81,8 +81,10 @@ class CudaMarks:
         self._events.pop()
 
     def newest_is_reached(self) -> bool:
-        """Whether the GPU has done all work that was queued before the newest mark; does not wait for it."""
-        return bool(self._events[-1].query())
+        """Whether the GPU has done all work that was queued before the newest mark, which it has where there is none;
+        does not wait for it.
+        """
+        return not self._events or bool(self._events[-1].query())
 
     def seconds(self) -> list[float]:
         if self._events:

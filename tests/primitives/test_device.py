@@ -11,6 +11,7 @@ import torch
 
 from experiment_core_utils.primitives import device
 from experiment_core_utils.primitives.device import (
+    CudaMarks,
     HostMarks,
     MemoryWindow,
     NoMarks,
@@ -56,6 +57,10 @@ def test_no_marks_measure_nothing() -> None:
     marks.mark()
     marks.mark()
     assert marks.seconds() == []
+
+
+def test_before_the_first_mark_a_gpu_has_nothing_to_do() -> None:
+    assert CudaMarks().newest_is_reached()
 
 
 def test_the_cpu_is_marked_by_the_host() -> None:
