@@ -11,7 +11,7 @@ from experiment_core_utils.d_energy_tracking import start_energy_tracking, stop_
 from experiment_core_utils.i_metrics_energy import aggregate_energy_metrics
 from experiment_core_utils.meters.energy_files import read_energy_windows, read_windows
 from experiment_core_utils.meters.instruments import Instruments, find_instruments
-from experiment_core_utils.meters.tracked_window import log_world_mean
+from experiment_core_utils.meters.tracked_window import log_no_kwh, log_world_mean
 from experiment_core_utils.primitives.clock import HostClock
 from experiment_core_utils.primitives.errors import ConfigurationError, MeterUnavailable, ResultsError
 from tests.meters.nvml.scripted_nvml import ScriptedEnergyNvml
@@ -176,8 +176,11 @@ def test_a_gpu_that_vanishes_in_the_window_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", [{"fail_at": "probe"}, {"fail_at": "start window 2"}, {"fail_at": "stop window 2"}])
-def test_what_the_instruments_measured_outlives_codecarbon(script: dict[str, Any], tmp_path: Path) -> None:
+def test_what_the_instruments_measured_outlives_codecarbon(
+    script: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It fails when it is made, at the start and at the stop; the device runs at 300 W for 2 s all the same."""
+    log_no_kwh.cache_clear()
     device = scripted_device()
     tracker = start_energy_tracking(
         "0001", tmp_path, "FRA", library=scripted_library(**script), instruments=instruments_of(device)
@@ -190,6 +193,7 @@ def test_what_the_instruments_measured_outlives_codecarbon(script: dict[str, Any
     assert metrics["duration_seconds"] == pytest.approx(2.0, rel=0.02)
     assert (metrics["total_energy_kwh"], metrics["gpu_energy_kwh"], metrics["num_periods"]) == (None, None, 1)
     assert str(metrics["reason"]).startswith("codecarbon lacks 1 of 1 window: codecarbon does not track here")
+    assert "codecarbon does not track here" in caplog.text and "no energy in kWh" in caplog.text
 
 
 def test_rows_of_some_windows_are_not_the_energy_of_all(tmp_path: Path) -> None:

@@ -198,7 +198,10 @@ def test_a_grid_leaves_every_file_under_its_published_name(
     assert [each["inference_metrics"]["num_batches"] for each in (first, second)] == [5, 2]
     assert first["varied"] == {"batching_options.batch_size___fixed_batching": 1}
     table = text_table([first, second])
-    assert "batch_size___fixed_batching" in table and ids_of(report)[1] in table
+    assert "batch_size___fixed_batching" in table and ids_of(report)[1] in table and "GPU J" not in table
+    read = {**second, "global_energy_results": second["global_energy_results"] | {"gpu_power_integral_j": 12.5}}
+    head, *rows = text_table([first, read]).splitlines()
+    assert head.split()[-2:] == ["GPU", "J"] and [row.split()[-1] for row in rows] == ["–", "12.50"]
 
 
 def test_the_csv_has_a_row_for_each_and_gives_back_what_was_measured(values: dict[str, Any], tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ class EnergyTracker:
         self.is_measured = beside.has_figure or (row is not None and measures(row))
         if row is None and not beside.has_figure:
             raise MeterUnavailable(f"{self._codecarbon.reason}; no meter of the machine gave a reading either")
+        if row is None:
+            log_no_kwh(str(self._codecarbon.reason))
         return self._written(row, beside)
 
     def _written(self, row: Mapping[str, Cell] | None, beside: EnergyWindow) -> Path:
@@ -122,6 +124,12 @@ def validated_path(experiment_id: str, output_dir: Path) -> Path:
     if energy_path(experiment_id, output_dir).exists():
         read_energy_windows(energy_path(experiment_id, output_dir))
     return path
+
+
+@cache
+def log_no_kwh(reason: str) -> None:
+    """Warn, once in a process, that only the machine's own meters give figures."""
+    LOGGER.warning("%s; no energy in kWh and no emissions, but what the machine's own meters read", reason)
 
 
 @cache

@@ -315,12 +315,13 @@ def _text(value: float | None, digits: int) -> str:
 def text_table(results: Sequence[Mapping[str, Any]]) -> str:
     """One row an experiment: what was varied, rates of output tokens and prompts, first token, padding, energy.
 
-    `–` stands for what was not measured.
+    `–` stands for what was not measured; joules of GPUs are left out where no experiment has them.
     """
     rows = []
     for result in results:
-        metrics, kwh = result["inference_metrics"], result["global_energy_results"]["total_energy_kwh"]
-        ttft = metrics["ttft_s"]
+        metrics, energy = result["inference_metrics"], result["global_energy_results"]
+        ttft, kwh, joules = metrics["ttft_s"], energy["total_energy_kwh"], energy["gpu_counter_j"]
+        joules = energy["gpu_power_integral_j"] if joules is None else joules
         row = {
             "id": result["experiment_id"],
             **{key.rpartition(".")[2]: value for key, value in result["varied"].items()},
@@ -331,6 +332,8 @@ def text_table(results: Sequence[Mapping[str, Any]]) -> str:
             "first token ms": _text(None if ttft is None else 1e3 * ttft["mean"], 1),
             "padding": _text(metrics["padding_share"], 3),
             "energy Wh (estimated)": _text(None if kwh is None else 1e3 * kwh, 4),
+            "GPU J": None if joules is None else _text(joules, 2),
         }
         rows.append(row)
-    return aligned_text(pd.DataFrame(rows))
+    table = pd.DataFrame(rows)
+    return aligned_text((table.drop(columns="GPU J") if table["GPU J"].isna().all() else table).fillna(ABSENT))
