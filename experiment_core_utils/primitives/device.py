@@ -81,9 +81,7 @@ class CudaMarks:
         self._events.pop()
 
     def newest_is_reached(self) -> bool:
-        """Whether the GPU has done all work that was queued before the newest mark, which it has where there is none;
-        does not wait for it.
-        """
+        """Whether the GPU has done all work that was queued before the newest mark, true without one; does not wait."""
         return not self._events or bool(self._events[-1].query())
 
     def seconds(self) -> list[float]:

@@ -315,7 +315,8 @@ def _text(value: float | None, digits: int) -> str:
 def text_table(results: Sequence[Mapping[str, Any]]) -> str:
     """One row an experiment: what was varied, rates of output tokens and prompts, first token, padding, energy.
 
-    `–` stands for what was not measured; joules of GPUs are left out where no experiment has them.
+    `–` stands for what was not measured; joules of GPUs, by their counters or else by integrated power, are left out
+    where no experiment has them.
     """
     rows = []
     for result in results:
@@ -335,5 +336,6 @@ def text_table(results: Sequence[Mapping[str, Any]]) -> str:
             "GPU J": None if joules is None else _text(joules, 2),
         }
         rows.append(row)
-    table = pd.DataFrame(rows)
-    return aligned_text((table.drop(columns="GPU J") if table["GPU J"].isna().all() else table).fillna(ABSENT))
+    if all(row["GPU J"] is None for row in rows):
+        rows = [{name: value for name, value in row.items() if name != "GPU J"} for row in rows]
+    return aligned_text(pd.DataFrame(rows))

@@ -197,7 +197,7 @@ class CountedCosts:
 
 
 def _encoder_flops(model: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> int:
-    """FLOPs of the encoder of pictures, by itself or inside a prefill; raises MeterUnavailable."""
+    """FLOPs of the encoder of pictures, by itself or of its first call in a prefill; raises MeterUnavailable."""
     encoder, entry = PictureEncoder(model), vision_entry(model)
     if encoder.arguments is not None:
         return count_flops(lambda: encoder.encode(inputs))
@@ -226,5 +226,5 @@ class _EncoderCounted(Exception):
 
 def _size_of(name: str, tensor: torch.Tensor) -> tuple[Hashable, ...]:
     """What operations may depend on: the shape, and of masks, sizes and positions the values."""
-    values = None if has_pixels(name) else tensor.flatten().view(torch.uint8).numpy().tobytes()
+    values = None if has_pixels(name) else tensor.flatten().contiguous().view(torch.uint8).numpy().tobytes()
     return tuple(tensor.shape), values
