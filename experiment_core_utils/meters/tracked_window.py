@@ -129,7 +129,7 @@ def validated_path(experiment_id: str, output_dir: Path) -> Path:
 @cache
 def log_no_kwh(reason: str) -> None:
     """Warn, once in a process, that only the machine's own meters give figures."""
-    LOGGER.warning("%s; no energy in kWh and no emissions, but what the machine's own meters read", reason)
+    LOGGER.warning("%s; there is no energy in kWh and no emission, only what the machine's own meters read", reason)
 
 
 @cache

@@ -333,9 +333,8 @@ def text_table(results: Sequence[Mapping[str, Any]]) -> str:
             "first token ms": _text(None if ttft is None else 1e3 * ttft["mean"], 1),
             "padding": _text(metrics["padding_share"], 3),
             "energy Wh (estimated)": _text(None if kwh is None else 1e3 * kwh, 4),
-            "GPU J": None if joules is None else _text(joules, 2),
         }
+        if joules is not None:
+            row["GPU J"] = _text(joules, 2)
         rows.append(row)
-    if all(row["GPU J"] is None for row in rows):
-        rows = [{name: value for name, value in row.items() if name != "GPU J"} for row in rows]
     return aligned_text(pd.DataFrame(rows))

@@ -35,13 +35,6 @@ constexpr int64_t LARGE = 1 << 18;
 // Rows of weights that are read at a time.
 constexpr int TOGETHER = 4;
 
-static inline float dot(const float* left, const float* right, int64_t count) {
-    float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < count; i++) sum += left[i] * right[i];
-    return sum;
-}
-
 // N rows of weights [K], which row(i) finds, times x [K] -> out [N]. Memory gives several rows at a time faster than one
 // after the other.
 template <int N, typename Row>
@@ -62,6 +55,12 @@ static inline void dots(Row row, const float* x, int64_t inner, float* out) {
         for (int64_t at = d; at < inner; at++) sum += rows[i][at] * x[at];
         out[i] = sum;
     }
+}
+
+static inline float dot(const float* left, const float* right, int64_t count) {
+    float sum;
+    dots<1>([&](int) { return left; }, right, count, &sum);
+    return sum;
 }
 
 // Weights [N, K] times x [K], and a bias [N] (null: none) -> out [N].
